@@ -45,6 +45,7 @@ class Probe:
         self.is_folder = entries is not None
         #: What is in a folder, by name.
         self.entries = {each.name: each for each in entries or ()}
+        self._sniffed: dict[str, bool] = {}
 
     @classmethod
     def folder(cls, place: Place, entries: Iterable[FolderEntry], session: ReadSession) -> Probe:
@@ -116,8 +117,13 @@ class Probe:
     def is_checkpoint(self, name: str) -> bool:
         """Whether a file in the folder is a checkpoint by its content, even a damaged one.
 
-        False if it can't be read. It is closed again.
+        False if it can't be read. It is closed again, and looked into once.
         """
+        if name not in self._sniffed:
+            self._sniffed[name] = self._is_checkpoint(name)
+        return self._sniffed[name]
+
+    def _is_checkpoint(self, name: str) -> bool:
         assert self._opener is not None
         folder, head = place_of(self.path), b""
         try:

@@ -315,3 +315,13 @@ def test_checkpoints_that_are_not_called_so_are_parts(tmp_path: Path, run_cli: R
     said = run_cli("inspect", tmp_path, exit=3).stderr
     assert "of-optimizer" in said
     assert ckptmove.validate(tmp_path).of("container").outcome == "failed"
+
+
+def test_of_very_many_other_files_some_are_looked_into_and_that_is_said(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "a-state")
+    torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
+    for n in range(1200):
+        (tmp_path / f"b{n}.raw").write_bytes(b"x")
+    found = ckptmove.inspect(tmp_path)
+    assert [each.name for each in found.files if each.format] == ["a-state", "model.pt"]
+    assert [each for each in found.warnings if "201 files in it are not called like" in each]

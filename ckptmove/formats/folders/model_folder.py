@@ -65,11 +65,19 @@ class OnlyFile(ModelFolder):
 
     def read(self, probe: Probe) -> Checkpoint:
         zero0 = [name for name in _names_below(probe) if _ZERO.fullmatch(name)]
-        unusual = unusual_checkpoints(probe)
+        unusual = _unusual(probe)
         found = zero0 if _is_all_of_deepspeed(zero0) else _may_hold_weights(probe, unusual)
         if len(found) == 1 and not unusual:
             return _read(probe, found[0])
         return read_folder(probe, TrainingFolder())
+
+
+def _unusual(probe: Probe) -> list[str]:
+    """As `unusual_checkpoints`; none of a folder that is too large or unreadable."""
+    try:
+        return unusual_checkpoints(probe)
+    except InputError:
+        return []
 
 
 def _names_below(probe: Probe) -> list[str]:

@@ -59,6 +59,7 @@ from .weight_names import INDEX, NOT_COMPARED, same_weights, shard_name
 
 _OF_ITS_OWN = "it is a checkpoint of its own"
 _MOST_NAMED = 5
+_MOST_SNIFFED = 1_000  # files of which only the content tells what they are
 _FOLDERS = (EntryKind.FOLDER, EntryKind.FOLDER_LINK)
 
 
@@ -246,6 +247,11 @@ def read_folder(
         first += len(checkpoint.files)
         parts.append(part)
         owners[keys] = part
+    if found.not_sniffed:
+        probe.note(
+            f"{found.not_sniffed:,} files in it are not called like checkpoints, and were not "
+            "looked into: they are too many"
+        )
     for own in found.own:
         probe.note(f"{own} in it is a checkpoint of its own and was not looked at")
     if not parts and found.own:
@@ -361,27 +367,32 @@ class _Files:
             for name in divided_folders(names, of_ranks=not by_rank)
             if apart.isdisjoint((name, *folders_above(name)))
         }
+        #: How many files were not looked into, for they are too many.
+        self.not_sniffed = 0
         self.parts: list[str] = sorted(self.folders)
         self.others: list[FolderEntry] = []
         apart |= self.folders
+        left = _MOST_SNIFFED
         for each in entries:
             if not apart.isdisjoint(folders_above(each.name)) or _is_shard(each.name, names):
                 continue
-            if _is_part(probe, each):
+            may_be = _may_be_part(each)
+            left -= may_be is None
+            self.not_sniffed += may_be is None and left < 0
+            if may_be or (may_be is None and left >= 0 and probe.is_checkpoint(each.name)):
                 self.parts.append(each.name)
             else:
                 self.others.append(each)
 
 
-def _is_part(probe: Probe, entry: FolderEntry) -> bool:
-    """Whether an entry is a checkpoint, or is called like one; a link to nothing may be, too."""
+def _may_be_part(entry: FolderEntry) -> bool | None:
+    """Whether an entry is called like a checkpoint, be it a link to nothing; None: look into it."""
     if entry.kind in _FOLDERS:
         return False
     if entry.name.endswith(LIKE_CHECKPOINTS):
         return True
-    looked_into = entry.kind is EntryKind.FILE and entry.nbytes > 0
     unlike = entry.name.lower().endswith(UNLIKE_CHECKPOINTS)
-    return looked_into and not unlike and probe.is_checkpoint(entry.name)
+    return None if entry.kind is EntryKind.FILE and entry.nbytes and not unlike else False
 
 
 def _is_shard(name: str, names: set[str]) -> bool:

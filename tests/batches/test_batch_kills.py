@@ -67,7 +67,8 @@ def killed(process: subprocess.Popen[str], out: Path, chance: random.Random, mos
     if chance.random() < 0.3:
         kill(process.pid)  # its workers have to notice
     else:
-        os.kill(process.pid, signal.SIGSTOP)
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            os.kill(process.pid, signal.SIGSTOP)
         for pid in (*children(process.pid), *workers, process.pid):
             kill(pid)
     process.communicate()

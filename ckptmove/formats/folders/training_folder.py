@@ -367,22 +367,23 @@ class _Files:
             for name in divided_folders(names, of_ranks=not by_rank)
             if apart.isdisjoint((name, *folders_above(name)))
         }
-        #: How many files were not looked into, for they are too many.
-        self.not_sniffed = 0
         self.parts: list[str] = sorted(self.folders)
         self.others: list[FolderEntry] = []
         apart |= self.folders
-        left = _MOST_SNIFFED
+        only_content_tells = 0
         for each in entries:
             if not apart.isdisjoint(folders_above(each.name)) or _is_shard(each.name, names):
                 continue
             may_be = _may_be_part(each)
-            left -= may_be is None
-            self.not_sniffed += may_be is None and left < 0
-            if may_be or (may_be is None and left >= 0 and probe.is_checkpoint(each.name)):
+            if may_be is None:
+                only_content_tells += 1
+                may_be = only_content_tells <= _MOST_SNIFFED and probe.is_checkpoint(each.name)
+            if may_be:
                 self.parts.append(each.name)
             else:
                 self.others.append(each)
+        #: How many files were not looked into, for they are too many.
+        self.not_sniffed = max(0, only_content_tells - _MOST_SNIFFED)
 
 
 def _may_be_part(entry: FolderEntry) -> bool | None:

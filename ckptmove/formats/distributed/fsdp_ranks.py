@@ -23,18 +23,16 @@ from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.manifest import Extent, Section, Storage, TensorEntry
 from ...manifest.other_records import Chunk
 from ...pickles.nodes import Node
-from ...plans.plan import Plan, Proof
+from ...plans.plan import Proof
 from ...reports.display.phrases import join_names, plural
 from ...sources.joined import Joined, Strip
 from ...sources.source import Memory
-from ...torch_pickle.streams import LocationEdits
 from ...torch_pickle.values.strided import contiguous_stride
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
 from ..folders.layouts import is_several
-from ..folders.parts import PartsContainer, number_files
+from ..folders.parts import number_files
 from ..probe import Probe
-from ..torch.zip import TorchZipContainer
 from .alike import Alike
 from .boxes import Box, check_tiling, division_of
 from .dcp.items import strip_of
@@ -43,7 +41,7 @@ from .deepspeed.folder import open_file, tell_devices, tell_others
 from .deepspeed.rank_files import ALL_RANKS
 from .placement import Part
 from .rank_groups import RankGroup, are_of_ranks, rank_groups
-from .saved_file import Piece, SavedFile, keep_what_is_used
+from .saved_file import MergedContainer, Piece, SavedFile, keep_what_is_used
 
 _MOST_NAMED = 5
 _FLAT = re.compile(r"(?:.*\.)?_?flat_param(?:_\d+)?")
@@ -121,7 +119,7 @@ class _Whole(NamedTuple):
         return [strip_of(each.item, self.tensor, box) for box, (_, _, each) in self.pieces.items()]
 
 
-class RanksContainer(PartsContainer):
+class RanksContainer(MergedContainer):
     """The files of all ranks."""
 
     def __init__(
@@ -280,18 +278,3 @@ class RanksContainer(PartsContainer):
             width = BITS[each.dtype] // 8
             for box, (rank, file, _) in whole.pieces.items() if whole is not None else ():
                 yield Chunk(each.name, *box, file.name, rank, box.numel * width)
-
-    @property
-    def described_nbytes(self) -> int:
-        """The length of the pickles."""
-        return sum(part.described_nbytes for part in self.parts.values())
-
-    def inner(self) -> Iterator[tuple[str, TorchZipContainer]]:
-        """None: what is beside the objects in the files is but the frame."""
-        return iter(())
-
-    def plan(self, spelling: LocationEdits) -> Plan:
-        raise UnsupportedError(
-            "is put together of the files of ranks",
-            hint="relocate the folder with these files by itself",
-        )

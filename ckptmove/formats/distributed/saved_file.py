@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -11,12 +11,13 @@ from ...errors import CorruptError, UnsupportedError
 from ...graph.reach import nodes_of
 from ...manifest.dtypes import BITS
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Tuple
-from ...plans.plan import Proof
+from ...plans.plan import Plan, Proof
 from ...sources.source import Source
-from ...torch_pickle.streams import Container
+from ...torch_pickle.streams import Container, LocationEdits
 from ...torch_pickle.values.persistent_ids import is_size
 from ...torch_pickle.values.strided import MOST_DIMENSIONS, Tensor, is_contiguous
 from ...torch_pickle.values.tensors import Recogniser
+from ..folders.parts import PartsContainer
 from .dcp.items import Item, is_dense
 from .deepspeed.flat import Elements
 
@@ -205,3 +206,22 @@ def by_name(node: Node) -> dict[str, Node]:
     """What a kind of dict has under each name."""
     pairs = node.pairs if isinstance(node, Mapping) else ()
     return {str(key): value for key, value in pairs if isinstance(key, str)}
+
+
+class MergedContainer(PartsContainer):
+    """What files of ranks hold together; none of them is a part that stands for itself."""
+
+    @property
+    def described_nbytes(self) -> int:
+        """The length of the pickles."""
+        return sum(part.described_nbytes for part in self.parts.values())
+
+    def inner(self) -> Iterator[tuple[str, Container]]:
+        """None: what is beside the objects in the files is but the frame."""
+        return iter(())
+
+    def plan(self, spelling: LocationEdits) -> Plan:
+        raise UnsupportedError(
+            "is put together of the files of ranks",
+            hint="relocate the folder with these files by itself",
+        )

@@ -11,16 +11,15 @@ from ....manifest.dtypes import nbytes_of
 from ....manifest.manifest import Extent, Section, Storage, TensorEntry
 from ....pickles.nodes import Call, Dict, List, Node, Persistent, Tuple
 from ....pickles.nodes import Mapping as MappingNode
-from ....plans.plan import Plan, Proof
+from ....plans.plan import Proof
 from ....reports.display.phrases import join_names, plural
 from ....sources.joined import Joined
 from ....sources.source import Memory, Source
-from ....torch_pickle.streams import Container, LocationEdits
 from ....torch_pickle.values.strided import contiguous_stride
 from ...checkpoint import Carries, Checkpoint
-from ...folders.parts import PartsContainer, number_files
+from ...folders.parts import number_files
 from ...probe import Probe
-from ..saved_file import SavedFile, by_name, keep_what_is_used
+from ..saved_file import MergedContainer, SavedFile, by_name, keep_what_is_used
 from .flat import Elements, Whole, whole_of
 from .trained import Module, Trained, Value
 
@@ -30,7 +29,7 @@ _OF_PARTITIONS = ("param_shapes", "frozen_param_fragments")
 _MODULE = "module"
 
 
-class ZeroContainer(PartsContainer):
+class ZeroContainer(MergedContainer):
     """The files of all ranks."""
 
     def __init__(
@@ -275,21 +274,6 @@ class ZeroContainer(PartsContainer):
             for each in tensors
             if each.storage in self._wholes
         }
-
-    @property
-    def described_nbytes(self) -> int:
-        """The length of the pickles."""
-        return sum(part.described_nbytes for part in self.parts.values())
-
-    def inner(self) -> Iterator[tuple[str, Container]]:
-        """None: what is beside the objects in the files is but the frame."""
-        return iter(())
-
-    def plan(self, spelling: LocationEdits) -> Plan:
-        raise UnsupportedError(
-            "is put together of the files of ranks",
-            hint="relocate the folder with these files by itself",
-        )
 
 
 def _division(whole: Whole) -> str:

@@ -17,7 +17,7 @@ from ckptmove.pickles.emit import emit
 from ckptmove.pickles.walk import walk
 from ckptmove.sources import open_source
 from tests.conftest import RunCli
-from tests.making.bombs import MODULUS, zipped
+from tests.making.bombs import MODULUS, dict_of, items, zipped
 from tests.making.building import at_most
 
 MIB = 1 << 20
@@ -105,11 +105,12 @@ def test_small_files_and_casts_are_not_refused(tmp_path: Path) -> None:
     convert(tmp_path / "half.safetensors", tmp_path / "wide.pt", dtype="float64")
 
 
+_MULTIPLES = [n * MODULUS for n in range(1, 30_000)]
 COLLIDING = {
-    "numbers": pickle.dumps({n * MODULUS: None for n in range(1, 30_000)}, 2),
-    "a set": pickle.dumps({n * MODULUS for n in range(1, 30_000)}, 2),
-    "a frozen set": pickle.dumps(frozenset(n * MODULUS for n in range(1, 30_000)), 2),
-    "tuples": pickle.dumps({(n * MODULUS, 0): None for n in range(1, 30_000)}, 2),
+    "numbers": dict_of(_MULTIPLES),
+    "a set": b"\x80\2c__builtin__\nset\n](" + items(_MULTIPLES) + b"e\x85R.",
+    "a frozen set": b"\x80\2c__builtin__\nfrozenset\n](" + items(_MULTIPLES) + b"e\x85R.",
+    "tuples": dict_of((number, 0) for number in _MULTIPLES),
     "a doubled tuple": b"\x80\2})" + b"q\0h\0\x86" * 60 + b"Ns.",
 }
 

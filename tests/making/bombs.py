@@ -435,34 +435,38 @@ def scripted_old(nbytes: int) -> bytes:
 
 @bomb(".pkl")
 def colliding_numbers(nbytes: int) -> bytes:
-    return _dict_of(n * MODULUS for n in range(1, nbytes // 14))
+    return dict_of(n * MODULUS for n in range(1, nbytes // 14))
 
 
 @bomb(".pt")
 def colliding_numbers_saved(nbytes: int) -> bytes:
-    return zipped(_dict_of(n * MODULUS for n in range(1, nbytes // 14)))
+    return zipped(dict_of(n * MODULUS for n in range(1, nbytes // 14)))
 
 
 @bomb(".pt")
 def colliding_floats(nbytes: int) -> bytes:
-    return zipped(_dict_of(float(n * MODULUS * 4) for n in range(1, nbytes // 12)))
+    return zipped(dict_of(float(n * MODULUS * 4) for n in range(1, nbytes // 12)))
 
 
 @bomb(".pt")
 def colliding_tuples(nbytes: int) -> bytes:
-    return zipped(_dict_of((n * MODULUS,) for n in range(1, nbytes // 20)))
+    return zipped(dict_of((n * MODULUS,) for n in range(1, nbytes // 20)))
 
 
 @bomb(".pt")
 def colliding_set(nbytes: int) -> bytes:
-    items = b"".join(pickle.dumps(n * MODULUS, 2)[2:-1] for n in range(1, nbytes // 14))
-    return zipped(b"\x80\x04\x8f(" + items + b"\x90.")
+    numbers = items(n * MODULUS for n in range(1, nbytes // 14))
+    return zipped(b"\x80\x04\x8f(" + numbers + b"\x90.")
 
 
-def _dict_of(keys: Iterable[object]) -> bytes:
+def dict_of(keys: Iterable[object]) -> bytes:
     """The pickle of a dict from these keys to None, which no dict is made for: that takes hours."""
-    items = b"".join(pickle.dumps(key, 2)[2:-1] + b"N" for key in keys)
-    return b"\x80\x02}(" + items + b"u."
+    return b"\x80\x02}(" + items(keys, b"N") + b"u."
+
+
+def items(values: Iterable[object], after: bytes = b"") -> bytes:
+    """The opcodes of values, each with these after it."""
+    return b"".join(pickle.dumps(value, 2)[2:-1] + after for value in values)
 
 
 VERBS: dict[str, tuple[str, ...]] = {

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from .reports.convert import ConvertReport, Loss
     from .reports.diff import Diff, Difference, Kind, Values
     from .reports.doctor import Diagnosis, Verdict
-    from .reports.events import Happening, Operand, Site, Trace, Usage
+    from .reports.events import Happening, Operand, Site, Span, Timeline, Trace, Usage
     from .reports.inspect import FileManifest
     from .reports.live import LiveManifest
     from .reports.move import MoveReport
@@ -117,8 +117,10 @@ __all__ = [
     "SalvagedTensor",
     "Section",
     "Site",
+    "Span",
     "Storage",
     "TensorEntry",
+    "Timeline",
     "Total",
     "Trace",
     "UnsupportedError",
@@ -194,7 +196,15 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.reports.convert": ("ConvertReport", "Loss"),
     "ckptmove.reports.diff": ("Diff", "Difference", "Kind", "Values"),
     "ckptmove.reports.doctor": ("Diagnosis", "Verdict"),
-    "ckptmove.reports.events": ("Happening", "Operand", "Site", "Trace", "Usage"),
+    "ckptmove.reports.events": (
+        "Happening",
+        "Operand",
+        "Site",
+        "Span",
+        "Timeline",
+        "Trace",
+        "Usage",
+    ),
     "ckptmove.reports.inspect": ("FileManifest",),
     "ckptmove.reports.live": ("LiveManifest",),
     "ckptmove.reports.move": ("MoveReport",),

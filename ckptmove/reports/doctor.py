@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from ..errors import CheckFailed
-from .display.blocks import Block, Table, Wrong
+from .display.blocks import Block, Columns, Lanes, PageBlock, Table, Wrong
 from .display.phrases import plural
 from .display.plain import Key, Plain, derived
 from .display.report import Report
 from .display.text import cut, size
-from .events import Trace
+from .events import Span, Trace
 
 #: How bad it is: not what was asked for, or right and slower than need be.
 WRONG, SLOW = "wrong", "slow"
@@ -120,6 +120,14 @@ class Diagnosis(Report):
         if self.trace is not None:
             yield from _ran(self.trace, full)
 
+    def page(self) -> Iterator[PageBlock]:
+        """Show the verdicts, the timeline of a step, and then modules and events as tables."""
+        yield from self.blocks()
+        if self.trace is not None:
+            yield from _timeline(self.trace)
+            yield _modules(self.trace)
+            yield _events(self.trace)
+
 
 def _summary(found: Diagnosis) -> str:
     where = f"simulated {found.device}" if found.simulated else found.device
@@ -190,6 +198,51 @@ def _ran(trace: Trace, full: bool) -> Iterator[Block]:
         yield _modules(trace)
         yield ""
         yield from (f"{each.kind:<9}{each}" for each in trace.happenings)
+
+
+def _timeline(trace: Trace) -> Iterator[PageBlock]:
+    """What a step did, in order: drawn by module, line and device, and as a table."""
+    spans, left_out = trace.timeline
+    if not spans:
+        return
+    finished = trace.steps and not trace.error
+    yield f"step {trace.steps:,}, in order" if finished else "what ran last, in order"
+    lanes = dict.fromkeys((trace.device, *(each.device for each in spans)))
+    yield Columns(
+        ("phase", "module", "line", "device", "operations", "bytes made", ""),
+        (
+            [each.phase or "between" for each in spans],
+            [each.module for each in spans],
+            [each.source for each in spans],
+            [each.device for each in spans],
+            [each.operations for each in spans],
+            [each.nbytes for each in spans],
+            [_besides(each) for each in spans],
+        ),
+        right=(4, 5),
+        counts=(4,),
+        what="spans",
+        drawn=Lanes((0,), 1, (2,), 3, tuple(lanes), 4, "operations", "copied or waited"),
+    )
+    if left_out:
+        yield f"and {plural(left_out, 'operation')} of this step after these"
+
+
+def _besides(span: Span) -> str:
+    """What was copied there, and how often the host waited."""
+    said = [f"copied {devices}: {size(nbytes)}" for devices, nbytes in span.copied.items()]
+    if span.waits:
+        said.append("waited" + (f" {span.waits:,} times" if span.waits > 1 else ""))
+    return ", ".join(said)
+
+
+def _events(trace: Trace) -> Table:
+    """Everything that is worth a look."""
+    rows = [
+        (each.kind, str(each.site), each.devices, f"{each.count:,}", size(each.nbytes))
+        for each in trace.happenings
+    ]
+    return Table(rows, ("event", "where", "device", "times", "bytes"), right=(3, 4))
 
 
 def _modules(trace: Trace) -> Table:

@@ -100,6 +100,40 @@ class Usage(NamedTuple):
     nbytes: int
 
 
+class Span(NamedTuple):
+    """What ran at one line of one module, with nothing of another place in between.
+
+    Attributes:
+        phase, module, source: where in the code, as a `Site` has them.
+        device: where its operations ran.
+        operations: how many there were.
+        nbytes: the bytes of their results.
+        copied: from two devices (`cpu→cuda:0`) to the bytes that were copied between them.
+        waits: how often the host waited for a value.
+    """
+
+    phase: str
+    module: str
+    source: str
+    device: str
+    operations: int
+    nbytes: int
+    copied: Mapping[str, int] = {}
+    waits: int = 0
+
+
+class Timeline(NamedTuple):
+    """What a training step did, in order.
+
+    Attributes:
+        spans: what ran, where, one after the other.
+        left_out: the number of operations that came after them, because there were too many spans.
+    """
+
+    spans: tuple[Span, ...] = ()
+    left_out: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trace(Plain):
     """What was recorded while a model ran.
@@ -119,6 +153,8 @@ class Trace(Plain):
         error: where an exception came out of an operation, or None.
         operands: the tensors that this operation took.
         said: the exception in one line, caught or not; or None.
+        timeline: the last whole step; where none was finished, or an operation failed, what ran
+            since.
     """
 
     device: str
@@ -133,6 +169,7 @@ class Trace(Plain):
     error: Site | None
     operands: tuple[Operand, ...] = ()
     said: str | None = None
+    timeline: Timeline = field(default_factory=Timeline)
 
     def of(self, *kinds: str) -> list[Happening]:
         """Return the events of some kinds."""

@@ -129,6 +129,7 @@ def report_trace(found: Performance, trace: Trace, broken: Mapping[str, Any] | N
     strays = trace.of("stray")
     total = sum(trace.operations.values())
     data = trace.to_json()
+    del data["timeline"]
     data["happenings"] = data["happenings"][:_MOST_TOLD]
     if strays:
         n = sum(each.count for each in strays)

@@ -38,6 +38,45 @@ def test_a_step_where_it_should_be_is_told_and_nothing_is_wrong() -> None:
     )
 
 
+def test_the_last_whole_step_is_told_in_order() -> None:
+    """Hooks of the modules are the oracle of what ran after what."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ran = list[str]()
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda *_, name=name: ran.append(name))
+    with ckptmove.trace(model, optimizer, device="cpu") as watch:
+        for _ in range(3):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+        model(torch.ones(3, 4))  # of a step that was not finished
+    spans, left_out = watch.trace.timeline
+    forward = [each.module for each in spans if each.phase == "forward"]
+    phases = [each.phase for each in spans]
+    assert left_out == 0
+    assert forward == [name for name in ran[: len(ran) // 4] if name in forward]
+    assert {each.split(".")[0] for each in forward} >= {"inner", "outer"}
+    order = [each for each in dict.fromkeys(phases) if each]
+    assert order == ["forward", "backward", "optimizer"]
+    lines = {each.source for each in spans if each.module == "inner"}
+    assert [line.endswith(line_of("# inner")) for line in lines] == [True]
+    assert {each.device for each in spans} == {"cpu"}
+    once = sum(each.operations for each in spans if each.phase == "forward")
+    assert watch.trace.phases["forward"] == 4 * once
+
+
+def test_what_was_not_finished_is_told_where_no_step_was() -> None:
+    model = Net()
+    watch = ckptmove.trace(model, device="cpu")
+    with pytest.raises(RuntimeError), watch:
+        model(torch.ones(3, 5))
+    assert "optimizer" not in {each.phase for each in watch.trace.timeline.spans}
+    watch = ckptmove.trace(model, device="cpu")
+    with watch:
+        model(torch.ones(3, 4))
+    assert [each.phase for each in watch.trace.timeline.spans][-1] == "forward"
+
+
 def test_the_best_device_of_the_machine_is_meant_if_none_is_named() -> None:
     watch = ckptmove.trace(Net())
     assert watch.device == ("cuda:0" if torch.cuda.is_available() else watch.device)

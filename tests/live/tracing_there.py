@@ -81,6 +81,23 @@ def test_a_copy_that_is_dropped_is_told_with_its_line() -> None:
     assert watch.verdicts[0].fix.startswith('x = x.to("privateuseone:0")')
 
 
+def test_the_timeline_tells_of_copies_and_waits() -> None:
+    model = moved()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ckptmove.trace(model, optimizer, device=DEVICE) as watch:
+        for _ in range(2):
+            images = torch.ones(3, 4).to(DEVICE)
+            loss = model(images).sum()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+    spans = watch.trace.timeline.spans
+    copied = [each.copied for each in spans if each.copied]
+    assert copied == [{f"cpu→{DEVICE}": 3 * 4 * 4}]
+    assert [each.waits for each in spans if each.waits] == [1]  # after the step before
+    assert {each.device for each in spans if each.phase} == {DEVICE}
+
+
 def test_a_copy_that_nobody_needs_is_no_fault() -> None:
     model = moved()
     x = torch.ones(3, 4)

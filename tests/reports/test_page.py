@@ -302,6 +302,50 @@ def test_one_can_search_sort_and_zoom(run_pt: Path, tmp_path: Path) -> None:
 
 
 @needs_browser
+def test_a_step_is_drawn_by_module_line_and_device(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ckptmove.trace(model, optimizer, device="cpu") as watch:
+        for _ in range(2):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+    assert watch.diagnosis is not None
+    spans = watch.trace.timeline.spans
+    (tmp_path / "x.html").write_text(watch.diagnosis.to_html("x"), "utf-8")
+
+    async def act(tab: browser.Tab) -> None:
+        assert await tab.run(STATUS) == f"{len(spans)} spans"
+        lanes = "[...document.querySelectorAll('.of')].map(each => each.textContent)"
+        assert await tab.run(lanes) == ["", "cpu"]
+        drawn = "document.querySelectorAll('.lane:not(.parts) .box').length"
+        assert await tab.run(drawn) == len(spans)
+        labels = [label.split(":")[0] for label in await tab.run(LABELS)]
+        assert [each for each in labels if each != "between"] == [
+            "forward", "backward", "optimizer"
+        ]  # fmt: skip
+        await tab.run(
+            f"document.querySelectorAll('.box[tabindex]')[{labels.index('forward')}].click()"
+        )
+        forward = sum(each.phase == "forward" for each in spans)
+        assert await tab.run(STATUS) == f"{forward} of {len(spans)} spans"
+        assert [label.split(":")[0].split(".")[0] for label in await tab.run(LABELS)] == [
+            "0",
+            "1",
+            "2",
+        ]
+        await tab.run("document.querySelector('.box[tabindex]').focus(); 0")
+        await tab.press("ArrowRight")
+        await tab.press("Enter")
+        assert len(await tab.run(CRUMBS)) == 3
+        for left in (2, 1):
+            await tab.press("Escape")
+            assert len(await tab.run(CRUMBS)) == left
+        assert await tab.run(STATUS) == f"{len(spans)} spans"
+
+    shown(tmp_path / "x.html", tmp_path, act)
+
+
+@needs_browser
 def test_hostile_names_do_nothing_in_a_browser(tmp_path: Path) -> None:
     report = ckptmove.inspect(hostile_file(tmp_path / "x.pt"))
 

@@ -125,6 +125,7 @@ class Recorder(TorchDispatchMode):
             error=self.error if told_of else None,
             operands=self.operands if told_of else (),
             said=self.said if told_of else None,
+            timeline=self._tally.timeline(unfinished=bool(told_of and self.error)),
         )
 
     # -- what runs ---------------------------------------------------------------------------------
@@ -194,6 +195,7 @@ class Recorder(TorchDispatchMode):
             return
         self._stepping = False
         self.steps += 1
+        self._tally.finish_step()
         if self._turn is not None:
             self._turn(self)
 
@@ -429,10 +431,6 @@ class Recorder(TorchDispatchMode):
 
     def _call(self, device: torch.device) -> str:
         return self._call_it(str(device))
-
-
-def _big(facts: Facts) -> bool:
-    return facts.is_big
 
 
 def _at(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> list[torch.Tensor]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ...reports.events import Happening, Operand, Site, Usage
+from ...reports.events import Happening, Operand, Site, Span, Timeline, Usage
 
 MOST_SITES = 4096  # more are counted, and not told apart
+_MOST_SPANS = 4096  # of a step; of more, the operations are counted
 Key = tuple[str, Site, str]  # the kind of an event, where, and its devices
 
 
@@ -21,6 +22,30 @@ class Noted:
     asked: bool = False
     turns: int = 0
     latest: tuple[int, int] | None = None  # of these turns
+
+
+@dataclass(slots=True)
+class _Running:
+    """What runs in one place, until something runs in another."""
+
+    site: Site
+    device: str
+    operations: int = 0
+    nbytes: int = 0
+    copied: dict[str, int] | None = None
+    waits: int = 0
+
+    def is_at(self, site: Site) -> bool:
+        """Whether an operation is of the same place; so is one whose place is not known."""
+        own = self.site
+        if own.phase != site.phase:
+            return False
+        known = site.source or site.module
+        return not known or (own.source == site.source and own.module == site.module)
+
+    def span(self) -> Span:
+        place = self.site.phase, self.site.module, self.site.source, self.device
+        return Span(*place, self.operations, self.nbytes, self.copied or {}, self.waits)
 
 
 class Tally:
@@ -40,6 +65,9 @@ class Tally:
         self.dropped = 0
         self._modules: dict[str, dict[str, list[int]]] = {}
         self._sites: set[Site] = set()
+        self._running: list[_Running] = []
+        self._left_out = 0
+        self._finished: Timeline | None = None
 
     def met(self, site: Site) -> None:
         """An operation ran."""
@@ -54,9 +82,18 @@ class Tally:
             used = self._modules.setdefault(site.module, {}).setdefault(device, [0, 0])
             used[0] += 1
             used[1] += nbytes
+        running = self._running[-1] if self._running else None
+        if running is None or running.device != device or not running.is_at(site):
+            if len(self._running) >= _MOST_SPANS:
+                self._left_out += 1
+                return
+            self._running.append(running := _Running(site, device))
+        running.operations += 1
+        running.nbytes += nbytes
 
     def note(self, key: Key, turn: tuple[int, int], nbytes: int, new: Callable[[], Noted]) -> None:
         """Count an event, once for each turn; `new` describes one that is new."""
+        self._mark(*key, nbytes)
         found = self.happenings.get(key)
         if found is None:
             if len(self.happenings) >= MOST_SITES:
@@ -68,6 +105,33 @@ class Tally:
         if found.latest != turn:
             found.latest = turn
             found.turns += 1
+
+    def _mark(self, kind: str, site: Site, devices: str, nbytes: int) -> None:
+        """Have the timeline show a copy, or that the host waited."""
+        if kind not in ("transfer", "sync"):
+            return
+        running = self._running[-1] if self._running else None
+        if running is None or not running.is_at(site):
+            if len(self._running) >= _MOST_SPANS:
+                return
+            self._running.append(running := _Running(site, devices.rpartition("→")[2]))
+        if kind == "sync":
+            running.waits += 1
+        else:
+            running.copied = running.copied or {}
+            running.copied[devices] = running.copied.get(devices, 0) + nbytes
+
+    def finish_step(self) -> None:
+        """An optimizer has stepped; what runs now is of the next step."""
+        self._finished = self._timeline()
+        self._running, self._left_out = [], 0
+
+    def timeline(self, *, unfinished: bool) -> Timeline:
+        """The last finished step; or, if there is none or so asked for, what ran since."""
+        return self._timeline() if unfinished or self._finished is None else self._finished
+
+    def _timeline(self) -> Timeline:
+        return Timeline(tuple(each.span() for each in self._running), self._left_out)
 
     def forget(self, *kinds: str) -> None:
         """Leave out events of some kinds."""

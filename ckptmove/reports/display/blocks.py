@@ -53,6 +53,19 @@ class Drawing(NamedTuple):
     nbytes: int | Sequence[int]  #: a column; or, where tensors share bytes, those of each row
 
 
+class Lanes(NamedTuple):
+    """How a page draws rows in their order, from left to right, each in the lane of its device."""
+
+    above: Sequence[int]  #: columns that divide them first
+    name: int  #: the column of dotted names, whose keys divide them then
+    below: Sequence[int]  #: columns that divide them last
+    lane: int  #: the column of the lane
+    lanes: Sequence[str]  #: all lanes, the first one where rows should be
+    length: int  #: the column of how long each row is drawn, a count
+    unit: str  #: what it counts, in the plural
+    marked: str  #: what it means that a row is marked: the last column says something
+
+
 @dataclass(frozen=True)
 class Columns:
     """A table of very many rows, column by column: pages show it so that one can search in it."""
@@ -62,7 +75,8 @@ class Columns:
     right: Sequence[int] = ()  #: the columns that are flushed right
     bars: Sequence[int] = ()  #: the columns of numbers that are drawn as bars; others are bytes
     what: str = "rows"  #: what a row is, in the plural
-    drawn: Drawing | None = None
+    drawn: Drawing | Lanes | None = None
+    counts: Sequence[int] = ()  #: the columns of numbers that are counts, not bytes
 
 
 #: A line, or a table. An empty line divides a text into paragraphs.

@@ -54,7 +54,9 @@ def _body_of(title: str, blocks: Iterable[PageBlock]) -> Iterator[str]:
     for n, block in enumerate(shown):
         if isinstance(block, str):
             tag = "p" if n else "h1"
-            yield f"<{tag}{_class_of(block)}>{_escaped(block.strip())}</{tag}>"
+            laid = block.startswith("  ")  # a line of a table that was laid out before
+            text = block if laid else block.strip()
+            yield f"<{tag}{_class_of(block, laid=laid)}>{_escaped(text)}</{tag}>"
         elif isinstance(block, Columns):
             yield _data_of(block, f"columns-{n}")
         elif len(block.rows) > _MOST_IN_HTML:
@@ -96,9 +98,9 @@ def _row_of(row: Sequence[str], right: Sequence[int], tag: str) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _class_of(text: str, *, is_right: bool = False) -> str:
-    """The attribute of an element that is flushed right, or says what is wrong."""
-    names = ["right"] * is_right + ["wrong"] * isinstance(text, Wrong)
+def _class_of(text: str, *, is_right: bool = False, laid: bool = False) -> str:
+    """The attribute of an element that is flushed right, laid out, or says what is wrong."""
+    names = ["right"] * is_right + ["laid"] * laid + ["wrong"] * isinstance(text, Wrong)
     return f' class="{" ".join(names)}"' if names else ""
 
 
@@ -108,9 +110,11 @@ def _data_of(columns: Columns, name: str) -> str:
         "head": list(columns.head),
         "right": list(columns.right),
         "bars": list(columns.bars),
+        "counts": list(columns.counts),
         "columns": [_encoded(column) for column in columns.columns],
         "what": columns.what,
         "map": columns.drawn and columns.drawn._asdict(),
+        "drawn": type(columns.drawn).__name__,
     }
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return (

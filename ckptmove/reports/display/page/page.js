@@ -91,6 +91,7 @@ class Rows {
 
   text(row, n) {
     const value = this.columns[n][row];
+    if (this.data.counts.includes(n)) return count(value);
     if (this.data.bars.includes(n)) return value === null ? "" : `${Number(value.toPrecision(3))}`;
     return typeof value === "number" ? size(value) : value;
   }
@@ -138,7 +139,7 @@ class Rows {
   }
 }
 
-// -- a map --------------------------------------------------------------------------------------
+// -- a drawing ----------------------------------------------------------------------------------
 
 // Rectangles of these sizes within one of width w and height h, each close to a square:
 // Bruls, Huizing, van Wijk, "Squarified Treemaps" (2000).
@@ -179,48 +180,31 @@ function squarified(sizes, x, y, w, h) {
   return placed;
 }
 
-class Area {
-  constructor(section, rows, spec) {
+// Rows that are drawn by the keys of their names: one can go into a part, and back.
+class Drawn {
+  constructor(section, rows, spec, names, sizes) {
     this.rows = rows;
     this.spec = spec;
-    this.nbytes = typeof spec.nbytes === "number" ? rows.columns[spec.nbytes] : spec.nbytes;
-    this.names = rows.columns[spec.name].map((name, row) => {
-      const above = spec.above.map((n) => rows.columns[n][row]);
-      const keys = keysOf(name); // model.w of the section model is in one box model
-      return above[above.length - 1] === keys[0] && keys.length > 1 ? [...above, ...keys.slice(1)] : [...above, ...keys];
-    });
-    this.root = { label: "all", depth: 0, rows: this.names.map((_, row) => row), above: null };
-    this.color = make("select");
-    for (const n of spec.colors) this.color.append(make("option", { value: n }, rows.data.head[n]));
-    this.path = make("div", { class: "bar path" });
-    this.area = make("div", { class: "map", role: "group", "aria-label": "map of bytes" });
-    this.legend = make("div", { class: "legend" });
-    this.color.addEventListener("change", () => this.draw());
-    this.area.addEventListener("keydown", (event) => this.key(event));
-    section.append(
-      make("div", { class: "bar" }, make("label", {}, "Color by", this.color)),
-      this.path, this.area, this.legend,
-    );
+    this.names = names;
+    this.sizes = sizes;
+    this.root = { label: "all", depth: 0, rows: names.map((_, row) => row), above: null };
     this.at = this.root;
-    this.draw();
+    this.path = make("div", { class: "bar path" });
+    this.area = make("div", { role: "group" });
+    this.legend = make("div", { class: "legend" });
+    this.area.addEventListener("keydown", (event) => this.key(event));
+    section.append(this.path, this.area, this.legend);
   }
 
   sum(node) {
-    node.sum ??= node.rows.reduce((sum, row) => sum + this.nbytes[row], 0);
+    node.sum ??= node.rows.reduce((sum, row) => sum + this.sizes[row], 0);
     return node.sum;
   }
 
   // What is one key further down; a chain of single keys is one step.
   below(node) {
     if (node.below) return node.below;
-    const parts = new Map();
-    for (const row of node.rows) {
-      const key = this.names[row][node.depth];
-      if (key === undefined) continue;
-      if (!parts.has(key)) parts.set(key, []);
-      parts.get(key).push(row);
-    }
-    node.below = [...parts].map(([label, rows]) => {
+    node.below = this.parts(node).map(([label, rows]) => {
       let depth = node.depth + 1;
       const first = this.names[rows[0]];
       const same = () => rows.every((row) => this.names[row][depth] === first[depth]);
@@ -230,12 +214,11 @@ class Area {
       }
       return { label, rows, depth, above: node };
     });
-    node.below.sort((a, b) => this.sum(b) - this.sum(a));
     return node.below;
   }
 
   isLeaf(node) {
-    return node.rows.length === 1;
+    return node.rows.length === 1 || this.names[node.rows[0]].length <= node.depth;
   }
 
   go(node) {
@@ -245,21 +228,88 @@ class Area {
     this.rows.show();
   }
 
+  full(node) {
+    return this.names[node.rows[0]].slice(0, node.depth).join(".");
+  }
+
+  trail() {
+    const nodes = [];
+    for (let node = this.at; node; node = node.above) nodes.unshift(node);
+    this.path.replaceChildren(...nodes.map((node) => {
+      const button = make("button", { type: "button" }, `${node.label} ${this.told(this.sum(node))}`);
+      if (node === this.at) button.setAttribute("aria-current", "true");
+      button.addEventListener("click", () => this.go(node));
+      return button;
+    }));
+  }
+
+  key(event) {
+    const boxes = [...this.area.querySelectorAll('.box[tabindex="0"]')];
+    const n = boxes.indexOf(document.activeElement);
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (step && n >= 0) boxes[(n + step + boxes.length) % boxes.length].focus();
+    else if ((event.key === "Enter" || event.key === " ") && n >= 0) boxes[n].click();
+    else if ((event.key === "Escape" || event.key === "Backspace") && this.at.above) this.go(this.at.above);
+    else return;
+    event.preventDefault();
+    if (!step) this.area.querySelector(".box")?.focus();
+  }
+
+  // What the colors mean, and how much there is of each.
+  explain(values, colors, sums) {
+    const whole = this.sum(this.root) || 1;
+    this.legend.replaceChildren(...values.map((value) => {
+      const mark = make("i");
+      mark.style.background = colors.get(value);
+      const part = (100 * sums.get(value)) / whole;
+      return make("span", {}, mark, `${value || "none"}: ${this.told(sums.get(value))} (${part && part < 0.1 ? "<0.1" : part.toFixed(1)} %)`);
+    }));
+  }
+}
+
+// Boxes within boxes, as large as the bytes.
+class Area extends Drawn {
+  constructor(section, rows, spec) {
+    const names = rows.columns[spec.name].map((name, row) => {
+      const above = spec.above.map((n) => rows.columns[n][row]);
+      const keys = keysOf(name); // model.w of the section model is in one box model
+      return above[above.length - 1] === keys[0] && keys.length > 1 ? [...above, ...keys.slice(1)] : [...above, ...keys];
+    });
+    super(section, rows, spec, names, typeof spec.nbytes === "number" ? rows.columns[spec.nbytes] : spec.nbytes);
+    this.color = make("select");
+    for (const n of spec.colors) this.color.append(make("option", { value: n }, rows.data.head[n]));
+    this.color.addEventListener("change", () => this.draw());
+    this.area.className = "map";
+    this.area.setAttribute("aria-label", "map of bytes");
+    section.prepend(make("div", { class: "bar" }, make("label", {}, "Color by", this.color)));
+    this.draw();
+  }
+
+  told(nbytes) {
+    return size(nbytes);
+  }
+
+  parts(node) {
+    const parts = new Map();
+    for (const row of node.rows) {
+      const key = this.names[row][node.depth];
+      if (key === undefined) continue;
+      if (!parts.has(key)) parts.set(key, []);
+      parts.get(key).push(row);
+    }
+    const nbytes = (rows) => rows.reduce((sum, row) => sum + this.sizes[row], 0);
+    return [...parts].map((part) => [nbytes(part[1]), part]).sort((a, b) => b[0] - a[0]).map(([, part]) => part);
+  }
+
   draw() {
     const column = this.rows.columns[Number(this.color.value)];
     const sums = new Map();
     for (const row of this.root.rows) {
-      sums.set(column[row], (sums.get(column[row]) || 0) + this.nbytes[row]);
+      sums.set(column[row], (sums.get(column[row]) || 0) + this.sizes[row]);
     }
     const order = [...sums].sort((a, b) => b[1] - a[1]).map(([value]) => value);
     const colors = new Map(order.map((value, n) => [value, PALETTE[n] || REST]));
-    const whole = this.sum(this.root) || 1;
-    this.legend.replaceChildren(...order.slice(0, 12).map((value) => {
-      const mark = make("i");
-      mark.style.background = colors.get(value);
-      const part = (100 * sums.get(value)) / whole;
-      return make("span", {}, mark, `${value || "none"}: ${size(sums.get(value))} (${part.toFixed(1)} %)`);
-    }));
+    this.explain(order.slice(0, 12), colors, sums);
     this.trail();
     this.area.replaceChildren();
     const all = [this.at];
@@ -300,7 +350,7 @@ class Area {
     const shares = new Map();
     for (const row of node.rows) {
       const color = colors.get(column[row]);
-      shares.set(color, (shares.get(color) || 0) + this.nbytes[row]);
+      shares.set(color, (shares.get(color) || 0) + this.sizes[row]);
     }
     let from = 0;
     const stops = [...shares].map(([color, nbytes]) => {
@@ -316,32 +366,81 @@ class Area {
     box.addEventListener("click", () => this.go(node));
     return box;
   }
+}
 
-  full(node) {
-    return this.names[node.rows[0]].slice(0, node.depth).join(".");
+// Rows in their order, from left to right, each in the lane of its device.
+class Timeline extends Drawn {
+  constructor(section, rows, spec) {
+    const names = rows.columns[spec.name].map((name, row) => [
+      ...spec.above.map((n) => rows.columns[n][row]),
+      ...(name ? keysOf(name) : []),
+      ...spec.below.map((n) => rows.columns[n][row]).filter(Boolean),
+    ]);
+    super(section, rows, spec, names, rows.columns[spec.length]);
+    this.colors = new Map(spec.lanes.map((lane, n) => [lane, PALETTE[n] || REST]));
+    this.area.className = "lanes";
+    this.area.setAttribute("aria-label", "timeline");
+    this.draw();
   }
 
-  trail() {
-    const nodes = [];
-    for (let node = this.at; node; node = node.above) nodes.unshift(node);
-    this.path.replaceChildren(...nodes.map((node) => {
-      const button = make("button", { type: "button" }, `${node.label} ${size(this.sum(node))}`);
-      if (node === this.at) button.setAttribute("aria-current", "true");
-      button.addEventListener("click", () => this.go(node));
-      return button;
-    }));
+  told(length) {
+    return `${count(length)} ${length === 1 ? this.spec.unit.replace(/s$/, "") : this.spec.unit}`;
   }
 
-  key(event) {
-    const boxes = [...this.area.querySelectorAll('.box[tabindex="0"]')];
-    const n = boxes.indexOf(document.activeElement);
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (step && n >= 0) boxes[(n + step + boxes.length) % boxes.length].focus();
-    else if ((event.key === "Enter" || event.key === " ") && n >= 0) boxes[n].click();
-    else if ((event.key === "Escape" || event.key === "Backspace") && this.at.above) this.go(this.at.above);
-    else return;
-    event.preventDefault();
-    if (!step) this.area.querySelector(".box")?.focus();
+  // What follows each other with one key is a part.
+  parts(node) {
+    const parts = [];
+    for (const row of node.rows) {
+      const key = this.names[row][node.depth] ?? "";
+      if (parts.length && parts[parts.length - 1][0] === key) parts[parts.length - 1][1].push(row);
+      else parts.push([key, [row]]);
+    }
+    return parts;
+  }
+
+  draw() {
+    this.trail();
+    const { columns } = this.rows;
+    const lanes = columns[this.spec.lane];
+    const starts = new Map();
+    let whole = 0;
+    for (const row of this.at.rows) {
+      starts.set(row, whole);
+      whole += Math.max(this.sizes[row], 1);
+    }
+    const groups = this.isLeaf(this.at) ? [this.at] : this.below(this.at);
+    const tracks = new Map(["", ...this.spec.lanes].map((lane) => [lane, make("div", { class: "track" })]));
+    this.area.replaceChildren(...[...tracks].map(([lane, track]) =>
+      make("div", { class: lane ? "lane" : "lane parts" }, make("span", { class: "of" }, lane), track)));
+    const add = (lane, first, last, node, text, title, color) => {
+      const box = make("div", { class: this.isLeaf(node) ? "box leaf" : "box", title }, text);
+      const to = starts.get(last) + Math.max(this.sizes[last], 1);
+      box.style.left = `${(100 * starts.get(first)) / whole}%`;
+      box.style.width = `max(1px, ${(100 * (to - starts.get(first))) / whole}%)`;
+      box.style.background = color;
+      box.addEventListener("click", () => this.go(node));
+      tracks.get(lane).append(box);
+      return box;
+    };
+    for (const node of groups) {
+      const { rows } = node;
+      const said = `${node.label}: ${this.told(this.sum(node))}`;
+      const box = add("", rows[0], rows[rows.length - 1], node, node.label, said, REST);
+      box.setAttribute("role", "button");
+      box.setAttribute("tabindex", "0");
+      box.setAttribute("aria-label", said);
+      for (const row of rows) {
+        const text = columns.map((_, n) => this.rows.text(row, n)).filter(Boolean);
+        const label = keysOf(columns[this.spec.name][row]).slice(-2).join(".") || text[1];
+        const one = add(lanes[row], row, row, node, label, text.join("\n"), this.colors.get(lanes[row]));
+        if (columns[columns.length - 1][row]) one.classList.add("moved");
+      }
+    }
+    const sums = new Map(this.spec.lanes.map((lane) => [lane, 0]));
+    for (const row of this.root.rows) sums.set(lanes[row], sums.get(lanes[row]) + this.sizes[row]);
+    this.explain(this.spec.lanes.slice(0, 12), this.colors, sums);
+    const besides = columns[columns.length - 1];
+    if (besides.some(Boolean)) this.legend.append(make("span", {}, make("i", { class: "moved" }), this.spec.marked));
   }
 }
 
@@ -351,5 +450,6 @@ for (const section of document.querySelectorAll("section.columns")) {
   const table = make("div");
   section.append(map, table);
   const rows = new Rows(table, data);
-  if (data.map && rows.length) new Area(map, rows, data.map);
+  const drawn = { Drawing: Area, Lanes: Timeline }[data.drawn];
+  if (drawn && rows.length) new drawn(map, rows, data.map);
 }

@@ -10,9 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -24,6 +24,7 @@ from tests.servers.warm_python import WarmCommand, WarmPopen
 __all__ = ["root", "s3_server", "store", "web"]  # fixtures for all
 
 ROOT = Path(__file__).resolve().parents[1]
+Case = TypeVar("Case")
 
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -100,6 +101,14 @@ def pytest_collection_finish() -> None:
 def spread(total: int, count: int) -> set[int]:
     """So many of the numbers below a total, from the first on, evenly apart."""
     return {n * total // count for n in range(count)}
+
+
+def some(cases: Sequence[Case], count: int) -> list[Case]:
+    """Cases of one test: all with `scripts/test --all`, else the last and so many, evenly apart."""
+    if os.environ.get("CKPTMOVE_TEST_ALL"):
+        return list(cases)
+    last = len(cases) - 1
+    return [cases[n] for n in sorted({*spread(len(cases), count), last} & {*range(len(cases))})]
 
 
 @pytest.fixture

@@ -264,6 +264,7 @@ def test_nothing_in_a_file_is_run_or_imported(tmp_path: Path) -> None:
         assert (tmp_path / "canary").exists()
 
 
+@pytest.mark.slow
 def test_plain_layouts_need_neither_torch_nor_numpy(run_pt: Path, tmp_path: Path) -> None:
     for out in ("run.safetensors", "back.pt", "back.safetensors --preset hf"):
         source = "run.pt" if out.startswith("run") else "run.safetensors"

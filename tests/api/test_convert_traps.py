@@ -262,6 +262,7 @@ def test_a_key_set_twice_has_its_last_value(tmp_path: Path) -> None:
 LIMIT = 100_000_000  # safetensors' own
 
 
+@pytest.mark.slow
 def test_a_header_may_be_as_long_as_the_library_reads(tmp_path: Path, run_cli: RunCli) -> None:
     def make(length: int) -> None:
         torch.save({"w": torch.ones(2), "text": "x" * length}, tmp_path / "made.pt")
@@ -357,6 +358,7 @@ def test_what_lies_behind_4_gib_is_found(tmp_path: Path) -> None:
         assert raw(found[name])[:16] == raw(found[name])[-16:] == mark
 
 
+@pytest.mark.slow
 def test_a_record_of_more_than_4_gib(tmp_path: Path) -> None:
     nbytes = (1 << 32) + 4096
     entry = {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}

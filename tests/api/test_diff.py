@@ -156,6 +156,7 @@ FAULTS: Sequence[Callable[[Tree, Draw], Planted]] = (
 )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("plant", FAULTS)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -217,6 +218,7 @@ def test_what_was_relocated_is_equal_but_for_devices(name: str, tmp_path: Path) 
     assert {each.kind for each in moved.differences} <= {Kind.MOVED, Kind.VALUE}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_family_is_equal_to_itself(family: str, tmp_path: Path) -> None:
     for name, make in sorted(FAMILIES[family].items())[:8]:
@@ -583,6 +585,7 @@ def grid(rows: int, columns: int, *, across: bool) -> list[list[int]]:
     return [lists[m if across else n] for n in range(rows) for m in range(rows)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_hostile_files_give_one_line(tmp_path: Path, run_cli: RunCli) -> None:
     good = saved(tmp_path / "a.pt", {"w": torch.ones(3000)})

@@ -310,7 +310,7 @@ print(anonymous() - before)
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
 @pytest.mark.parametrize("kind", ["zip", "safetensors"])
 def test_tensors_are_mapped(kind: str, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ print(most - before)
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 def test_tensors_are_not_copied(suffix: str, tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ def test_the_line_is_short_whatever_the_names(tmp_path: Path, run_cli: RunCli) -
     assert len(done.stderr.encode()) <= 300
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["convert", "relocate", "validate"])
 def test_in_a_batch_it_is_said_of_each_item(verb: VerbName, tmp_path: Path) -> None:
     tree = tmp_path / "tree"

@@ -211,7 +211,7 @@ VERBS: dict[str, Callable[[str, Path], object]] = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(
     ("verb", "skip"),

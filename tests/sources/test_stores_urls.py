@@ -72,6 +72,7 @@ def test_secrets_are_masked(text: str, expected: str) -> None:
     assert mask_secrets(text) == expected
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["inspect", "validate", "relocate"])
 def test_secrets_are_printed_nowhere(
     verb: str, web: Files, tmp_path: Path, run_cli: RunCli

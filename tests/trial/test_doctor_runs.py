@@ -213,6 +213,7 @@ def test_a_process_that_ends_itself_after_its_steps_is_complete(tmp_path: Path) 
     assert found.trace.steps == 2
 
 
+@pytest.mark.slow
 @pytest.mark.cold
 @posix
 def test_a_killed_process_loses_nothing_that_was_found(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def beside(tmp_path: Path) -> Path:
     return folder / "canary"
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", acts.ENDING)
 def test_an_act_ends_the_process(name: str, beside: Path) -> None:
     before = tree(beside.parent)
@@ -78,6 +79,7 @@ def test_what_stays_inside_is_let_be(name: str, beside: Path) -> None:
 _PLACES = (1, 13, 18)
 
 
+@pytest.mark.sample(12)
 @fenced
 @filtered
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_guard_that_torch_writes_is_taken(said: str) -> None:
     assert unknown({"guards_code": [said]}) is None
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["size", "guard"])
 def test_a_program_with_one_ends_the_command_in_one_line(
     where: str, tmp_path: Path, run_cli: RunCli

@@ -203,6 +203,7 @@ def test_a_program_is_blamed_for_its_own_error() -> None:
     assert excused(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), str) is None
 
 
+@pytest.mark.slow
 @pytest.mark.cold
 def test_a_process_that_dies_is_a_finding(tmp_path: Path) -> None:
     path = _moved(rehearsing.of_convolutions(), tmp_path / "cuda.pt")

@@ -145,6 +145,7 @@ def test_weights_alone_as_safetensors_train(tmp_path: Path) -> None:
     assert [each.outcome for each in found.findings] == ["passed"] * 3, found
 
 
+@pytest.mark.slow
 @pytest.mark.cold
 def test_a_folder_is_its_own_model(tmp_path: Path) -> None:
     folder, path = saved("LlamaForCausalLM", tmp_path)
@@ -176,6 +177,7 @@ def test_transformers_own_adafactor_is_recognised(tmp_path: Path) -> None:
     assert "clip_threshold" in found.of("step").data["optimizer"]
 
 
+@pytest.mark.slow
 def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     folder, path = saved("BertForMaskedLM", tmp_path)
     file = folder / "config.json"

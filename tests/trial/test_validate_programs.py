@@ -71,6 +71,7 @@ def test_torch_would_run_it(
     assert canary.exists()
 
 
+@pytest.mark.slow
 def test_a_refused_program_ends_the_command_in_one_line(
     program: Path, tmp_path: Path, run_cli: RunCli
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_program_that_computes_is_let_pass(name: str, tmp_path: Path) -> None:
     torch.export.load(path).module()(*inputs)
 
 
+@pytest.mark.slow
 def test_classes_of_known_libraries_are_imported(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -268,6 +270,7 @@ class Loops(torch.nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_a_script_that_never_ends_is_ended(tmp_path: Path, run_cli: RunCli) -> None:
     path = tmp_path / "loops.pt"
     torch.jit.script(Loops()).save(str(path))
@@ -382,7 +385,7 @@ if __name__ != "__main__":
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "said"),
     [

@@ -30,7 +30,7 @@ print(json.dumps(measure(sys.argv[1], tuple(sys.argv[2:]))))
 """
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_takes_little(name: str, tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def check(commands: tuple[str, ...], tag: str, folder: Path, capsys: Any) -> Non
             assert said.err.count("\n") == 1, (command, tag, said.err)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("place", PLACES)
 def test_any_tag_in_a_file_is_answered(
@@ -192,6 +193,7 @@ def test_load_answers_with_tensors_or_one_of_our_errors(tmp_path: Path) -> None:
             assert absurd or where not in ("cpu", {tag: "cpu"}), (tag, where)
 
 
+@pytest.mark.slow
 def test_a_batch_answers_too(tmp_path: Path) -> None:
     for n, tag in enumerate(TAGS):
         (tmp_path / "in").mkdir(exist_ok=True)

@@ -96,6 +96,7 @@ VERBS: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", VERBS)
 def test_nobody_looks_for_garbage_while_a_graph_is_built(verb: str, tmp_path: Path) -> None:
     """It takes longer than all else where there are very many tensors."""

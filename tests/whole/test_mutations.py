@@ -189,7 +189,7 @@ def damaged_pickles(data: bytes, dice: random.Random) -> Iterator[bytes]:
         yield bytes(changed)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [*KINDS, "exotic"])
 def test_a_damaged_pickle_is_refused_or_relocated_as_python_reads_it(
     name: str, tmp_path: Path

@@ -116,6 +116,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert list((tmp_path / "here").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_payloads_run(cases: list[Case]) -> None:
     families, carriers = Counter[str](), Counter[str]()
     for case in cases:
@@ -161,6 +162,7 @@ def _refuses(verb: Verb, *, strict: bool) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_relocate_refuses_them_all(cases: list[Case], watched: Path) -> None:
     def relocate(path: Path) -> Verb:
         return lambda strict: ckptmove.relocate(path, watched / "x", to="cpu", strict=strict)
@@ -351,6 +353,7 @@ HARMLESS = re.compile(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:numpy.core:DeprecationWarning")  # the names that old files have
 def test_every_known_function_was_looked_at() -> None:
     unseen = []

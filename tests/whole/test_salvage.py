@@ -366,6 +366,7 @@ def test_overlapping_entries_of_a_directory_do_not_hang(tmp_path: Path) -> None:
 ESCAPED = b'\\"' * 10_000  # each quote of which could begin a string
 
 
+@pytest.mark.slow
 def test_escaped_quotes_in_an_index_do_not_hang(tmp_path: Path) -> None:
     pair = b'"a": "model-00001-of-00002.safetensors", "'
     index = tmp_path / "model.safetensors.index.json"
@@ -373,6 +374,7 @@ def test_escaped_quotes_in_an_index_do_not_hang(tmp_path: Path) -> None:
     salvaged_apart(index)
 
 
+@pytest.mark.slow
 def test_escaped_quotes_in_a_header_do_not_hang(tmp_path: Path) -> None:
     entry = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"'
     header = b"{" + (entry + ESCAPED) * 800

@@ -124,6 +124,7 @@ def test_a_folder_that_is_not_committed_is_gone(root: Root) -> None:
     assert root.files() == {}
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", ["", "/a", "../a", "a/../../b", "a//b", "a/", ".", ".."])
 def test_files_stay_in_their_folder(root: Root, name: str) -> None:
     with (

@@ -406,6 +406,7 @@ def test_who_comes_shortly_before_the_end_waits(
     assert done == ["uniform cpu"]
 
 
+@pytest.mark.slow
 def test_of_two_at_once_the_file_is_one_whole(run_pt: Path, tmp_path: Path) -> None:
     old = run_pt.read_bytes()
     wanted = {}

@@ -14,6 +14,7 @@ import pytest
 
 import ckptmove
 from ckptmove.writing.in_place.journal import Journal
+from tests.conftest import some
 from tests.faults.breaking import Scene, calls, half_written, journal, scene, settlers
 from tests.faults.injecting import Call, needs_strace, run, start, wait_for_stop
 from tests.servers.fronts import HANG
@@ -27,7 +28,7 @@ __all__ = ["calls", "journal", "scene"]  # fixtures
 def test_interrupted_at_any_call_it_is_undone_at_once(
     number: signal.Signals, scene: Scene, calls: list[Call]
 ) -> None:
-    for call in calls[1:-1]:
+    for call in some(calls[1:-1], 7):
         if number is signal.SIGINT and call.name in ("close", "fcntl", "pwrite64"):
             continue  # one signal is handled as another is
         scene.reset()
@@ -43,7 +44,7 @@ def test_interrupted_at_any_call_it_is_undone_at_once(
 def test_an_error_of_any_call_is_undone_and_said(
     error: str, scene: Scene, calls: list[Call]
 ) -> None:
-    for call in calls:
+    for call in some(calls, 8):
         if error == "EACCES" and call.name in ("pwrite64", "fsync", "close"):
             continue  # they never say so
         scene.reset()
@@ -195,6 +196,7 @@ def test_without_leases_it_goes_on(error: str, scene: Scene, calls: list[Call]) 
     assert scene.path.read_bytes() == scene.new
 
 
+@pytest.mark.sample(1)
 @needs_strace
 @pytest.mark.parametrize("error", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
 def test_without_locks_it_is_refused_but_recovered(

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.serialization import set_crc32_options
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, some
 from tests.faults.injecting import (
     READING,
     Call,
@@ -97,7 +97,7 @@ def test_what_is_traced_is_all_that_matters(scene: Scene) -> None:
 @needs_strace
 def test_killed_at_any_call_nothing_is_half_there(scene: Scene) -> None:
     named = False
-    for call in scene.calls:
+    for call in some(scene.calls, 8):
         scene.clear()
         ended = run(scene.command, inject=f"{call.name}:signal=KILL:when={call.ordinal}")
         assert ended.code == -signal.SIGKILL, call
@@ -113,7 +113,7 @@ def test_killed_at_any_call_nothing_is_half_there(scene: Scene) -> None:
 @needs_strace
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_interrupted_at_any_call_nothing_is_left(number: signal.Signals, scene: Scene) -> None:
-    for call in scene.calls[1:-1]:
+    for call in some(scene.calls[1:-1], 8):
         if number is not signal.SIGTERM and call.name in ("close", "pwrite64", "ioctl"):
             continue  # one signal is handled as another is
         scene.clear()
@@ -127,7 +127,7 @@ def test_interrupted_at_any_call_nothing_is_left(number: signal.Signals, scene: 
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_an_error_of_any_call_is_an_error_of_ours(error: str, scene: Scene) -> None:
     harmless = {"ioctl"}  # the file system can't share blocks, that's all
-    for call in scene.until_named():
+    for call in some(scene.until_named(), 8):
         scene.clear()
         ended = run(scene.command, inject=f"{call.name}:error={error}:when={call.ordinal}")
         if call.name == "close":  # of what was only read it is harmless

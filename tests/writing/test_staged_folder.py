@@ -15,6 +15,7 @@ import pytest
 from ckptmove.errors import CorruptError, RefusedError, WriteError
 from ckptmove.plans.plan import Copy, Plan, Write
 from ckptmove.writing.staged_folder import LocalFolder
+from tests.conftest import some
 from tests.faults.injecting import WRITING, Call, calls_of, needs_strace, run
 from tests.making.plans import content, opened
 from tests.making.staging import Once, leaving_nothing, mounted
@@ -300,7 +301,7 @@ def test_a_fault_at_any_call_leaves_all_or_nothing(what: str, scene: Scene) -> N
     if what == "signal=TERM":
         what = "signal=INT"
     harmless = {"ioctl", "unlinkat", "rmdir", "unlink"}  # no shared blocks; cleaning up
-    for call in scene.calls:
+    for call in some(scene.calls, 8):
         code = scene.injected(call, what)
         there = scene.there()
         assert there in (OLD if scene.force else None, scene.good), call

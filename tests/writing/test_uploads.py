@@ -394,6 +394,7 @@ def test_parts_are_gone_once_the_store_says_so(
     assert store.server.asked.count(("abort", "x.pt")) == aborts
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("status", "kind", "match"),
     [

@@ -64,6 +64,7 @@ def copies(store: Store) -> int:
     return len([kind for kind, _ in store.server.asked if kind == "copy"])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("to", ["cpu", "cuda:1", "cuda:0"])
 def test_only_what_changes_comes_here(to: str, legacy: bool, store: Store, tmp_path: Path) -> None:

@@ -207,6 +207,7 @@ class CheckpointGraph:
     def release(self) -> None:
         """Forget what is not needed once it is planned how to write it: all but the sources."""
         self.graph, self.stored, self.blobs = Graph(None), {}, {}
+        self.records = ()  # they lead to what the checkpoint was read from
         if self.origin is not None:
             vars(self.origin).clear()
 

@@ -247,7 +247,7 @@ class Reader:
         shape, offset = self._shape(name, dtype, said), said.get("offset", 0)
         if len(shape) > MOST_DIMENSIONS or not _are_sizes([*shape, offset]):
             raise self._malformed(name)
-        stride = said.get("stride", contiguous_stride(shape))
+        stride = tuple(said["stride"]) if "stride" in said else contiguous_stride(shape)
         if not _are_sizes(stride):
             raise self._malformed(name)
         if len(stride) != len(shape) or reach_of(shape, stride, offset, dtype) > entry.nbytes:
@@ -258,7 +258,7 @@ class Reader:
         grad = flags.pop("grad")
         storage = self._storage(name, None if of == _UNTYPED else of, said.get("device", "cpu"))
         return self.graph.tensor(
-            storage, dtype, shape, tuple(stride), offset, requires_grad=grad, flags=flags
+            storage, dtype, shape, stride, offset, requires_grad=grad, flags=flags
         )
 
     def _shape(self, name: str, dtype: str, said: Mapping[str, Any]) -> tuple[int, ...]:

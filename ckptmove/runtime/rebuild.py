@@ -143,7 +143,7 @@ def _nested(args: _Args) -> None:
 def _meta(args: _Args) -> None:
     _, size, stride, requires_grad = args
     count_of(_sizes(tuple(size)))
-    reach_of(size, _sizes(tuple(stride)), 0, "uint8")
+    reach_of(tuple(size), _sizes(tuple(stride)), 0, "uint8")
     _check_rest(requires_grad, None)
 
 

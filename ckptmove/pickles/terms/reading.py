@@ -87,6 +87,7 @@ class _Reading:
             else:
                 place[key] = self.node(term)
             todo[start:] = todo[start:][::-1]
+        self.kinds.clear()  # they lead back here, and nothing of this shall wait to be collected
         _refuse_knots(self.knots)
         return whole[0]
 

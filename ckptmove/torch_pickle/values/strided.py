@@ -60,22 +60,24 @@ def tensor_at(
     Strides and offset are in elements; `dtype` is its own, where that isn't the storage's.
     """
     dtype = dtype or storage.dtype or "uint8"
-    numel = count_of(shape)
+    nbytes = _nbytes(shape, dtype)
     if reach_of(shape, stride, offset, dtype) > storage.nbytes:
         raise CorruptError(f"a tensor reaches outside its storage {storage.id!r}")
-    return Tensor(
-        dtype=dtype,
-        shape=shape,
-        device=intern(str(storage.location)),
-        nbytes=nbytes_of(numel, dtype),
-        stride=stride,
-        offset=offset + storage.view_at,
-        storage=storage.id,
-        requires_grad=requires_grad,
-        children=children,
+    at, device = offset + storage.view_at, intern(str(storage.location))
+    return Tensor(  # by place, since there may be very many
+        *(dtype, shape, device, nbytes, "tensor", "strided", stride, at, storage.id),
+        requires_grad,
+        (),
+        children,
     )
 
 
+@lru_cache(1 << 10)  # many tensors look alike
+def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    return nbytes_of(count_of(shape), dtype)
+
+
+@lru_cache(1 << 10)
 def reach_of(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: str) -> int:
     """How many bytes a storage needs to have for a tensor that lies so in it."""
     if 0 in shape:

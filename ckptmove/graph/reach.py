@@ -38,7 +38,11 @@ def nodes_of(
         if enter is not None:
             enter(node)
         yield node
-        if known not in skip:
+        if known in skip:
+            continue
+        if type(node) is PlainTensor and compact_form(node) is not None:
+            todo.append(node.storage)  # as below, but at once: of these there may be very many
+        elif type(node) is not StorageReference or not is_compact(node):
             held = parts_of(held_by(node))
             todo += [each for each in reversed(held) if type(each) in _COMPOSITE]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..errors import CorruptError
 from ..manifest.manifest import NamedDevice, Role, Section, Storage, TensorEntry
@@ -82,11 +82,19 @@ _END: _Step = (Global("", "", 0), (), Context())
 
 
 def contents_of(
-    container: Container, found: Whole, recogniser: Recogniser | None = None
+    container: Container,
+    found: Whole,
+    recogniser: Recogniser | None = None,
+    storages: Collection[str] | None = None,
 ) -> Contents:
-    """List the tensors, device names and objects of a checkpoint."""
+    """List the tensors, device names and objects of a checkpoint.
+
+    `recogniser` and `storages`, the ids of these, are those of `found` where none are given.
+    """
     nbytes = sum(each.described_nbytes for each in container.everything())
-    listing = _Listing(found, nbytes, recogniser or Recogniser(found.ids, found.tensors))
+    recogniser = recogniser or Recogniser(found.ids, found.tensors)
+    arrays = Arrays(found.storages if storages is None else storages)
+    listing = _Listing(found, nbytes, recogniser, arrays)
     for path, root in container.roots:
         example = container.program and path[:1] == _EXAMPLES
         section = Section.OTHER if example else container.section_at(path)
@@ -110,13 +118,13 @@ def contents_of(
 
 
 class _Listing(Allowance):
-    def __init__(self, found: Whole, nbytes: int, recogniser: Recogniser) -> None:
+    def __init__(self, found: Whole, nbytes: int, recogniser: Recogniser, arrays: Arrays) -> None:
         """`nbytes` is how many bytes describe the checkpoint."""
         super().__init__(nbytes)
         persistents = (each for stream in found.streams for each in stream.pickle.persistents)
         self.pids = {id(each.pid) for each in persistents if not is_compact(each)}
         self.grafts = found.grafts
-        self.arrays = Arrays(found.storages)
+        self.arrays = arrays
         self.recogniser = recogniser
         self.contents = Contents()
         self.first: dict[int, Path] = {}  # container → where it was met first
@@ -150,6 +158,8 @@ class _Listing(Allowance):
 
     def list_aliases(self) -> None:
         """Of the containers that were met again, those that hold tensors."""
+        if not self.met_again:
+            return
         holding = {e.path[:n] for e in self.contents.tensors for n in range(len(e.path))}
         self.contents.aliases += [
             Alias(self.name(path, way), self.name(first, first_way))
@@ -163,8 +173,8 @@ class _Listing(Allowance):
         return name
 
     def visit(self, node: Node, path: Path, context: Context) -> None:
-        grafted = self.grafts.get(id(node)) if isinstance(node, (Blob, Call)) else None
-        if grafted is not None:
+        grafted = self.grafts.get(id(node)) if self.grafts else None
+        if grafted is not None and isinstance(node, (Blob, Call)):
             self.take_steps(1)
             self.push((root, (*path, *keys), context) for keys, root in grafted)
         elif isinstance(node, Text):
@@ -208,25 +218,12 @@ class _Listing(Allowance):
         name, way = self.name(path, context.way), context.way
         beside = way is not None and way.beside
         model_at = None if beside else context.model_at
-        entry = TensorEntry(
-            path=path,
-            name=name,
-            section=section,
-            kind=tensor.kind,
-            layout=tensor.layout,
-            dtype=tensor.dtype,
-            shape=tensor.shape,
-            stride=tensor.stride,
-            offset=tensor.offset,
-            device=tensor.device,
-            nbytes=tensor.nbytes,
-            storage=tensor.storage,
-            requires_grad=tensor.requires_grad,
-            state_key=None if model_at is None else name_of(path, way, model_at),
+        state_key = None if model_at is None else name_of(path, way, model_at)
+        dtype, shape, device, nbytes, kind, layout, stride, offset, storage, grad = tensor[:10]
+        entry = TensorEntry(  # by place, since there may be very many
+            *(name, path, section, kind, layout, dtype, shape, stride, offset, device, nbytes),
+            *(storage, grad, state_key, context.part_of, role, (), bool(tensor.spelled)),
             beside=beside,
-            part_of=context.part_of,
-            role=role,
-            says_device=bool(tensor.spelled),
         )
         if tensor.spelled:
             self.contents.spelled[len(self.contents.tensors)] = tensor.spelled

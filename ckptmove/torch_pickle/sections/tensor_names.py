@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 
 from ...manifest.manifest import MOST_SHARED, TensorEntry
@@ -47,13 +47,14 @@ def _free(wanted: str, taken: set[str]) -> str:
 
 def with_shared(tensors: list[TensorEntry]) -> list[TensorEntry]:
     """Fill in `shared_with`."""
-    names: dict[str, list[str]] = defaultdict(list)
-    for entry in tensors:
-        if entry.storage is not None:
+    counts = Counter(entry.storage for entry in tensors)
+    names = {key: list[str]() for key, count in counts.items() if count > 1 and key is not None}
+    for entry in tensors if names else ():
+        if entry.storage in names:
             names[entry.storage].append(entry.name)
-    for n, entry in enumerate(tensors):
-        sharing = names.get(entry.storage or "", [])
-        if len(sharing) > 1:
+    for n, entry in enumerate(tensors if names else ()):
+        sharing = names.get(entry.storage or "")
+        if sharing:
             others = [name for name in sharing[: MOST_SHARED + 1] if name != entry.name]
             tensors[n] = entry._replace(shared_with=tuple(others[:MOST_SHARED]))
     return tensors

@@ -80,7 +80,6 @@ class Graph:
         self.within: dict[int, Node] = {}
         self._at = 0
         self._locations: dict[str, Text] = {}
-        self._forms: dict[str, Form] = {}
         self._recogniser: Recogniser | None = None
 
     @property
@@ -133,21 +132,11 @@ class Graph:
         if flags and any(flags.values()):
             metadata.pairs = [(self.text(name), True) for name in _FLAGS if flags.get(name)]
         elif self.ids[id(storage)].dtype == dtype:
-            return PlainTensor(self._form(offset, shape, stride, requires_grad), storage)
+            return PlainTensor(_form(offset, shape, stride, requires_grad), storage)
         node = Call(None, None, "REDUCE", 0)
         rest = (metadata,) if metadata.pairs else ()
         self.respell(node, storage, dtype, shape, stride, offset, requires_grad, _no_hooks(), rest)
         return node
-
-    def _form(
-        self, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
-    ) -> Form:
-        """What tensors have in common that look alike: there is one of each."""
-        alike = (offset, shape, stride, requires_grad)
-        known = str(alike)  # as text: sizes can be chosen to have all one hash
-        if known not in self._forms:
-            self._forms[known] = Form(_names(), *alike)
-        return self._forms[known]
 
     def respell_compact(self, node: Call, storage: Persistent, dtype: str) -> bool:
         """Have a compact tensor be on this storage, of this dtype; False if it can't be compact."""
@@ -426,6 +415,14 @@ _NO_STORAGE = StorageForm(Text("storage", 0), Global("torch.storage", "UntypedSt
 def _names() -> Names:
     """What all compact tensors name."""
     return Names(_name("torch._utils", V2), _name("collections", "OrderedDict"), _NOTHING)
+
+
+@lru_cache(1 << 10)  # so few, since sizes can be chosen to have all one hash
+def _form(
+    offset: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
+) -> Form:
+    """What tensors have in common that look alike."""
+    return Form(_names(), offset, shape, stride, requires_grad)
 
 
 @lru_cache(1 << 12)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
-from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
+from ..pickles.opcodes.plain_tensors import PlainTensor
 from ..plans.plan import Checksum, Copy, Gather, Proof, SourceChecksum, Write
 from ..reports.convert import Loss
 from ..sources.source import Memory, Readable, Source
@@ -171,14 +171,8 @@ class _Graph(Container):
     def described_nbytes(self) -> int:
         """What a pickle of it would take, roughly."""
         held = 1
-        compact = set[int]()  # tensors, which hold nothing to be looked at
-        for node in nodes_of(self.roots[0][1], skip=compact):
-            if type(node) is PlainTensor:
-                held += _HELD_BY_TENSOR
-                if compact_form(node) is not None:
-                    compact.add(id(node))
-            else:
-                held += len(held_by(node))
+        for node in nodes_of(self.roots[0][1], compact=False):
+            held += _HELD_BY_TENSOR if type(node) is PlainTensor else len(held_by(node))
         return _NBYTES_EACH * held
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import UnsupportedError
 from ..pickles.nodes import Blob, are_plain
+from ..pickles.opcodes.plain_tensors import compact_form
 from ..sources.source import MAX_NBYTES
 from .draft import CheckpointGraph, StorageBytes
 from .reach import held_by, nodes_of
@@ -42,7 +43,9 @@ def blobs_of(draft: CheckpointGraph) -> list[Blob]:
     """The long bytes in the tree of a draft, each once."""
     root = draft.graph.root
     found = {id(root): root} if isinstance(root, Blob) else {}
-    for node in nodes_of(root):
+    for node in nodes_of(root, compact=False):
+        if compact_form(node) is not None:
+            continue
         inside = held_by(node)
         blobs = [] if are_plain(inside) else [each for each in inside if isinstance(each, Blob)]
         found.update((id(each), each) for each in blobs)

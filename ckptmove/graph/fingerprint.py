@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..pickles.nodes import Blob, Call, Node, Persistent
+from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
 from ..pickles.terms import spelled_parts, to_terms
 from .canonical import Graph, flags_of, is_plain, is_untouched
 
@@ -20,6 +21,7 @@ def fingerprint(graph: Graph) -> bytes:
     from hashlib import sha256  # here, since only conversions need it
 
     known: dict[str, dict[str, Any]] = {}
+    compact: dict[tuple[int, str, str], dict[str, Any]] = {}  # by form, dtype and device
 
     def leaf(node: Node) -> dict[str, Any] | None:
         if isinstance(node, Blob):
@@ -32,6 +34,19 @@ def fingerprint(graph: Graph) -> bytes:
                 "nbytes": found.nbytes,
                 "device": str(found.location),
             }
+        form = compact_form(node)
+        if form is None or not isinstance(node, PlainTensor):
+            return tensor_leaf(node)
+        storage = graph.ids.get(id(node.storage))
+        if storage is None or storage.dtype is None:
+            return tensor_leaf(node)
+        alike = id(form), storage.dtype, storage.location
+        term = compact.get(alike) or tensor_leaf(node)
+        if term is not None:
+            compact[alike] = term
+        return term
+
+    def tensor_leaf(node: Node) -> dict[str, Any] | None:
         if isinstance(node, Call) and is_plain(node) and is_untouched(node):
             tensor = None if flags_of(node) is None else graph.recogniser.tensor(node)
             if tensor is None:

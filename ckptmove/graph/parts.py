@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ..errors import RefusedError
 from ..manifest.dtypes import BITS, CARRIERS, nbytes_of
 from ..pickles.nodes import Blob, Call, Node, Persistent
+from ..pickles.opcodes.plain_tensors import compact_form
 from ..torch_pickle.values.strided import is_contiguous, reach_of
 from .array_order import Order
 from .canonical import data_of, flags_of, is_plain, is_untouched
@@ -124,8 +125,8 @@ class _Division:
         self.taken: set[str] = set()
         self.last: dict[str, int] = {}
         self.found = Parts()
-        self.names: dict[int, list[str]] = {}
-        self.nodes: dict[int, Node] = {}
+        #: `id()` of a node → the node, and its names
+        self.nodes: dict[int, tuple[Node, list[str]]] = {}
         self.met: set[int] = set()  # what was looked into
         self.looks: dict[str, View] = {}  # how a composite tensor sees a storage of its own
 
@@ -133,14 +134,14 @@ class _Division:
         self.collect(names)
         uses: dict[str, list[Use]] = defaultdict(list)
         raw: dict[str, str] = {}
-        for known, node in self.nodes.items():
-            if isinstance(node, Persistent):
-                raw.setdefault(self.draft.graph.ids[known].id, self.names[known][0])
-            elif isinstance(node, Call):
-                storage, use = self.use(node, self.names[known])
+        for known, (node, called) in self.nodes.items():
+            if isinstance(node, Call):
+                storage, use = self.use(node, called)
                 uses[storage].append(use)
+            elif isinstance(node, Persistent):
+                raw.setdefault(self.draft.graph.ids[known].id, called[0])
             elif isinstance(node, Blob):
-                self.write_blob(node)
+                self.write_blob(node, called)
         for storage in dict.fromkeys((*uses, *raw)):
             self.divide(self.draft.stored[storage], uses[storage], raw.get(storage))
         return self.found
@@ -152,19 +153,22 @@ class _Division:
         listed = list(names)
         claimed = {id(node) for _, node in listed if is_plain(node)}
         for name, node in listed:
-            if isinstance(node, Blob) or (is_plain(node) and _is_simple(node)):
+            if isinstance(node, Blob) or _is_simple(node):
                 self.note(name, node)
             else:
                 data = data_of(node)
-                if data is not node and is_plain(data) and _is_simple(data):
+                if data is not node and _is_simple(data):
                     self.note(name, data)
                 self.note_look(node)
                 self.note_inside(name, node, claimed)
         self.note_inside("unnamed", self.draft.graph.root, claimed)
 
     def note(self, name: str, node: Node) -> None:
-        self.nodes.setdefault(id(node), node)
-        self.names.setdefault(id(node), []).append(name)
+        known = self.nodes.get(id(node))
+        if known is None:
+            self.nodes[id(node)] = node, [name]
+        else:
+            known[1].append(name)
 
     def note_look(self, node: Node) -> None:
         """How a tensor that is more than a view, a quantized one for instance, sees its storage."""
@@ -177,11 +181,13 @@ class _Division:
         """What a composite tensor is made of, where that has no name of its own."""
         skipped: set[int] = set()
         for node in nodes_of(root, skip=skipped, met=self.met):
-            if isinstance(node, Persistent):
+            if compact_form(node) is not None and id(node) in self.nodes:
+                skipped.add(id(node))
+            elif isinstance(node, Persistent):
                 if id(node) not in self.nodes and id(node) in self.draft.graph.ids:
                     self.note(name, node)
                 skipped.add(id(node))
-            elif is_plain(node) and _is_simple(node):
+            elif _is_simple(node):
                 if id(node) not in claimed and id(node) not in self.nodes:
                     self.note(name, node)
                 skipped.add(id(node))
@@ -212,6 +218,9 @@ class _Division:
 
     def divide(self, stored: StorageBytes, uses: list[Use], raw: str | None) -> None:
         """Divide one storage."""
+        if raw is None and len(uses) == 1 and len(uses[0].names) == 1:
+            self.alone(stored, uses)  # as all would be in the end that nothing shares bytes with
+            return
         empty = [use for use in uses if use.start == use.end]
         uses = [use for use in uses if use.start < use.end]
         if raw is not None:
@@ -331,8 +340,8 @@ class _Division:
         self.found.parts.append(part)
         return part
 
-    def write_blob(self, blob: Blob) -> None:
-        array, names = self.arrays.get(id(blob)), self.names[id(blob)]
+    def write_blob(self, blob: Blob, names: list[str]) -> None:
+        array = self.arrays.get(id(blob))
         if array is not None:
             use = Use(blob, names, array.view, 0, blob.nbytes)
             self.refuse([use], None)
@@ -355,8 +364,12 @@ def check_expanded(name: str, nbytes: int, stored: StorageBytes) -> None:
 
 
 def _is_simple(node: Node) -> bool:
-    """Whether a plain tensor has nothing to say besides what it shows."""
-    return isinstance(node, Call) and flags_of(node) is not None and is_untouched(node)
+    """Whether this is a plain tensor that has nothing to say besides what it shows."""
+    if compact_form(node) is not None:
+        return True
+    if not isinstance(node, Call) or not is_plain(node):
+        return False
+    return flags_of(node) is not None and is_untouched(node)
 
 
 def _clusters(uses: list[Use]) -> list[list[Use]]:

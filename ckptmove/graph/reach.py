@@ -20,12 +20,15 @@ def nodes_of(
     enter: Callable[[Composite], None] | None = None,
     skip: Collection[int] = (),
     met: set[int] | None = None,
+    *,
+    compact: bool = True,
 ) -> Iterator[Composite]:
     """Every composite node that can be reached, each once, in the order of a pickle.
 
     `enter` is called with each before what it holds is looked at. `skip` has the `id()` of nodes
     not to be looked into; it is asked after a node was given. `met` has the `id()` of nodes that
-    were reached before and are left out; the others are added.
+    were reached before and are left out; the others are added. Without `compact`, storages are left
+    out that only compact tensors hold, and that are compact as well: they hold nothing further.
     """
     met = set() if met is None else met
     todo: list[Any] = [root] if type(root) in _COMPOSITE else []
@@ -41,7 +44,8 @@ def nodes_of(
         if known in skip:
             continue
         if type(node) is PlainTensor and compact_form(node) is not None:
-            todo.append(node.storage)  # as below, but at once: of these there may be very many
+            if compact or not is_compact(node.storage):
+                todo.append(node.storage)  # as below, but at once: there may be very many
         elif type(node) is not StorageReference or not is_compact(node):
             held = parts_of(held_by(node))
             todo += [each for each in reversed(held) if type(each) in _COMPOSITE]

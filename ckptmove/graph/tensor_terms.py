@@ -30,11 +30,12 @@ from ..sources.source import MAX_NBYTES
 from ..torch_pickle.values.numpy_arrays import DTYPES, Array, array_of, content_of
 from ..torch_pickle.values.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
 from .array_order import Order, order_of
-from .canonical import Graph, is_plain
+from .canonical import Graph
 from .parts import Parts
 from .reach import nodes_of
 
-_TENSOR = {"dtype", "shape", "stride", "offset", "conj", "neg", "device", "grad", "storage"}
+_FLAGS = ("conj", "neg", "grad")
+_TENSOR = {"$", "of", "dtype", "shape", "stride", "offset", *_FLAGS, "device", "storage"}
 _ORDERS = ("fortran", "big_endian")
 _LONGEST = 256  # characters of a device
 _MOST_AGAIN = 1 << 13  # terms that show all of a tensor again, as another object: a few are tied
@@ -58,7 +59,7 @@ class Speller:
             return None if name is None else self._blob(name, self.parts.orders.get(id(node)))
         if isinstance(node, Persistent) and id(node) in self.graph.ids:
             return self._storage(node)
-        if isinstance(node, Call) and id(node) in self.parts.shown and is_plain(node):
+        if isinstance(node, Call) and id(node) in self.parts.shown:
             return self._tensor(node)
         return None
 
@@ -175,9 +176,9 @@ class Reader:
         if self._again > _MOST_AGAIN:
             raise CorruptError("its tree repeats its tensors too often")
         self.used.add(name)
+        if kind == "tensor" and term.keys() <= _TENSOR:
+            return self.tensor(name, term)
         said = {key: value for key, value in term.items() if key not in ("$", "of")}
-        if kind == "tensor" and said.keys() <= _TENSOR:
-            return self.tensor(name, said)
         if kind == "storage" and said.keys() <= {"dtype", "device"}:
             dtype = said.get("dtype")
             if dtype is not None and not _is_among(dtype, TYPED):
@@ -241,11 +242,12 @@ class Reader:
         """A tensor of the file, or a view of one, by what its term says of it."""
         entry = self.entries[name]
         dtype = said.get("dtype", entry.dtype)
-        flags = {flag: said.get(flag, False) for flag in ("conj", "neg", "grad")}
+        flags = {flag: said[flag] for flag in _FLAGS if flag in said}
         if not _is_among(dtype, BITS) or not all(isinstance(flag, bool) for flag in flags.values()):
             raise self._malformed(name)
         shape, offset = self._shape(name, dtype, said), said.get("offset", 0)
-        if len(shape) > MOST_DIMENSIONS or not _are_sizes([*shape, offset]):
+        sizes = [*shape, offset] if "shape" in said else [offset]  # others are those of the header
+        if len(shape) > MOST_DIMENSIONS or not _are_sizes(sizes):
             raise self._malformed(name)
         stride = tuple(said["stride"]) if "stride" in said else contiguous_stride(shape)
         if not _are_sizes(stride):
@@ -255,7 +257,7 @@ class Reader:
         of = said.get("storage", dtype if dtype in TYPED else _UNTYPED)
         if not _is_among(of, (*TYPED, _UNTYPED)):
             raise self._malformed(name)
-        grad = flags.pop("grad")
+        grad = flags.pop("grad", False)
         storage = self._storage(name, None if of == _UNTYPED else of, said.get("device", "cpu"))
         return self.graph.tensor(
             storage, dtype, shape, stride, offset, requires_grad=grad, flags=flags
@@ -295,4 +297,4 @@ def _is_among(name: object, names: Container[str]) -> bool:
 
 
 def _are_sizes(numbers: Sequence[object]) -> bool:
-    return all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 63 for n in numbers)
+    return all([type(n) is int and 0 <= n < 1 << 63 for n in numbers])

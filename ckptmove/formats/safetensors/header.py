@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ...errors import CorruptError, RefusedError, UnsupportedError
 from ...manifest.dtypes import SAFETENSORS, nbytes_of
-from ...pickles.terms import extent_of
+from ...pickles.terms import extent_of, has_long_number
 from ...sources.source import Readable
 
 #: What the length of a header takes, in bytes.
@@ -143,11 +143,12 @@ def read_json(
     `constants`: it may hold the NaN and Infinity that Python writes.
     """
     _check_extent(content, what, nbytes_of_quote)
+    usual = b"-0" not in content and not has_long_number(content)  # then Python's own are the same
     try:
         root = json.loads(
             content.decode("utf-8"),
             object_pairs_hook=unique,
-            parse_int=_integer,
+            parse_int=None if usual else _integer,
             parse_float=_number,
             parse_constant=float if constants else _number,
         )

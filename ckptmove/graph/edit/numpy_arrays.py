@@ -24,7 +24,7 @@ def tensors_for_arrays(draft: CheckpointGraph) -> frozenset[str]:
     """Have tensors stand for the arrays in state dicts of a draft; gives their storages."""
     keys: list[str] = []
     made: dict[int, tuple[Node, Call]] = {}  # holds the arrays, so that no id is used again
-    for node in nodes_of(draft.graph.root):
+    for node in nodes_of(draft.graph.root, compact=False):
         if not isinstance(node, MappingNode) or not is_state_dict(node):
             continue
         for n, (key, value) in enumerate(node.pairs):

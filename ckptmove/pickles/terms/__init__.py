@@ -24,13 +24,14 @@ go back.
 
 from .reading import from_terms
 from .spelling import Term, TooLong, to_terms
-from .text import extent_of, parsed, spelled, spelled_parts
+from .text import extent_of, has_long_number, parsed, spelled, spelled_parts
 
 __all__ = [
     "Term",
     "TooLong",
     "extent_of",
     "from_terms",
+    "has_long_number",
     "parsed",
     "spelled",
     "spelled_parts",

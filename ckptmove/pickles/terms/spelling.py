@@ -118,13 +118,14 @@ class _Spelling:
         todo = [self.root]
         while todo:
             node = todo.pop()
-            if not shareable(node):
+            made = isinstance(node, (Call, Persistent, Blob))
+            if not made and not shareable(node):
                 continue
             if id(node) in met:
                 self.many.add(id(node))
                 continue
             met.add(id(node))
-            if isinstance(node, (Call, Persistent, Blob)):
+            if made:
                 term = leaf(node)
                 if term is not None:
                     self.leaves[id(node)] = term
@@ -154,9 +155,13 @@ class _Spelling:
         self.todo.append(self.spelled([(node, place, key)]))
 
     def spelled(self, steps: Iterable[_Step]) -> Iterator[_Step]:
-        """Put the terms of scalars in their places; gives all else."""
+        """Put the terms of scalars, and what the caller gave, in their places; gives all else."""
+        leaves, many = self.leaves, self.many
         for node, place, key in steps:
-            if isinstance(node, (bool, int, float, str)) and id(node) not in self.many:
+            known = leaves.get(id(node))
+            if known is not None and id(node) not in many:
+                place[key] = known
+            elif isinstance(node, (bool, int, float, str)) and id(node) not in many:
                 self.spend(node)
                 place[key] = _scalar(node)
             elif node is not None:

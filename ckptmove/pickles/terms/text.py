@@ -27,7 +27,11 @@ _LONGEST_INT, _LONGEST_FLOAT = 20, 32  # characters; what is written takes at mo
 _LONG_TEXT = 1 << 20  # characters, from which on equal short integers are shared
 _SHORT_INT = 5  # characters
 
-_LONG_NUMBER = re.compile("[0-9]{20}|[-+.0-9eE]{25}")
+#: Digits, and characters of numbers, so many in a row that what parses them must look at them.
+_LONG_RUNS = (
+    (bytes.maketrans(b"0123456789", b"0" * 10), b"0" * 20),
+    (bytes.maketrans(b"0123456789-+.eE", b"0" * 15), b"0" * 25),
+)
 #: A row of more characters than the sizes of any tensor take.
 _LONG_ROW = re.compile(r"\[([-+.,0-9eE]{1500,})\]")
 _PART = 1 << 16  # numbers of a row, or characters, that are converted at once
@@ -150,7 +154,7 @@ def _row(text: str, start: int, end: int) -> Items:
         stop = text.find(",", start + _PART, end)
         stop = end if stop < 0 else stop
         part = text[start:stop]
-        checked = _LONG_NUMBER.search(part)
+        checked = has_long_number(part)
         numbers = json.loads(
             f"[{part}]",
             parse_int=_whole if checked else None,
@@ -235,9 +239,19 @@ def _unique(pairs: list[tuple[str, Term]]) -> dict[str, Term]:
 
 def _integer_parser(parts: list[str]) -> Callable[[str], int] | None:
     """What makes integers of their digits in this text; None for Python's own, the fastest."""
-    if any(map(_LONG_NUMBER.search, parts)):
+    if any(map(has_long_number, parts)):
         return _whole
     return _ShortIntegers().__getitem__ if sum(map(len, parts)) > _LONG_TEXT else None
+
+
+def has_long_number(content: str | bytes) -> bool:
+    """Whether JSON may have a whole number of 20 digits or more, or any of 25 characters."""
+    for at in range(0, len(content), _CHUNK):
+        part = content[at : at + _CHUNK + _LONGEST_FLOAT]
+        part = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        if any(run in part.translate(digits) for digits, run in _LONG_RUNS):
+            return True
+    return False
 
 
 class _ShortIntegers(dict[str, int]):

@@ -98,6 +98,7 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(stride)
 
 
+@lru_cache(1 << 10)
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether the elements follow each other; how far those of one are apart does not matter."""
     pairs = zip(shape, stride, contiguous_stride(shape), strict=True)

@@ -22,6 +22,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     return plain, cached_on_hub(plain, tmp_path / "models--a--b") / SNAPSHOT
 
 
+@pytest.mark.sample(1)
 def test_a_snapshot_is_what_was_saved(made: tuple[Path, Path], run_cli: RunCli) -> None:
     plain, snapshot = made
     names = {each.name for each in inspect(plain).tensors}

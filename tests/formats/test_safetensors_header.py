@@ -174,6 +174,7 @@ def test_two_tensors_of_a_name_are_refused() -> None:
         lay_out([Sized("x", "int8", (1,), 1), Sized("x", "int16", (1,), 2)])
 
 
+@pytest.mark.slow
 def test_a_header_that_nobody_reads_is_refused() -> None:
     around = len(said_of({"x": ""}))
     longest = lay_out([], {"x": "y" * (100_000_000 - around)})
@@ -515,6 +516,7 @@ def test_a_broken_header_is_refused_when_the_library_refuses_it(
     assert_like_the_library(content, tmp_path / "x.safetensors")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("prefix", ["", "optimizer.state."])
 def test_many_scalars_of_the_library_pass(prefix: str) -> None:
     """However short their names."""

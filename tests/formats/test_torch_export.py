@@ -136,6 +136,7 @@ def test_what_it_says_of_tensors_is_what_torch_finds(tmp_path: Path) -> None:
         assert said.items() >= devices.items()
 
 
+@pytest.mark.sample(4)
 @made_by
 def test_moved_to_the_cpu_it_runs_as_if_exported_there(name: str, tmp_path: Path) -> None:
     path, there = tmp_path / "in.pt2", tmp_path / "there.pt2"

@@ -110,6 +110,7 @@ def test_the_newer_form_of_a_parameter_is_known(tmp_path: Path) -> None:
     assert (entry.kind, entry.shape, entry.requires_grad) == ("parameter", (1,), True)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("to", ["cpu", "cuda:1", "cuda:0", "privateuseone:15", "xpu:3"])
 @pytest.mark.parametrize("tag", TAGS)
 @pytest.mark.parametrize("name", TAR_MAKERS)
@@ -336,6 +337,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     assert inspect(bad).tensors
 
 
+@pytest.mark.slow
 def test_no_flipped_byte_ends_in_another_error(tmp_path: Path) -> None:
     whole = write(tmp_path / "good.pt", good(tmp_path)).read_bytes()
     bad = tmp_path / "bad.pt"

@@ -247,6 +247,7 @@ def test_validate_looks_at_copies_of_the_weights(tmp_path: Path) -> None:
     assert ckptmove.validate(tmp_path).of("container").details[0].startswith("pytorch_model.bin: ")
 
 
+@pytest.mark.slow
 def test_the_optimizer_of_the_folder_takes_the_step(trainer: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(trainer, tmp_path / "copy")
     report = ckptmove.validate(

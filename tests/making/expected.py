@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,24 @@ class Expected(NamedTuple):
 
 
 FileMaker = Callable[[Path, str], Expected]
+
+
+def once(make: FileMaker) -> FileMaker:
+    """The same maker, which writes the bytes of before when it is asked for the same file again."""
+    made: dict[tuple[str, str], tuple[bytes, Expected]] = {}
+
+    @functools.wraps(make)
+    def again(path: Path, tag: str) -> Expected:
+        key = path.name, tag  # torch writes the name into some files
+        if key not in made:
+            expected = make(path, tag)
+            made[key] = path.read_bytes(), expected
+            return expected
+        content, expected = made[key]
+        path.write_bytes(content)
+        return expected
+
+    return again
 
 
 @contextmanager

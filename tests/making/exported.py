@@ -23,7 +23,7 @@ from torch.export.pt2_archive._package import package_pt2
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
-from tests.making.expected import Expected, FileMaker, storage_bytes
+from tests.making.expected import Expected, FileMaker, once, storage_bytes
 from tests.making.relaying import relay
 from tests.making.saving import tagging
 from tests.making.subclasses import PairTensor
@@ -283,7 +283,7 @@ def _serialized(program: ExportedProgram, tag: str) -> Any:
 
 
 EXPORTED_MAKERS: dict[str, FileMaker] = {
-    make.__name__: make
+    make.__name__: once(make)
     for make in (
         *(model, views, subclass, extra_files, two_programs, aotinductor),
         *(pickled_weights, plain_zip),

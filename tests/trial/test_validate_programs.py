@@ -274,9 +274,9 @@ class Loops(torch.nn.Module):
 def test_a_script_that_never_ends_is_ended(tmp_path: Path, run_cli: RunCli) -> None:
     path = tmp_path / "loops.pt"
     torch.jit.script(Loops()).save(str(path))
-    options = ("--step", "forward", "--input", "float32[2]", "--timeout", "20")
+    options = ("--step", "forward", "--input", "float32[2]", "--timeout", "6")
     done = run_cli("validate", path, *options, exit=1)
-    told = "the program was ended: it did not finish within 20 s; see --timeout"
+    told = "the program was ended: it did not finish within 6 s; see --timeout"
     assert done.stdout.count(told) == 1
     assert run_cli("validate", path, *options[:-1], "0", exit=2).stderr.count("\n") <= 2
 

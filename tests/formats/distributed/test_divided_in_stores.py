@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], str, int, int, int]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_what_is_wanted_is_fetched(kind: str, store: Store, tmp_path: Path) -> None:
     make, module, few, some, times = KINDS[kind]

@@ -62,7 +62,7 @@ for _ in range(2):
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ASIDE)
 def test_what_is_beside_a_model_is_named_as_what_it_is(what: str, tmp_path: Path) -> None:
     before, after, title, fix = ASIDE[what]
@@ -74,6 +74,7 @@ def test_what_is_beside_a_model_is_named_as_what_it_is(what: str, tmp_path: Path
     assert verdict.fix == fix
 
 
+@pytest.mark.slow
 def test_averages_that_are_with_the_model_are_right(tmp_path: Path) -> None:
     before, after, *_ = ASIDE["a copy"]
     script = tmp_path / "train.py"

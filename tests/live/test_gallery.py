@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import ckptmove
-from tests.conftest import RunCli
+from tests.conftest import RunCli, some
 from tests.devices.galleries import GALLERY, ran
 from tests.devices.second_device import needs_second_device
 
@@ -115,7 +115,7 @@ def wrongs(program: tuple[str, ...], found: dict[str, Any]) -> Iterator[str]:
 
 
 def check(kind: str) -> None:
-    programs = [*EXPECTED, *MENDED]
+    programs = some([*EXPECTED, *MENDED], 20)
     found = ran(kind, programs)
     assert [
         wrong
@@ -151,6 +151,7 @@ def test_every_program_on_a_gpu() -> None:
     check("cuda")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mended", [False, True])
 def test_doctor_says_it(mended: bool) -> None:
     """The way that users go, in whose process there may be nothing of all this."""
@@ -177,6 +178,7 @@ def test_the_machine_comes_first(run_cli: RunCli) -> None:
     assert told.trace is None
 
 
+@pytest.mark.usefixtures("warm")
 def test_programs_run_by_themselves(tmp_path: Path) -> None:
     """On the CPU all of them are right, or as good as."""
     for name in ("data_loader", "state_elsewhere", "step_on_device"):

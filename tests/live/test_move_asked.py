@@ -189,6 +189,7 @@ def _old(kind: str) -> nn.Module:
     return nn.Sequential(inner, nn.ReLU())
 
 
+@pytest.mark.sample(1)
 @apart
 @pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "prune"])
 def test_weights_that_a_hook_computes(kind: str) -> None:

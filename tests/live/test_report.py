@@ -148,6 +148,7 @@ def test_a_module_under_two_names_is_an_alias() -> None:
 # -- what it costs ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_is_copied() -> None:
     script = """
 import resource, torch, ckptmove

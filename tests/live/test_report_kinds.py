@@ -326,6 +326,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_sharded_parameters_have_local_parts() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FSDP],

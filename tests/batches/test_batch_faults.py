@@ -503,6 +503,7 @@ def test_against_is_found_from_wherever_an_executor_is(
 # Workers
 
 
+@pytest.mark.slow
 def test_a_worker_whose_run_is_gone_ends_without_a_word(tmp_path: Path) -> None:
     code = "from ckptmove.batches.executors.process_pool import serve; serve()"
     for _ in range(12):

@@ -116,6 +116,7 @@ def test_a_manifest_is_what_sha256sum_reads(tmp_path: Path, run_cli: RunCli) -> 
     assert "needs a destination" in done.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["relocate", "convert"])
 def test_sources_in_a_store_have_digests_of_what_was_read_of_them(
     verb: VerbName, tmp_path: Path, store: Store

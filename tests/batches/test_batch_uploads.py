@@ -51,6 +51,7 @@ def killed(tmp_path: Path, store: Store) -> Path:
     return tree
 
 
+@pytest.mark.slow
 def test_the_next_run_aborts_what_a_killed_one_left(
     killed: Path, store: Store, run_cli: RunCli
 ) -> None:

@@ -324,6 +324,7 @@ EXCUSED = {
 }
 
 
+@pytest.mark.slow
 def test_what_cant_be_simulated_is_excused(tmp_path: Path) -> None:
     found = hosted({name: program for name, (program, _) in EXCUSED.items()}, tmp_path)
     for name, (_, said) in EXCUSED.items():

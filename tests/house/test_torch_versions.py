@@ -147,6 +147,7 @@ def test_a_model_takes_a_step_on_the_cpu(tmp_path: Path) -> None:
     assert [report.of(check).outcome for check in ("model", "step", "trace")] == ["passed"] * 3
 
 
+@pytest.mark.sample(2)
 @absent
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_step_is_simulated(tmp_path: Path, optimizer: str) -> None:
@@ -155,6 +156,7 @@ def test_a_step_is_simulated(tmp_path: Path, optimizer: str) -> None:
     assert outcomes == ["passed"] * 3, report
 
 
+@pytest.mark.sample(1)
 @absent
 @pytest.mark.parametrize("optimizer", VALUE_SEEKERS)
 def test_who_needs_values_is_not_blamed(tmp_path: Path, optimizer: str) -> None:

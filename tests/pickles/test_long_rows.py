@@ -98,6 +98,7 @@ def test_equal_short_numbers_of_a_long_tree_are_one() -> None:
     assert _taken(lambda: parsed(text)) < 16 * count
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [70_000, 0.5])
 def test_numbers_of_a_long_row_take_eight_bytes(number: float, tmp_path: Path) -> None:
     """In a graph, and on the way to JSON and back."""
@@ -251,6 +252,7 @@ def _labels() -> object:
     return [names[n % 10] for n in range(30_000)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "saved",
     [

@@ -100,6 +100,7 @@ def test_what_differs_in_long_values_is_named(tmp_path: Path) -> None:
     assert {each.name for each in found.differences} == {"row.8000", "pairs.name 4321"}
 
 
+@pytest.mark.slow
 def test_a_long_dict_takes_little() -> None:
     """Each pair a hundred bytes, of which its key is sixty; as a tuple it would take twice that."""
     saved = pickle.dumps({f"{n:06}": 1 << 40 | n for n in range(200_000)}, 4)

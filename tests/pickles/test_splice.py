@@ -235,6 +235,7 @@ def test_slots_above_255_are_used_where_they_must_be() -> None:
     assert respell(result, dict.fromkeys(range(300), "mps"), exact=False) is not None
 
 
+@pytest.mark.slow
 def test_frames_grow_and_shrink_with_what_is_in_them() -> None:
     many = [[Stored(str(n), f"cuda:{n % 3}"), n, "x" * 90] for n in range(2_000)]
     for protocol in (4, 5):

@@ -504,6 +504,7 @@ def nested(levels: int) -> List:
     return root
 
 
+@pytest.mark.slow
 def test_the_deepest_tree_comes_back_and_a_deeper_one_is_refused() -> None:
     assert_same(nested(MAX_DEPTH), there_and_back(nested(MAX_DEPTH)))
     for levels in (MAX_DEPTH + 1, 1500, 100_000):
@@ -528,6 +529,7 @@ def test_billion_laughs_stay_small(made: type[Tuple | List]) -> None:
         assert_same(root, reading(text))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "pushed",
     [

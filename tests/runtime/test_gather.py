@@ -333,6 +333,7 @@ with File.open(sys.argv[1]) as source:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
 def test_memory_does_not_grow_with_the_view(tmp_path: Path) -> None:
     path = tmp_path / "source"

@@ -23,7 +23,7 @@ from ..pickles.nodes import (
     Text,
     Tuple,
 )
-from ..sources.urls import mask_secrets
+from ..sources.place import mask_secrets
 from ..torch_pickle.children import children_of
 from ..torch_pickle.sections.sections import is_module_state
 from ..torch_pickle.tree import joined

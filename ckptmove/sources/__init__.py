@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ..errors import StrPath
 from .filesystem import Missing
-from .place import LocalPlace, Place, choose
+from .place import LocalPlace, Place, choose, mask_secrets
 from .source import Source
-from .urls import mask_secrets
 
 __all__ = ["Missing", "Place", "choose", "mask_secrets", "open_source", "place_of"]
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CkptmoveError, InputError, UsageError
 from ..reports.display.phrases import format_error
-from .urls import mask_secrets
+from .place import mask_secrets
 
 _T = TypeVar("_T")
 _PAUSES = (0.2, 0.6, 1.8, 5.4)  # seconds before it is asked again, or up to half as much more

@@ -21,10 +21,9 @@ from .filesystem import (
     with_retries,
 )
 from .known_objects import known_about, known_objects, look
-from .place import EntryKind, FolderEntry, Place, check_count
+from .place import WEB, EntryKind, FolderEntry, Place, check_count
 from .remote_object import RemoteObject
 from .source import Source
-from .urls import WEB
 
 
 class RemotePlace(Place):

@@ -356,3 +356,39 @@ def check_range(source: Readable, start: int, nbytes: int) -> None:
             f"({source.nbytes:,} bytes): it is truncated or damaged",
             path=source.path,
         )
+
+
+_BLOCK = 1 << 17  # bytes that are read at once
+_NEAR = 1 << 13  # how far apart two reads are that are close together
+_MANY = 4  # reads in a row that are, after which more is read
+
+
+class NearbyReads:
+    """Reads what is asked for, and with it what follows where the last reads were close together.
+
+    Large tensors lie between the headers of their records, small ones do not: then one read serves
+    a hundred headers. Of a file that is far away, nothing is read but what was announced.
+    """
+
+    def __init__(self, source: Readable) -> None:
+        self._source = source
+        file = source.source if isinstance(source, Window) else source
+        self._far = isinstance(file, Source) and file.fetched is not None
+        self._block, self._start = b"", 0
+        self._last = self._near = 0  # where the last read was; how many in a row were close
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """As `Readable.read`."""
+        at = start - self._start
+        if at >= 0 and at + nbytes <= len(self._block):
+            self._last = start
+            return self._block[at : at + nbytes]
+        self._near = self._near + 1 if 0 <= start - self._last < _NEAR else 0
+        self._last = start
+        if self._near < _MANY or self._far or nbytes > _BLOCK:
+            return self._source.read(start, nbytes)
+        self._start = start
+        self._block = self._source.read(
+            start, max(nbytes, min(_BLOCK, self._source.nbytes - start))
+        )
+        return self._block[:nbytes]

@@ -14,14 +14,24 @@ from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Se
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.plain_tensors import is_compact
 from ..placement.device import names_device
-from .children import TRANSPARENT, visits_of
+from .children import TRANSPARENT, breadth, reachable, visits_of
 from .listing_budget import Allowance
-from .module_doubts import Doubt, Doubts, doubt_within, is_hooked, is_packed
-from .pickled_modules import Inside, Way, attributes_of, inside_buffers, inside_module, name_of
-from .reachable import breadth, reachable
+from .pickled_modules import (
+    Doubt,
+    Doubts,
+    Inside,
+    Way,
+    attributes_of,
+    doubt_within,
+    inside_buffers,
+    inside_module,
+    is_hooked,
+    is_packed,
+    name_of,
+)
 from .sections.averages import are_tensors, averages_within, is_average
-from .sections.context import Context, towards
 from .sections.sections import (
+    Context,
     Rng,
     is_capturable,
     is_graph_data,
@@ -34,6 +44,7 @@ from .sections.sections import (
     remote_device,
     rng_within,
     section_of,
+    towards,
 )
 from .sections.tensor_names import set_apart, with_shared
 from .streams import Container, Whole

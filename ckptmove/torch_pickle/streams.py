@@ -28,8 +28,7 @@ from ..plans.plan import Edit, Plan, Proof, apply_edits, apply_plan
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from .callables.allowlist import KNOWN
-from .callables.encoded_bytes import bytes_as_text, latin_1
-from .callables.uses import ENCODE, LOADER, Uses
+from .callables.uses import ENCODE, LOADER, Uses, bytes_as_text, latin_1
 from .torchscript_code import Literal
 from .values.persistent_ids import StorageId, TensorId
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import CorruptError
 from ..plans.plan import Copy, Write
-from ..sources.nearby_reads import NearbyReads
-from ..sources.source import File, Source
+from ..sources.source import File, NearbyReads, Source
 from ..system import files
 from ..system.files import NOT_HERE
 

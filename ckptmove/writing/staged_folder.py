@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Sequence
 
 from ..errors import RefusedError, StrPath, WriteError
+from ..sources.place import walk
 from ..sources.source import Source
 from ..system.files import RENAMES_OPEN
 from ..system.names import why_no_name, without_slash
 from .execute import PlanFile
 from .final_name import FinalName, exists_error, failure_of, hidden_name, mode_from, mode_of
-from .removal import remove_tree
 
 _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
 _TAKEN = {*_NOT_EMPTY, errno.ENOTDIR}
@@ -184,3 +185,25 @@ def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool
         raise failure_of(error, path) from error
     if taken and not force:
         raise exists_error(path)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder, links in it and not what they lead to; what can't be removed stays.
+
+    `shutil.rmtree` calls itself for each level, and holds a folder of each open: too many of them
+    are removed from below.
+    """
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(path, ignore_errors=True)
+    if not os.path.lexists(path):
+        return
+    emptied = list[str]()
+    for folder, folders, names in walk(path):
+        emptied.append(folder)
+        links = (name for name in folders if os.path.islink(os.path.join(folder, name)))
+        for name in (*names, *links):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, name))
+    for folder in reversed(emptied):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)

@@ -16,8 +16,7 @@ from queue import SimpleQueue
 from ..errors import CorruptError, WriteError
 from ..plans.plan import Check, Checksum, CrcRange, Plan, SourceChecksum
 from ..sources.joined import Joined
-from ..sources.nearby_reads import NearbyReads
-from ..sources.source import File, Source
+from ..sources.source import File, NearbyReads, Source
 from ..system.files import read_into
 
 #: Called with how many bytes were copied and verified since the last call.

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 
 from ..errors import CorruptError, UnsupportedError
 from ..sources.budget import Budget
-from ..sources.nearby_reads import NearbyReads
-from ..sources.source import MAX_NBYTES, Readable
+from ..sources.source import MAX_NBYTES, NearbyReads, Readable
 from .members import Record, Records
 
 STORED, DEFLATED = 0, 8

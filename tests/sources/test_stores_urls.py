@@ -12,7 +12,7 @@ import torch
 import ckptmove
 from ckptmove import InputError, UsageError
 from ckptmove.sources import mask_secrets, place_of
-from ckptmove.sources.urls import is_url
+from ckptmove.sources.place import is_url
 from tests.conftest import RunCli
 from tests.servers.object_store import Fault, Files, Store
 

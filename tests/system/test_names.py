@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ckptmove
-from ckptmove.sources.urls import is_url
+from ckptmove.sources.place import is_url
 from ckptmove.system.names import folds_case, one_case, why_no_name, without_slash
 
 _ROOT = Path(__file__).parents[2]

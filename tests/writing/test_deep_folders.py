@@ -12,7 +12,7 @@ import torch
 
 from ckptmove import convert, inspect, recover, relocate, validate
 from ckptmove.sources.place import walk
-from ckptmove.writing.removal import remove_tree
+from ckptmove.writing.staged_folder import remove_tree
 from tests.making.saving import tagging
 
 DEPTH, LIMIT = 640, 600

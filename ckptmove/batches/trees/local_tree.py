@@ -27,7 +27,7 @@ from ...system.files import (
 from ...system.locks import is_open_for_writing
 from ...system.names import folds_case, one_case, without_slash
 from ...writing.final_name import HIDDEN, failure_of, hidden_name, is_hidden
-from ...writing.removal import remove_tree
+from ...writing.staged_folder import remove_tree
 from .ledger import FileLedger
 from .tree import LEDGER, Ledger, Tree, is_own_name
 

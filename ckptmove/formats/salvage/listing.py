@@ -11,7 +11,7 @@ from ...manifest.manifest import Storage, TensorEntry
 from ...manifest.paths import spell
 from ...pickles.nodes import Blob, Call, Dict, List, Node, Persistent, Set, Tuple
 from ...sources.budget import Excess
-from ...torch_pickle.callables.encoded_bytes import latin_1
+from ...torch_pickle.callables.uses import latin_1
 from ...torch_pickle.children import children_of
 from ...torch_pickle.listing import Contents, contents_of
 from ...torch_pickle.streams import Container, whole

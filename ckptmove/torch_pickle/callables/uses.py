@@ -23,9 +23,11 @@ from ...pickles.nodes import (
     List,
     Node,
     Set,
+    Text,
     Tuple,
     named,
 )
+from ...pickles.opcodes.literals import may_be_checkpoint
 from ...pickles.opcodes.plain_tensors import compact_form, is_compact
 from ...pickles.walk import Pickle
 from . import numpy_dtypes
@@ -299,3 +301,22 @@ _CHECKS: dict[str, Callable[[Uses, Call], bool]] = {
 }
 #: Functions; classes are values of many a checkpoint, and harmless whatever they are given.
 NEVER_BARE = frozenset((LOADER, ENCODE, "copyreg._reconstructor", *_FROM_TYPE, *_SCALARS))
+
+
+def bytes_as_text(call: Call) -> Text | None:
+    """The text of `_codecs.encode(text, 'latin1')`, as protocols up to 2 spell bytes."""
+    if call.qualname != ENCODE or not isinstance(call.args, Tuple):
+        return None
+    items = call.args.items
+    if len(items) != 2 or not isinstance(items[0], Text) or items[1] not in LATIN_1:
+        return None
+    text = items[0]
+    return text if may_be_checkpoint(text[:64].encode("latin-1", "replace")) else None
+
+
+def latin_1(text: str) -> bytes | None:
+    """The bytes whose numbers the characters of a text are, or None if one is none."""
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        return None

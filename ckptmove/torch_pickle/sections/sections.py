@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import Enum
+from typing import NamedTuple
 
 from ...manifest.manifest import Role, Section
 from ...manifest.paths import Key
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Text, Tuple
 from ...pickles.opcodes.plain_tensors import compact_form
-from ..pickled_modules import is_module
+from ..pickled_modules import Way, is_module
 from ..values.numpy_arrays import array_of
 
 _RNG_WORDS = re.compile(r"(^|[^a-z])(rng|random)([^a-z]|$)|rng_?states?|random_?states?")
@@ -231,3 +232,29 @@ def remote_device(node: Call) -> Call | None:
         return None
     device = node.state.get("_device") if isinstance(node.state, Dict) else None
     return device if isinstance(device, Call) else None
+
+
+class Context(NamedTuple):
+    """What the way to a node says about it."""
+
+    section: Section = Section.OTHER
+    role: Role | None = None
+    part_of: str | None = None
+    averaged: bool = False  # below a key that speaks of averages of weights, or in one
+    rng: Rng = Rng.UNKNOWN
+    in_set: bool = False
+    data: bool = False  # in what a model learns from
+    state: bool = False  # right in a state dict, where numpy's arrays are weights
+    model_at: int | None = None  # the depth of the model's state dict, inside of one
+    weights_at: int | None = None  # the depth of what holds all of a model's weights
+    way: Way | None = None  # within modules that were pickled whole
+
+
+def towards(context: Context, averaged: bool | None) -> Context:
+    """What the way to one of the things in a container says, if its key speaks of averages."""
+    if averaged is None:
+        return context
+    section = context.section
+    if section in (Section.MODEL, Section.EMA):
+        section = Section.EMA if averaged else Section.MODEL
+    return context._replace(averaged=averaged, section=section)

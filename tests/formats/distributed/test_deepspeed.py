@@ -239,6 +239,16 @@ def saved_again(path: Path, change: Any) -> None:
         torch.save(state, path)
 
 
+def check_refusal(folder: Path, file: str, change: Any, message: str) -> None:
+    """Change a file of a folder, and check that the folder is then refused with this message."""
+    saved_again(folder / file, change)
+    out = folder.with_name("out.pt")
+    with pytest.raises(InputError, match=message) as raised:
+        ckptmove.convert(folder, out)
+    assert len(str(raised.value)) <= 300
+    assert not out.exists()
+
+
 def inner(key: str, value: Any) -> Any:
     """A change of what the optimizer saved."""
 
@@ -291,13 +301,7 @@ CHANGES: dict[str, tuple[str, Any, str]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_partitions_that_do_not_fit_are_refused(name: str, tmp_path: Path) -> None:
-    file, change, message = CHANGES[name]
-    folder = save_zero(tmp_path / "run", run(stage=2))
-    saved_again(folder / file, change)
-    with pytest.raises(InputError, match=message) as raised:
-        ckptmove.convert(folder, tmp_path / "out.pt")
-    assert len(str(raised.value)) <= 300
-    assert not (tmp_path / "out.pt").exists()
+    check_refusal(save_zero(tmp_path / "run", run(stage=2)), *CHANGES[name])
 
 
 @pytest.mark.parametrize(

@@ -31,21 +31,31 @@ COLUMNS = [((0, 0), (4, 3)), ((0, 3), (4, 2)), ((0, 5), (4, 1))]
 
 
 def save_shards(
-    folder: Path, state: Mapping[str, torch.Tensor], boxes: Mapping[str, Sequence[Box]], ranks: int
+    folder: Path,
+    state: Mapping[str, torch.Tensor],
+    boxes: Mapping[str, Sequence[Box]],
+    ranks: int,
+    *,
+    chunks: bool = False,
 ) -> Path:
-    """Write each box to the file of a rank, as the writer of torch does for a DTensor."""
+    """Write each box to the file of a rank, as the writer of torch does for a DTensor.
+
+    With `chunks`, as transformers does for FSDP with tensor parallelism: several of one a file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    version = {"transformers_dcp_chunk_version": "1"} if chunks else {"DCP_VERSION": "1.0"}
     for rank in range(ranks):
         held: dict[str, torch.Tensor] = {}
         told: dict[str, Any] = {}
         for name, tensor in state.items():
             own = boxes.get(name, [((0,) * tensor.dim(), tuple(tensor.shape))])
-            for n, (start, size) in enumerate(own):
-                if n % ranks == rank:
-                    part = tuple(slice(a, a + b) for a, b in zip(start, size, strict=True))
-                    held[name] = tensor[part].clone(memory_format=torch.contiguous_format)
-                    told[name] = {"saved_offsets": list(start)}
-        metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(told)}
+            for start, size in own[rank::ranks]:
+                part = tuple(slice(a, a + b) for a, b in zip(start, size, strict=True))
+                key = f"chunk_{len(held)}" if chunks else name
+                held[key] = tensor[part].clone(memory_format=torch.contiguous_format)
+                whole = {"fqn": name, "shape": list(tensor.shape)} if chunks else {}
+                told[key] = {**whole, "saved_offsets": list(start)}
+        metadata = {"format": "pt", **version, "DCP_SHARDING_INFO": json.dumps(told)}
         save_file(held, folder / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors", metadata)
     return folder
 
@@ -62,34 +72,6 @@ def state() -> dict[str, torch.Tensor]:
 
 
 BOXES = {"rows": ROWS, "columns": COLUMNS}
-
-
-def save_chunks(
-    folder: Path, state: Mapping[str, torch.Tensor], boxes: Mapping[str, Sequence[Box]], ranks: int
-) -> Path:
-    """Write boxes as transformers does for FSDP with tensor parallelism: several of one a file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for rank in range(ranks):
-        held: dict[str, torch.Tensor] = {}
-        told: dict[str, Any] = {}
-        for name, tensor in state.items():
-            own = boxes.get(name, [((0,) * tensor.dim(), tuple(tensor.shape))])
-            for start, size in own[rank::ranks]:
-                part = tuple(slice(a, a + b) for a, b in zip(start, size, strict=True))
-                key = f"chunk_{len(held)}"
-                held[key] = tensor[part].clone(memory_format=torch.contiguous_format)
-                told[key] = {
-                    "fqn": name,
-                    "shape": list(tensor.shape),
-                    "saved_offsets": list(start),
-                }
-        metadata = {
-            "format": "pt",
-            "transformers_dcp_chunk_version": "1",
-            "DCP_SHARDING_INFO": json.dumps(told),
-        }
-        save_file(held, folder / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors", metadata)
-    return folder
 
 
 def by_torch(folder: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -164,7 +146,7 @@ def test_several_parts_of_a_tensor_in_one_file(
     torch.manual_seed(seed % 1000)
     wanted = {"w": torch.randn(shape), "b": torch.arange(3)}
     boxes = {"w": boxes_of(shape, Random(seed))}
-    folder = save_chunks(tmp_path_factory.mktemp("hf"), wanted, boxes, ranks)
+    folder = save_shards(tmp_path_factory.mktemp("hf"), wanted, boxes, ranks, chunks=True)
     same(ckptmove.load(folder), wanted)
     ckptmove.convert(folder, folder.parent / f"{folder.name}.safetensors")
     same(load_file(folder.parent / f"{folder.name}.safetensors"), wanted)
@@ -183,7 +165,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_said_of_parts_and_lies_is_refused(name: str, tmp_path: Path) -> None:
     change, message = CHANGES[name]
-    folder = save_chunks(tmp_path / "step", saved(), BOXES, 2)
+    folder = save_shards(tmp_path / "step", saved(), BOXES, 2, chunks=True)
     first = folder / "shard-00001-model-00001-of-00001.safetensors"
     metadata = read_header(Memory(first.read_bytes(), "")).metadata
     told = json.loads(metadata["DCP_SHARDING_INFO"])
@@ -199,7 +181,9 @@ def test_what_is_said_of_parts_and_lies_is_refused(name: str, tmp_path: Path) ->
 def test_rows_that_only_the_last_rank_had_are_missed_where_the_shape_is_told(
     tmp_path: Path,
 ) -> None:
-    folder = save_chunks(tmp_path / "step", {"rows": torch.randn(4, 6)}, {"rows": ROWS}, 3)
+    folder = save_shards(
+        tmp_path / "step", {"rows": torch.randn(4, 6)}, {"rows": ROWS}, 3, chunks=True
+    )
     (folder / "shard-00003-model-00001-of-00001.safetensors").unlink()
     with pytest.raises(CorruptError, match="chunks of 'rows' are missing"):
         ckptmove.inspect(folder)

@@ -51,7 +51,7 @@ class LedgerWriter:
         if not entries or self._ledger is None:
             return
         try:
-            self._ledger.add_all(entries)
+            self._ledger.add(*entries)
             self.failure = ""
         except (OSError, CkptmoveError) as error:
             self.failure = f"the ledger could not record what is done: {error}"

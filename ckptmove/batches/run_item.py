@@ -29,6 +29,7 @@ from ..reports.relocate import RelocateReport
 from ..sources import place_of
 from ..writing import destination_of
 from ..writing.final_name import EXISTS_HINT, NO_ROOM, hidden_name
+from ..writing.staged_file import naming_later
 from ..writing.verify import Progress
 from .discovery import opened_item
 from .fingerprints import is_ours
@@ -80,7 +81,7 @@ def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
                 raise
             # somebody else has made it meanwhile
     _refuse_other_sizes(task)
-    with output.beside() as other:
+    with output.beside() as other, naming_later(None):
         try:
             made = _made(task, other, force=False)
         except CkptmoveError as error:

@@ -23,8 +23,8 @@ from ..sources import place_of
 from ..system.files import sync_folder
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
+from .executors.bundle import bundles_of, foretell, work
 from .executors.process_pool import WorkerDied, Workers
-from .executors.worker import foretell, work
 from .ledger_writer import LedgerWriter
 from .trees import tree_at
 
@@ -35,7 +35,8 @@ _LOGGER = logging.getLogger("ckptmove.batch")
 logging.getLogger("ckptmove").addHandler(logging.NullHandler())  # nothing is printed unasked
 _AHEAD = 2  # items handed out for each worker
 _FAR_AHEAD = 256  # where we don't know how many workers there are
-_Event = Future[Result] | tuple[Task, int]
+_Tasks = tuple[Task, ...]  # done by one call: one item, or a bundle of small ones
+_Event = Future[list[Result]] | tuple[_Tasks, int]
 
 
 class Batch(Iterator[Result]):
@@ -118,7 +119,7 @@ class _Run:
         executor: Executor | None,
         progress: Progress | None,
         cluster: Cluster | None,
-        call: Callable[[Task], Result],
+        call: Callable[[_Tasks], list[Result]],
         max_failures: int | None,
     ) -> None:
         self._plan = plan
@@ -132,7 +133,7 @@ class _Run:
         self._cluster = cluster
         self._progress = progress
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._pending: dict[Future[Result], Task] = {}
+        self._pending: dict[Future[list[Result]], _Tasks] = {}
         self._told: Counter[str] = Counter()
         self._last: list[str] = []
         self._folders: set[str] = set()
@@ -158,8 +159,8 @@ class _Run:
     @property
     def current(self) -> list[str]:
         """As `Batch.current`."""
-        running = [task.item.name for future, task in self._pending.items() if future.running()]
-        return running or self._last
+        running = (tasks for future, tasks in self._pending.items() if future.running())
+        return [_name_of(tasks) for tasks in running] or self._last
 
     def report(self) -> BatchReport:
         """As `Batch.report`."""
@@ -229,39 +230,43 @@ class _Run:
             return self._cluster.ahead
         return _FAR_AHEAD if self._executor is not None else _AHEAD * self._jobs
 
-    def _heard(self, task: Task, nbytes: int) -> None:
-        self._events.put((task, nbytes))
+    def _heard(self, tasks: _Tasks, nbytes: int) -> None:
+        self._events.put((tasks, nbytes))
 
     def _gathered(self, executor: Executor) -> Iterator[Result]:
-        todo, later = deque(self._plan.tasks), deque[Task]()
+        todo, later = deque(bundles_of(self._plan.tasks, self._jobs)), deque[Task]()
         while todo or later or self._pending:
             while todo and len(self._pending) < self._window():
                 self._submit(executor, todo.popleft())
             if not self._pending:  # only what another run is at is left
-                self._submit(executor, later.popleft()._replace(patient=True))
+                self._submit(executor, (later.popleft()._replace(patient=True),))
             try:
                 event = self._events.get(timeout=self._ledger.seconds)
             except queue.Empty:
                 self._ledger.write_due()
                 continue
             if isinstance(event, tuple):
-                self._tell(*event)
+                (task, *_), nbytes = event
+                self._tell(task, nbytes)
                 continue
-            task = self._pending.pop(event)
-            result = self._result_of(event, task)
-            if result.outcome == BUSY:
-                later.append(task)
+            tasks = self._pending.pop(event)
+            if len(tasks) > 1 and self._is_lost(event):  # one of them is to blame, or none
+                todo.extendleft((task,) for task in reversed(tasks))
                 continue
-            self._tell(task, max(0, task.item.nbytes - self._told[task.item.name]))
-            yield result
+            for task, result in zip(tasks, self._results_of(event, tasks), strict=True):
+                if result.outcome == BUSY:
+                    later.append(task)
+                    continue
+                self._tell(task, max(0, task.item.nbytes - self._told[task.item.name]))
+                yield result
 
-    def _submit(self, executor: Executor, task: Task) -> None:
+    def _submit(self, executor: Executor, tasks: _Tasks) -> None:
         try:
-            future: Future[Result] = executor.submit(self._call, task)
+            future: Future[list[Result]] = executor.submit(self._call, tasks)
         except Exception as error:  # it is broken, or was shut down
             future = Future()
             future.set_exception(error)
-        self._pending[future] = task
+        self._pending[future] = tasks
         future.add_done_callback(self._events.put)
 
     def _tell(self, task: Task, nbytes: int) -> None:
@@ -273,20 +278,28 @@ class _Run:
         if self._progress is not None:
             self._progress(nbytes)
 
-    def _result_of(self, future: Future[Result], task: Task) -> Result:
+    def _is_lost(self, future: Future[list[Result]]) -> bool:
+        """Whether the process died that did it."""
+        died = not future.cancelled() and isinstance(future.exception(), WorkerDied)
+        self._may_have_left |= died
+        return died
+
+    def _results_of(self, future: Future[list[Result]], tasks: _Tasks) -> list[Result]:
+        hint = None
         try:
             return future.result()
         except CancelledError:
-            return result_of(task.item, FAILED, "was cancelled")
+            why = "was cancelled"
         except WorkerDied as error:
             self._may_have_left = True
-            return result_of(task.item, FAILED, str(error), hint=self._mend(task) or error.hint)
+            (task,) = tasks
+            why, hint = str(error), self._mend(task) or error.hint
         except CkptmoveError:  # of those who do the work: it is no matter of this item
             raise
         except Exception as error:
             self._may_have_left = True
-            why = f"the executor failed: {type(error).__name__}: {error}"
-            return result_of(task.item, FAILED, " ".join(why.split()))
+            why = " ".join(f"the executor failed: {type(error).__name__}: {error}".split())
+        return [result_of(task.item, FAILED, why, hint=hint) for task in tasks]
 
     def _mend(self, task: Task) -> str | None:
         """Remove what a worker that died has left of an item; gives what to do if that failed."""
@@ -332,7 +345,7 @@ class _Run:
             future.cancel()
         for future in self._pending:
             with contextlib.suppress(Exception, CancelledError):
-                self._folders.update(future.result().folders)
+                self._folders.update(*(each.folders for each in future.result()))
 
     def _tidy_up(self) -> None:
         """Sync the names of new files, and remove temporary files."""
@@ -354,6 +367,12 @@ class _Run:
     def _is_clean(self, destination: str) -> bool:
         """Whether nothing can be left over that would take requests to find."""
         return not self._may_have_left and not place_of(destination).opens_by_path
+
+
+def _name_of(tasks: _Tasks) -> str:
+    """What a user sees of tasks that are done by one call."""
+    more = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
+    return tasks[0].item.name + more
 
 
 def _totals(plan: BatchPlan) -> tuple[int, int]:

@@ -11,10 +11,12 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 import shutil
+import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -143,21 +145,76 @@ def sync(fd: int) -> None:
     os.fsync(fd)
 
 
+#: File systems of Linux on which `syncfs` waits until the disk has all, and says what went wrong:
+#: ext2 to ext4, XFS, btrfs, F2FS, tmpfs (linux/magic.h).
+_SYNCED_WHOLE = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994}
+_REPORTS_ERRORS = (5, 8)  # the Linux since which `syncfs` does
+
+
+def sync_all(fds: Sequence[int]) -> None:
+    """As `sync` of each file; of many on one file system by one call, where it promises the same.
+
+    That call also waits for what others have written there. Each file that is synced by itself
+    takes one turn of the disk, so for tiny files the one call takes a twentieth of the time.
+    """
+    done = set[int]()
+    for fd in fds:
+        device = os.fstat(fd).st_dev
+        if device in done:
+            continue
+        if len(fds) > 1 and _sync_file_system(fd, device):
+            done.add(device)
+        else:
+            sync(fd)
+
+
+def _sync_file_system(fd: int, device: int) -> bool:
+    """Sync the file system of a file, if that promises what `sync` does. Raises OSError."""
+    call = _c_call("syncfs", "c_int")
+    if call is None or not _is_synced_whole(fd, device):
+        return False
+    if call(fd):
+        number = import_module("ctypes").get_errno()
+        raise OSError(number, os.strerror(number))
+    return True
+
+
+def _is_synced_whole(fd: int, device: int) -> bool:
+    if device not in _known_devices:
+        release = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+        call, kind = _c_call("fstatfs", "c_int", "c_char_p"), 0
+        if call is not None and release >= _REPORTS_ERRORS:
+            about = import_module("ctypes").create_string_buffer(512)
+            if call(fd, about) == 0:  # its first field is a long
+                kind = int.from_bytes(about.raw[: struct.calcsize("l")], sys.byteorder)
+        _known_devices[device] = kind in _SYNCED_WHOLE
+    return _known_devices[device]
+
+
+_known_devices: dict[int, bool] = {}  # whether the file system with that number is synced whole
+
+
 def start_sync(fd: int, at: int, nbytes: int) -> None:
     """Have the disk begin with a range. Where there is no such call, nothing depends on it."""
-    _sync_file_range()(fd, at, nbytes, _SYNC_FILE_RANGE_WRITE)
+    call = _c_call("sync_file_range", "c_int", "c_int64", "c_int64", "c_uint")
+    if call is not None:
+        call(fd, at, nbytes, _SYNC_FILE_RANGE_WRITE)
 
 
 @cache
-def _sync_file_range() -> Callable[[int, int, int, int], int]:
+def _c_call(name: str, *types: str) -> Callable[..., int] | None:
+    """A call of the C library of Linux, with the types of its arguments; None if there is none."""
+    if sys.platform != "linux":
+        return None
     try:
         import ctypes  # which not every Python has, and takes a while
 
-        call = ctypes.CDLL(None).sync_file_range
+        call = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (ImportError, OSError, AttributeError, TypeError):
-        return lambda *_: 0
-    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return call
+        return None
+    call.argtypes = tuple(getattr(ctypes, each) for each in types)
+    found: Callable[..., int] = call
+    return found
 
 
 def data_range(fd: int, at: int) -> tuple[int, int]:

@@ -70,7 +70,7 @@ class PlanFile:
             if plan.seal is not None:
                 for write in plan.seal(crcs):
                     put(self.fd, *write)
-                sync(self.fd)
+                self._sync()
             report(plan.nbytes - report.nbytes)
         except OSError as error:
             raise failure_of(error, self.path) from error
@@ -91,9 +91,13 @@ class PlanFile:
                 verifier.written(min(end, writes[0].at) if writes else end)
                 report(verifier.take_done())
             assert not writes, "the plan writes beyond its end"
-            sync(self.fd)
+            self._sync()
             verifier.finish(report)
         return verifier.crcs
+
+    def _sync(self) -> None:
+        """Have what was written on disk before it gets a name."""
+        sync(self.fd)
 
     def _reflink(self, plan: Plan) -> bool:
         if not plan.is_clone:

@@ -1,7 +1,8 @@
 """Execute a plan so that the destination file appears complete and verified, or not at all.
 
 A temporary file beside the destination is written. It gets the final name in one step, after every
-byte is verified and synced.
+byte is verified and synced. To sync thousands of tiny files takes most of the time; so several can
+be synced together (`naming_later`): write n, sync once, then name n.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 
 from ..errors import StrPath, WriteError
 from ..sources.source import Source
-from ..system.files import RENAMES_OPEN
+from ..system.files import RENAMES_OPEN, sync_all
 from .execute import PlanFile
 from .final_name import FinalName, check_file, exists_error, failure_of
+
+_LATER: ContextVar[list[LocalFile] | None] = ContextVar("_LATER", default=None)
 
 
 class LocalFile(PlanFile):
@@ -28,6 +32,7 @@ class LocalFile(PlanFile):
         self.force = force
         self.committed = False
         self._name = FinalName(path)
+        self._later = _LATER.get()
         try:
             super().__init__(self._name.hidden, self._name.folder, path, sources)
         except BaseException as error:  # a signal may come after the file did
@@ -42,6 +47,8 @@ class LocalFile(PlanFile):
             self._name.folder.unlink(self._name.hidden)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._later is not None and self in self._later:  # whoever asked for that goes on
+            return
         if not self.committed:
             if not RENAMES_OPEN:
                 with contextlib.suppress(OSError):
@@ -56,8 +63,21 @@ class LocalFile(PlanFile):
         finally:
             self._name.close()
 
+    def _sync(self) -> None:
+        if self._later is None:
+            super()._sync()
+
     def commit(self) -> None:
-        """Give the file its name. Raises RefusedError if the name was taken meanwhile."""
+        """Give the file its name, or leave that to whoever called `naming_later`.
+
+        Raises RefusedError if the name was taken meanwhile.
+        """
+        if self._later is None:
+            self._take_name()
+        else:
+            self._later.append(self)
+
+    def _take_name(self) -> None:
         try:
             if not RENAMES_OPEN:
                 super().close()
@@ -71,3 +91,38 @@ class LocalFile(PlanFile):
                 raise exists_error(self.path) from error
             raise WriteError(f"committing failed: {error.strerror}", path=self.path) from error
         self._name.sync_in_time()
+
+    def name_now(self) -> None:
+        """Name a file of `naming_later`, which `sync_together` has synced. Raises as `commit`."""
+        self._end_waiting(self._take_name)
+
+    def drop(self) -> None:
+        """Remove a file of `naming_later` instead."""
+        self._end_waiting(lambda: None)
+
+    def _end_waiting(self, do: Callable[[], None]) -> None:
+        assert self._later is not None
+        self._later.remove(self)
+        with self:
+            do()
+
+
+@contextlib.contextmanager
+def naming_later(files: list[LocalFile] | None) -> Iterator[None]:
+    """A context in which files are written and verified, and get no names: they are appended.
+
+    They have to be synced and named after that, or dropped. With None, all is as it was before.
+    """
+    token = _LATER.set(files)
+    try:
+        yield
+    finally:
+        _LATER.reset(token)
+
+
+def sync_together(files: Iterable[LocalFile]) -> None:
+    """Have files that wait for their names on disk: by one call for all, where there is one.
+
+    Raises OSError.
+    """
+    sync_all([each.fd for each in files])

@@ -34,7 +34,7 @@ def test_any_name_will_do(name: str, tmp_path: Path) -> None:
     ledger = FileLedger(str(tmp_path / "ledger"))
     ledger.add(ONE._replace(name=name))
     assert ledger.entry(name) == ONE._replace(name=name)
-    with ledger.lock(name, patient=False) as held:
+    with ledger.lock([name], patient=False) as held:
         assert held
 
 
@@ -103,19 +103,19 @@ def test_another_file_in_its_place_is_read_anew(tmp_path: Path) -> None:
 
 def test_one_at_a_time_holds_an_item(tmp_path: Path) -> None:
     one, other = (FileLedger(str(tmp_path / "ledger")) for _ in range(2))
-    with one.lock("a", patient=False) as mine:
+    with one.lock(["a"], patient=False) as mine:
         assert mine
-        with other.lock("a", patient=False) as theirs:
+        with other.lock(["a"], patient=False) as theirs:
             assert not theirs
-        with other.lock("b", patient=False) as theirs:
+        with other.lock(["b"], patient=False) as theirs:
             assert theirs
         one.add(ONE)  # opens and closes the file, which must not give up the lock
-        with other.lock("a", patient=False) as theirs:
+        with other.lock(["a"], patient=False) as theirs:
             assert not theirs
         got = threading.Event()
 
         def wait() -> None:
-            with other.lock("a", patient=True) as theirs:
+            with other.lock(["a"], patient=True) as theirs:
                 assert theirs
                 got.set()
 

@@ -102,7 +102,7 @@ def test_a_ledger_knows_the_last_entry_of_each_item(root: Root) -> None:
     again = open_ledger(ledger.path)
     one, two = (Entry(name, "key", "done", 7, "stamp", 9) for name in ("a b/ü", "other"))
     assert again.entry(one.name) is None
-    with again.lock(one.name, patient=False) as ours:
+    with again.lock([one.name], patient=False) as ours:
         assert ours
         again.add(one)
         again.add(two)

@@ -462,6 +462,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "batches.source_removal",
         "batches.executors.time_limit",
         "batches.executors.worker",
+        "batches.executors.bundle",
         "batches.executors.process_pool",
         "batches.executors.ray_driver",
         "batches.executors.ray_executor",

@@ -91,9 +91,9 @@ class Cluster(Executor):
         raise UsageError(f"cannot reach a Ray cluster at {address!r}: {why}", hint=hint)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As `Executor.submit`, but for keywords; the first argument is a task of a batch."""
+        """As `Executor.submit`, but for keywords; the first argument is tasks of a batch."""
         assert not kwargs, "no longer needed"
-        call = Call(fn, args, *self._mark(args[0]))
+        call = Call(fn, args, *self._mark(args[0][0]))
         future: Future[Any] = Future()
         with self._lock:
             if self._ended:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from ...errors import (
@@ -51,46 +51,63 @@ _MAYBE = (
 )
 _MOST_DIGESTS = 300  # that a line of the ledger has
 _WHOLE = 8 << 20  # bytes of an object that is read from start to end: one request fetches it
+#: What an item takes: it stops where its output waits for a name, and gives its result at the end.
+Steps = Generator[None, None, Result]
 _LEDGERS = 4  # that a process remembers what it has read of
 
 
-def work(task: Task) -> Result:
+def do_alone(task: Task) -> Result:
     """Do an item, unless it is done; whatever is wrong with it is in the result."""
-    started = time.monotonic()
-    with syncing_later() as folders:
-        result = _outcome_of(task, _done)
-        seconds = time.monotonic() - started
-        return result._replace(seconds=seconds, folders=tuple(sorted(folders)))
+    return _alone(task, _done)
 
 
-def foretell(task: Task) -> Result:
+def foretell_alone(task: Task) -> Result:
     """What would become of an item, as far as its metadata tells; nothing is written."""
+    return _alone(task, _foretold)
+
+
+def _alone(task: Task, do: Callable[[Task], Result]) -> Result:
     started = time.monotonic()
-    result = _outcome_of(task, _foretold)
-    return result._replace(seconds=time.monotonic() - started)
+    with syncing_later() as folders, catching(task) as made, time_limit(task.timeout):
+        refuse_clash(task)
+        made.result = do(task)
+    assert made.result is not None, "what was raised was caught"
+    seconds = time.monotonic() - started
+    return made.result._replace(seconds=seconds, folders=tuple(sorted(folders)))
 
 
-def _outcome_of(task: Task, do: Callable[[Task], Result]) -> Result:
-    item = task.item
+def refuse_clash(task: Task) -> None:
+    """Raises RefusedError for an item whose output would be another's too."""
+    if task.clash:
+        can_keep = task.verb == "convert"
+        hint = f"{'--keep-suffix keeps both; ' if can_keep else ''}--exclude leaves one out"
+        raise RefusedError(task.clash, hint=hint)
+
+
+class Caught:
+    """The result of an item, once it has one."""
+
+    result: Result | None = None
+
+
+@contextlib.contextmanager
+def catching(task: Task) -> Iterator[Caught]:
+    """A context in which whatever is wrong with an item becomes its result."""
+    made, item = Caught(), task.item
     try:
-        if task.clash:
-            can_keep = task.verb == "convert"
-            hint = f"{'--keep-suffix keeps both; ' if can_keep else ''}--exclude leaves one out"
-            raise RefusedError(task.clash, hint=hint)
-        with time_limit(task.timeout):
-            return do(task)
+        yield made
     except TimedOut:
         why = f"took longer than {task.timeout:g} s"
-        return result_of(item, FAILED, why, hint="--timeout gives it longer")
+        made.result = result_of(item, FAILED, why, hint="--timeout gives it longer")
     except CkptmoveError as error:
-        return _failure(item, error)
+        made.result = _failure(item, error)
     except OSError as error:
-        return _failure(item, failure_of(error, item.output or item.path))
+        made.result = _failure(item, failure_of(error, item.output or item.path))
     except MemoryError:
-        return result_of(item, FAILED, NO_MEMORY)
+        made.result = result_of(item, FAILED, NO_MEMORY)
     except Exception as error:  # the others must not suffer from it
         why = f"a bug in ckptmove: {type(error).__name__}: {error}"
-        return result_of(item, FAILED, " ".join(why.split()))
+        made.result = result_of(item, FAILED, " ".join(why.split()))
 
 
 def _done(task: Task) -> Result:
@@ -99,20 +116,30 @@ def _done(task: Task) -> Result:
         made = do_item(task, None)
         assert made is not None, "it exists already"
         return _result(task.item, made)
-    ledger = _ledger(task.ledger, task.since)
-    with ledger.lock(task.item.name, patient=task.patient) as held:
+    ledger = shared_ledger(task.ledger, task.since)
+    with ledger.lock([task.item.name], patient=task.patient) as held:
         if not held:
             return result_of(task.item, BUSY)
         with _recording(ledger), remembering() as known:
             known.whole_nbytes = _WHOLE
             _remember(known, task.item, ahead=not task.there)
             try:
-                return _entered(task, ledger)
+                return result_at_end(entered(task, ledger))
             except CorruptError as error:
                 if str(error) != CHANGED or not task.item.stamp:
                     raise
         with _recording(ledger), remembering():  # it has changed: now nothing is known of it
-            return _entered(task, ledger)
+            return result_at_end(entered(task, ledger))
+
+
+def result_at_end(steps: Steps) -> Result:
+    """The result of steps, once they are all done."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: Result = ended.value
+            return result
 
 
 def _foretold(task: Task) -> Result:
@@ -131,7 +158,7 @@ def _failure(item: Item, error: CkptmoveError) -> Result:
 
 
 @lru_cache(_LEDGERS)
-def _ledger(path: str, since: int) -> Ledger:
+def shared_ledger(path: str, since: int) -> Ledger:
     """The ledger; all items of a batch that this process does share what was read of it."""
     return open_ledger(path, since)
 
@@ -160,47 +187,64 @@ def _remember(known: KnownObjects, item: Item, *, ahead: bool) -> None:
             known.coming[item.path] = coming
 
 
-def _entered(task: Task, ledger: Ledger) -> Result:
-    """Do an item that no other process is doing, and record it in the ledger.
+def entered(
+    task: Task, ledger: Ledger, known: Mapping[str, Entry] | None = None, *, recorded: bool = True
+) -> Steps:
+    """Do an item that no other process is doing, and record it in the ledger, in two steps.
 
-    Where many machines share the ledger, who collects results does that.
+    In between it may wait for its name. `known` is what was read of the ledger just now. What is
+    not to be `recorded` yet is in the result for who collects results, as where machines share it.
     """
-    record = _Record(ledger)
-    result = _recorded(task, ledger, record)
-    if record.notes and result.report is not None:
-        told = [*record.notes, *result.report.get("warnings", ())]
-        result = result._replace(report={**result.report, "warnings": told})
-    return result._replace(entries=tuple(record.entries))
+    record = _Record(ledger, recorded=recorded)
+    result = yield from _recorded(task, ledger, record, known)
+    return with_notes(result, record.notes)._replace(entries=tuple(record.entries))
+
+
+def with_notes(result: Result, notes: Sequence[str]) -> Result:
+    """The result, with what the user should know besides."""
+    if not notes or result.report is None:
+        return result
+    told = [*notes, *result.report.get("warnings", ())]
+    return result._replace(report={**result.report, "warnings": told})
 
 
 class _Record:
     """What is to be recorded of an item."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, *, recorded: bool) -> None:
         self.notes = list[str]()  #: what the user should know of that
         self.entries = list[Entry]()  #: what others will add to the ledger
         self._ledger = ledger
+        self._later = ledger.is_shared or not recorded
 
     def add(self, entry: Entry) -> None:
         """Add an entry, now or later."""
-        if self._ledger.is_shared:
+        if self._later:
             self.entries.append(entry)
             return
         try:
             self._ledger.add(entry)
         except (OSError, CkptmoveError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            self.notes.append(f"it is done, but the ledger could not record that: {why}")
+            self.notes.append(unrecorded(error))
 
 
-def _recorded(task: Task, ledger: Ledger, record: _Record) -> Result:
+def unrecorded(error: OSError | CkptmoveError) -> str:
+    """What the user should know where the ledger can't be written."""
+    why = error.strerror if isinstance(error, OSError) else error
+    return f"it is done, but the ledger could not record that: {why}"
+
+
+def _recorded(
+    task: Task, ledger: Ledger, record: _Record, read: Mapping[str, Entry] | None
+) -> Steps:
     item = task.item
     if task.in_place:
         record.notes += recover_if_interrupted(item.path)
     if ledger.is_shared and not task.there and not tree_at(item.output).is_taken():
         known = task.known  # nobody has done it since
     else:
-        known = ledger.entry(item.name) or task.known
+        found = ledger.entry(item.name) if read is None else read.get(item.name)
+        known = found or task.known
     key = _key(task)
     verify = task.verify and not task.in_place  # there, what is done is not to be done again
     if known is not None and not (verify and task.verb == "validate"):  # it reads what it is of
@@ -216,6 +260,7 @@ def _recorded(task: Task, ledger: Ledger, record: _Record) -> Result:
             return _without_source(task, ledger, moved, result)
     with collecting_digests(task.digests) as passed:
         made = _made_by_tags(task, ledger, known) if task.by_tags else do_item(task, known)
+    yield
     entry = Entry(item.name, key, FAILED)
     if made is None or made.ok or item.output:
         entry = _entry(task, key, DONE if made is None or made.ok else FAILED, passed)

@@ -54,9 +54,13 @@ class FileLedger:
 
     def entry(self, name: str) -> Entry | None:
         """As `Ledger.entry`: what the last line about an item says."""
+        return self.entries_of([name]).get(name)
+
+    def entries_of(self, names: Iterable[str]) -> dict[str, Entry]:
+        """As `Ledger.entries_of`."""
         with self._guard:
             self._read()
-            return self.entries.get(name)
+            return {name: self.entries[name] for name in names if name in self.entries}
 
     @property
     def nbytes(self) -> int:
@@ -122,34 +126,29 @@ class FileLedger:
             hint="rm it",
         )
 
-    def add(self, entry: Entry, *, synced: bool = False) -> None:
-        """As `Ledger.add`: a line, which may be torn after an OSError."""
-        line = json.dumps({key: value for key, value in entry._asdict().items() if value}) + "\n"
+    def add(self, *entries: Entry, synced: bool = False) -> None:
+        """As `Ledger.add`: lines in one write, which may be torn after an OSError."""
+        lines = "".join(map(line_of, entries))
         fd = self._open(READ_WRITE | os.O_APPEND | os.O_CREAT)
         with _closing(fd):
             _lock(fd, _TAIL, wait=True)
             size = os.fstat(fd).st_size
             torn = size > 0 and read_some(fd, 1, size - 1) != b"\n"
-            data = (b"\n" if torn else b"") + line.encode()
+            data = (b"\n" if torn else b"") + lines.encode()
             if os.write(fd, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if synced:
                 sync(fd)
 
-    def add_all(self, entries: Iterable[Entry]) -> None:
-        """As `Ledger.add_all`."""
-        for entry in entries:
-            self.add(entry)
-
     @contextlib.contextmanager
-    def lock(self, name: str, *, patient: bool) -> Iterator[bool]:
+    def lock(self, names: Iterable[str], *, patient: bool) -> Iterator[list[str]]:
         """As `Ledger.lock`."""
         try:
             fd = self._open(READ_WRITE | os.O_CREAT)
         except OSError as error:
             raise failure_of(error, self.path) from error
         with _closing(fd):
-            yield _lock(fd, _byte_of(name), wait=patient)
+            yield [name for name in names if _lock(fd, _byte_of(name), wait=patient)]
 
 
 def _byte_of(name: str) -> int:
@@ -173,6 +172,11 @@ def _closing(fd: int) -> Iterator[None]:
         yield
     finally:
         close(fd)
+
+
+def line_of(entry: Entry) -> str:
+    """The line of an entry."""
+    return json.dumps({key: value for key, value in entry._asdict().items() if value}) + "\n"
 
 
 def entry_of(line: bytes) -> Entry | None:

@@ -146,9 +146,8 @@ class LocalTree(Tree):
             return
         book = FileLedger(ledger or os.path.join(self.path, LEDGER))
         for hidden, whose in _whose(left, items):
-            with contextlib.ExitStack() as locks:
-                held = [locks.enter_context(book.lock(each.name, patient=False)) for each in whose]
-                if all(held):
+            with book.lock([each.name for each in whose], patient=False) as held:
+                if len(held) == len(whose):
                     _clear(hidden, whose[0].output)
 
     def open_ledger(self) -> Ledger:

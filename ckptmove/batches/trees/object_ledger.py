@@ -12,7 +12,6 @@ the lines of the last second are missing, and those outputs are compared too.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
@@ -26,7 +25,7 @@ from ...sources.filesystem import Missing
 from ...sources.place import FolderEntry
 from ...sources.remote_place import RemotePlace
 from ...writing.upload.destination import RemoteDestination
-from .ledger import MOST_NBYTES, entry_of
+from .ledger import MOST_NBYTES, entry_of, line_of
 
 _SUFFIX = ".jsonl"
 _MOST_LINES = 1000  # in an object
@@ -52,11 +51,15 @@ class ObjectLedger:
 
     def entry(self, name: str) -> Entry | None:
         """As `Ledger.entry`, as of a few seconds ago."""
+        return self.entries_of([name]).get(name)
+
+    def entries_of(self, names: Iterable[str]) -> dict[str, Entry]:
+        """As `Ledger.entries_of`, likewise."""
         with self._guard:
             if time.monotonic() >= self._next_look:
                 self._look()
                 self._next_look = time.monotonic() + _SHORTLY
-            return self._entries.get(name)
+            return {name: self._entries[name] for name in names if name in self._entries}
 
     def _look(self) -> None:
         """Read what is new: objects begun later say what came later."""
@@ -75,16 +78,11 @@ class ObjectLedger:
                 entry.name: entry for each in sorted(listed) for entry in self._read[each.path][1]
             }
 
-    def add(self, entry: Entry, *, synced: bool = False) -> None:
-        """As `Ledger.add`."""
-        self.add_all([entry])
-
-    def add_all(self, entries: Iterable[Entry]) -> None:
-        """As `Ledger.add_all`: by one request."""
+    def add(self, *entries: Entry, synced: bool = False) -> None:
+        """As `Ledger.add`: by one request."""
         with self._guard:
             for entry in entries:
-                said = {key: value for key, value in entry._asdict().items() if value}
-                self._lines.append(f"{json.dumps(said)}\n")
+                self._lines.append(line_of(entry))
                 self._entries[entry.name] = entry
             if not self._url:
                 name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
@@ -95,9 +93,9 @@ class ObjectLedger:
                 self._url, self._lines = "", []
 
     @contextlib.contextmanager
-    def lock(self, name: str, *, patient: bool) -> Iterator[bool]:
-        """As `Ledger.lock`, but without a lock: a store has none."""
-        yield True
+    def lock(self, names: Iterable[str], *, patient: bool) -> Iterator[list[str]]:
+        """As `Ledger.lock`, but without locks: a store has none."""
+        yield list(names)
 
 
 def _listed(path: str) -> list[FolderEntry]:

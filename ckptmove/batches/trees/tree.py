@@ -42,14 +42,17 @@ class Ledger(Protocol):
     def entry(self, name: str) -> Entry | None:
         """The entry of an item as it is now; None if there is none."""
 
-    def add(self, entry: Entry, *, synced: bool = False) -> None:
-        """Add an entry; if `synced`, it is on disk when this returns."""
+    def entries_of(self, names: Iterable[str]) -> dict[str, Entry]:
+        """Likewise of several items, without those that have none."""
 
-    def add_all(self, entries: Iterable[Entry]) -> None:
-        """Add several entries; where the ledger is shared, this takes one request."""
+    def add(self, *entries: Entry, synced: bool = False) -> None:
+        """Add entries, by one write or one request; if `synced`, they are on disk then."""
 
-    def lock(self, name: str, *, patient: bool) -> contextlib.AbstractContextManager[bool]:
-        """The lock on an item; gives False where another run has it and we are not `patient`."""
+    def lock(
+        self, names: Iterable[str], *, patient: bool
+    ) -> contextlib.AbstractContextManager[list[str]]:
+        """The locks on items; gives those that are held: all, or if we are not `patient`, those
+        that no other run has."""
 
 
 class Output(NamedTuple):

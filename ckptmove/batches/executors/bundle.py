@@ -1,0 +1,193 @@
+"""Bundles: small items of a batch that one call does, since each by itself would mostly wait.
+
+Items in a store are done at the same time: each waits for answers. Items here are done together:
+all are written and verified, their file system is synced once, then each gets its name. The promise
+is the same: what has a name is complete, verified and on disk. An item that can't get its name
+so is done again, alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from contextvars import copy_context
+from functools import partial
+
+from ...errors import CkptmoveError
+from ...reports.batch.items import BUSY, Entry, Result, Task, result_of
+from ...sources import place_of
+from ...sources.fetch_pool import FetchPool
+from ...writing.final_name import syncing_later
+from ...writing.staged_file import LocalFile, naming_later, sync_together
+from ..run_item import LISTENER
+from ..trees import Ledger
+from .worker import (
+    Steps,
+    catching,
+    do_alone,
+    entered,
+    foretell_alone,
+    refuse_clash,
+    shared_ledger,
+    unrecorded,
+    with_notes,
+)
+
+_SMALL = 256 << 10  # bytes of an item that is done in a bundle
+_MOST = 64  # items in one: so many files are open, and lost if the process is killed
+_SHARES = 4  # bundles for each worker, at least, so that none waits long for the others at the end
+
+
+def bundles_of(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, ...]]:
+    """The tasks in their order, the large ones alone."""
+    small = [task for task in tasks if _fits(task)]
+    size = max(1, min(_MOST, len(small) // (_SHARES * jobs)))
+    bundle = list[Task]()
+    for task in tasks:
+        if not _fits(task):
+            yield (task,)
+            continue
+        bundle.append(task)
+        if len(bundle) == size:
+            yield tuple(bundle)
+            bundle = []
+    if bundle:
+        yield tuple(bundle)
+
+
+def _fits(task: Task) -> bool:
+    """Whether an item can be in a bundle: only what is alone can be limited, and changes itself."""
+    small = task.item.kind in ("file", "other") and task.item.nbytes <= _SMALL
+    return small and not task.in_place and task.timeout is None
+
+
+def work(tasks: Sequence[Task]) -> list[Result]:
+    """Do items, unless they are done; whatever is wrong with one is in its result."""
+    if len(tasks) == 1:
+        return [do_alone(tasks[0])]
+    token = LISTENER.set(None)  # of small items it is enough to know that they are done
+    try:
+        if not _all_here(tasks):
+            return _at_once(do_alone, tasks)
+        return _done_together(tasks) if tasks[0].ledger else list(map(do_alone, tasks))
+    finally:
+        LISTENER.reset(token)
+
+
+def foretell(tasks: Sequence[Task]) -> list[Result]:
+    """What would become of items, as far as their metadata tells; nothing is written."""
+    if len(tasks) > 1 and not _all_here(tasks):
+        return _at_once(foretell_alone, tasks)
+    return list(map(foretell_alone, tasks))
+
+
+def _all_here(tasks: Iterable[Task]) -> bool:
+    """Whether items and outputs are files here."""
+    paths = {path for task in tasks for path in (task.item.path, task.item.output) if path}
+    return all(place_of(path).opens_by_path for path in paths)
+
+
+def _at_once(call: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
+    """Call a function for all at the same time; if it is interrupted, what was begun ends first."""
+    pool = FetchPool[Result](len(tasks))
+    coming = [pool.submit(partial(call, task)) for task in tasks]
+    try:
+        return [each.result() for each in coming]
+    finally:
+        pool.close()
+        wait([each for each in coming if not each.cancelled()])
+
+
+def _done_together(tasks: Sequence[Task]) -> list[Result]:
+    """Do items here, whose outputs share one sync."""
+    ledger = shared_ledger(tasks[0].ledger, tasks[0].since)
+    names = [task.item.name for task in tasks]
+    with contextlib.ExitStack() as ending, ledger.lock(names, patient=False) as held:
+        known, ours = ledger.entries_of(held), set(held)
+        begun = [_Item(task, ledger, known) for task in tasks if task.item.name in ours]
+        for each in begun:
+            ending.callback(each.end)
+            each.write()
+        with contextlib.suppress(OSError):  # then each is done alone, and says what is wrong
+            sync_together(file for each in begun for file in each.files)
+            for each in begun:
+                each.finish()
+        results = {each.task.item.name: each.result for each in begun if each.result is not None}
+        _record(ledger, results)
+    for task in tasks:
+        name = task.item.name
+        if name not in ours:
+            results[name] = result_of(task.item, BUSY)
+        elif name not in results:
+            results[name] = do_alone(task)
+    return [results[name] for name in names]
+
+
+def _record(ledger: Ledger, results: dict[str, Result]) -> None:
+    """Record what is done, and take that out of the results."""
+    entries = [entry for each in results.values() for entry in each.entries]
+    note = ""
+    try:
+        if entries:
+            ledger.add(*entries)
+    except (OSError, CkptmoveError) as error:
+        note = unrecorded(error)
+    for name, each in results.items():
+        noted = with_notes(each, [note]) if note and each.entries else each
+        results[name] = noted._replace(entries=())
+
+
+class _Item:
+    """An item of a bundle: written, then named and recorded."""
+
+    def __init__(self, task: Task, ledger: Ledger, known: Mapping[str, Entry]) -> None:
+        self.task = task
+        self.result: Result | None = None  #: None while it waits, and if it got no name
+        self.files = list[LocalFile]()  #: that wait for their names
+        self._steps = self._caught(entered(task, ledger, known, recorded=False))
+        self._context = copy_context()  # of steps of several items, each has its own
+        self._seconds = 0.0
+
+    def _caught(self, steps: Steps) -> Steps:
+        with syncing_later() as folders, catching(self.task) as made, naming_later(self.files):
+            refuse_clash(self.task)
+            made.result = yield from steps
+        assert made.result is not None, "what was raised was caught"
+        return made.result._replace(folders=tuple(sorted(folders)))
+
+    def write(self) -> None:
+        """Write and verify what gets a name later; all else is done as far as it can be."""
+        self._go_on()
+        if self.result is not None:
+            self._drop()
+
+    def finish(self) -> None:
+        """Name what was written, and go on; if it gets no name, there will be no result."""
+        try:
+            for each in [*self.files]:
+                self._context.run(each.name_now)
+        except CkptmoveError:
+            return
+        if self.result is None:
+            self._go_on()
+
+    def end(self) -> None:
+        """Remove what did not get a name."""
+        self._context.run(self._steps.close)
+        self._drop()
+
+    def _drop(self) -> None:
+        for each in [*self.files]:
+            each.drop()
+
+    def _go_on(self) -> None:
+        started = time.monotonic()
+        try:
+            self._context.run(next, self._steps)
+        except StopIteration as ended:
+            self.result = ended.value
+        self._seconds += time.monotonic() - started
+        if self.result is not None:
+            self.result = self.result._replace(seconds=self._seconds)

@@ -23,7 +23,7 @@ from ..sources import place_of
 from ..system.files import sync_folder
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
-from .executors.bundle import bundles_of, foretell, work
+from .executors.bundle import Threads, bundles_of, foretell, work
 from .executors.process_pool import WorkerDied, Workers
 from .ledger_writer import LedgerWriter
 from .trees import tree_at
@@ -217,12 +217,15 @@ class _Run:
         """Whether there are items without a result."""
         return any(task.item.name not in self._known for task in self._plan.tasks)
 
-    def _workers(self) -> Workers | Cluster | None:
+    def _workers(self) -> Workers | Threads | Cluster | None:
         """Our own workers, unless the user has given an executor."""
         if self._cluster is not None:
             self._cluster.listener = self._heard
             return self._cluster
-        return Workers(self._jobs, self._heard) if self._executor is None else None
+        if self._executor is not None:
+            return None
+        few = Threads.suit(self._plan.tasks)
+        return Threads(self._jobs) if few else Workers(self._jobs, self._heard)
 
     def _window(self) -> int:
         """How many items to hand out at once."""

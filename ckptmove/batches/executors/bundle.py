@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Executor, Future, wait
 from contextvars import copy_context
 from functools import partial
+from typing import Any
 
 from ...errors import CkptmoveError
 from ...reports.batch.items import BUSY, Entry, Result, Task, result_of
@@ -37,6 +38,8 @@ from .worker import (
 
 _SMALL = 256 << 10  # bytes of an item that is done in a bundle
 _MOST = 64  # items in one: so many files are open, and lost if the process is killed
+_FEW = 300  # items of a store that take no longer than to begin other processes
+_GRACE = 30.0  # seconds for what was begun when a batch is broken off
 _SHARES = 4  # bundles for each worker, at least, so that none waits long for the others at the end
 
 
@@ -61,6 +64,35 @@ def _fits(task: Task) -> bool:
     """Whether an item can be in a bundle: only what is alone can be limited, and changes itself."""
     small = task.item.kind in ("file", "other") and task.item.nbytes <= _SMALL
     return small and not task.in_place and task.timeout is None
+
+
+class Threads(Executor):
+    """Does a few small items of a store in this process, which has loaded all that it takes.
+
+    Another process takes longer to begin than they take to be done.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._pool = FetchPool[Any](count)
+        self._begun = list[Future[Any]]()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self._begun.append(self._pool.submit(partial(fn, *args, **kwargs)))
+        return self._begun[-1]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Begin nothing any more, and wait a while for what was begun."""
+        self._pool.close()
+        wait([each for each in self._begun if not each.cancelled()], _GRACE)
+
+    @staticmethod
+    def suit(tasks: Sequence[Task]) -> bool:
+        """Whether they are enough for tasks."""
+        few = 0 < len(tasks) <= _FEW and all(map(_fits, tasks))
+        return few and not any(_all_here([task]) for task in tasks)
 
 
 def work(tasks: Sequence[Task]) -> list[Result]:

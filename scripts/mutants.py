@@ -29,9 +29,16 @@ MUTANTS = (
     Mutant(
         "fsync of a new file dropped",
         "writing/execute.py",
-        "            sync(self.fd)\n            verifier.finish(report)\n",
+        "            self._sync()\n            verifier.finish(report)\n",
         "            verifier.finish(report)\n",
         "tests/writing/test_staged_file_power.py",
+    ),
+    Mutant(
+        "sync of files that are named later dropped",
+        "batches/executors/bundle.py",
+        "            sync_together(file for each in begun for file in each.files)\n",
+        "",
+        "tests/batches/test_batch_bundles.py",
     ),
     Mutant(
         "fsync of the directory dropped",

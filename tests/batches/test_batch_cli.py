@@ -113,7 +113,7 @@ ODD = (
 )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["validate", "convert"])
 def test_the_command_to_retry_does_these_and_no_others(
     verb: str, tmp_path: Path, run_cli: RunCli

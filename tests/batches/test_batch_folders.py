@@ -120,6 +120,7 @@ def test_in_place_a_map_is_not_applied_twice(tree: Path) -> None:
     assert contents(tree) == once
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_one_item_with_all_its_components(tmp_path: Path) -> None:
     model_folders.copy_of("diffusers", tmp_path / "runs" / "pipe", "cuda:1")
     before = contents(tmp_path / "runs")
@@ -168,6 +169,7 @@ def run_folder(tree: Path) -> Path:
     return root
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("whole", [True, False], ids=["the run is the tree", "it is below"])
 def test_a_model_beside_its_checkpoints_keeps_its_files(
     whole: bool, run_folder: Path, tmp_path: Path

@@ -131,6 +131,7 @@ def test_in_place_each_file_is_changed_exactly_once(tree: Path, tmp_path: Path) 
     assert len(inodes) == ITEMS
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("state", ["journal", "begun", "changed"])
 def test_in_place_a_change_that_was_interrupted_is_told_apart(
     state: str, tree: Path, tmp_path: Path

@@ -45,6 +45,7 @@ def opened(tmp_path: Path, *arguments: str) -> set[str]:
     return {name for name, flags in found if "O_DIRECTORY" not in flags}
 
 
+@pytest.mark.slow
 def test_what_a_name_excludes_is_not_opened(tmp_path: Path) -> None:
     tree = many(tmp_path / "tree", 30, 10)
     assert opened(tmp_path, "--include", "step-004.pt") == {"run-1/step-004.pt"}

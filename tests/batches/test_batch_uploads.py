@@ -90,6 +90,7 @@ def test_what_somebody_may_be_at_is_kept(killed: Path, store: Store) -> None:
     assert uploads(store) == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pid", ["Infinity", "[]", "9" * 5000])
 def test_what_is_no_record_is_left_alone(pid: str, store: Store) -> None:
     said = f'{{"key": "out/a", "upload": "x", "machine": "m", "started": "1", "pid": {pid}}}'

@@ -41,6 +41,7 @@ def source_of(name: str, folder: Path) -> Path:
     return folder / SNAPSHOT if name == "hub" else folder
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n == "diffusers" else n for n in WEIGHTS]
 )

@@ -59,6 +59,7 @@ MOVES = (
 )
 
 
+@pytest.mark.sample(140)
 @pytest.mark.sample(2 * len(MAKERS) + 1)
 @pytest.mark.parametrize(("protocol", "tag", "to"), MOVES)
 @pytest.mark.parametrize("name", MAKERS)

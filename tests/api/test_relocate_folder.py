@@ -56,6 +56,7 @@ def sharded(folder: Path, tag: str = "cuda:1") -> Path:
 # All of it
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_there_and_back_is_the_same(
     name: str, training_folder: TrainingFolder, tmp_path: Path

@@ -76,6 +76,7 @@ def assert_same_elements(trip: Trip, *, swapped: bool = False) -> None:
 SPELLED_BY_PROTOCOL = {"non_string_keys", "saved_non_string_keys"}
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize("name", MAKERS)
 def test_torch_loads_the_same(name: str, tmp_path: Path) -> None:
     saved = MAKERS[name]()

@@ -146,6 +146,7 @@ def test_where_many_failed_the_same_command_does_the_rest(tmp_path: Path, run_cl
     assert said["outcomes"] == {"done": 0, "skipped": 2, "refused": 12, "failed": 0}
 
 
+@pytest.mark.slow
 def test_a_log_says_what_to_retry(tmp_path: Path, run_cli: RunCli) -> None:
     tree = many(tmp_path / "tree", 2, 100)
     for name in ODD:

@@ -325,6 +325,7 @@ def test_a_node_that_sees_another_destination_ends_the_run(
     assert not (ROOT / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_node_with_another_ckptmove_does_nothing() -> None:
     answer = pickle.loads(_performing("0.0.1")(1, b"", None))
     assert answer == ("unfit", f"the node {socket.gethostname()} has ckptmove "

@@ -125,6 +125,7 @@ def same_names(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_of_one_name_are_refused_and_the_others_done(tmp_path: Path, run_cli: RunCli) -> None:
     same_names(tmp_path / "tree")
     done = run_cli("batch", "convert", "tree", "out", "-j1", exit=1)

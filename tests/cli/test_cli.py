@@ -233,6 +233,7 @@ def test_a_result_that_nobody_gets_is_code_5(command: str, run_pt: Path, tmp_pat
     assert done.returncode == 5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", ">&- -q", ">&- 2>&- -q", "<&- >&- 2>&- -q"])
 def test_nobody_needs_to_listen(closed: str, run_pt: Path, tmp_path: Path) -> None:
     save(tmp_path / "module.pt", MAKERS["whole_module"]())  # there is something to warn of

@@ -21,6 +21,7 @@ def suggested(text: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines if line.strip()]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["run.pt", "a b.ckpt", "é'x.pth"])
 def test_alone_it_shows_commands_that_work_on_the_file_at_hand(
     name: str, tmp_path: Path, run_cli: RunCli

@@ -238,6 +238,7 @@ def test_it_is_as_training_there_would_have_saved_it(
     assert out.read_bytes() == twice.read_bytes() == again.read_bytes()
 
 
+@pytest.mark.sample(120)
 @pytest.mark.parametrize(("family", "name"), [file for file in FILES if file[1] not in OWN])
 def test_there_and_back_is_the_same(family: str, name: str, made: Make, tmp_path: Path) -> None:
     file, there, back = made(family, name, "cuda:1"), tmp_path / "there", tmp_path / "back"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -499,6 +500,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
 )
 ORDER = [module for floor in FLOORS for module in floor]
+#: The modules of each room.
+ROOMS: dict[str, list[str]] = {}
+for _module in ORDER:
+    ROOMS.setdefault(_module.partition(".")[0] or "ckptmove", []).append(_module)
+every_room = pytest.mark.parametrize("room", ROOMS)
 #: The rooms that import torch.
 TORCH = ("runtime", "live", "trial", "training")
 
@@ -513,12 +519,18 @@ def file_of(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
+@functools.cache
+def tree_of(module: str) -> ast.Module:
+    """What is written in a module, parsed once."""
+    return ast.parse(file_of(module).read_text())
+
+
 def imports(module: str) -> Iterator[str]:
     """The modules of ours that a module imports, wherever in its text."""
     file = file_of(module)
     package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
     package = [part for part in package if part]
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.ImportFrom):
             said = node.module.split(".") if node.module else []
             if not node.level and said[0] != "ckptmove":
@@ -537,11 +549,12 @@ def test_every_module_has_a_floor() -> None:
     assert sorted(modules()) == sorted(ORDER)
 
 
-@pytest.mark.parametrize("module", ORDER)
-def test_imports_go_down(module: str) -> None:
-    found = [name for name in imports(module) if name != module]  # as code for another process does
-    above = [name for name in found if ORDER.index(name) > ORDER.index(module)]
-    assert not above, f"{module} imports {above}, which stand above it"
+@every_room
+def test_imports_go_down(room: str) -> None:
+    for module in ROOMS[room]:
+        found = [name for name in imports(module) if name != module]  # as code for others does
+        above = [name for name in found if ORDER.index(name) > ORDER.index(module)]
+        assert not above, f"{module} imports {above}, which stand above it"
 
 
 def landing() -> list[Path]:
@@ -571,13 +584,14 @@ def test_contributing_shows_the_house() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("module", ORDER)
-def test_only_the_command_line_prints(module: str) -> None:
-    tree = ast.parse(file_of(module).read_text())
-    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    assert "print" not in calls
-    if module.split(".")[0] != "cli":
-        assert not {"click.echo", "sys.stdout.write", "sys.stderr.write"} & calls
+@every_room
+def test_only_the_command_line_prints(room: str) -> None:
+    for module in ROOMS[room]:
+        found = [node.func for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)]
+        calls = {ast.unparse(each) for each in found}
+        assert "print" not in calls, module
+        if room != "cli":
+            assert not {"click.echo", "sys.stdout.write", "sys.stderr.write"} & calls, module
 
 
 def test_one_module_asks_whether_a_path_is_a_url() -> None:
@@ -585,10 +599,11 @@ def test_one_module_asks_whether_a_path_is_a_url() -> None:
     assert asking == ["sources.place"], "the others call a method of a place"
 
 
-@pytest.mark.parametrize("module", ORDER)
-def test_files_stay_short(module: str) -> None:
-    lines = len(file_of(module).read_text().splitlines())
-    assert lines <= 440, "split it by noun"
+@every_room
+def test_files_stay_short(room: str) -> None:
+    for module in ROOMS[room]:
+        lines = len(file_of(module).read_text().splitlines())
+        assert lines <= 440, f"split {module} by noun"
 
 
 def test_everything_imports_without_what_is_optional() -> None:
@@ -620,26 +635,27 @@ def public(module: str) -> Iterator[tuple[str, ast.AST]]:
                 if isinstance(node, ast.ClassDef):
                     yield from inside(node.body, f"{prefix}{node.name}.")
 
-    yield from inside(ast.parse(file_of(module).read_text()).body, "")
+    yield from inside(tree_of(module).body, "")
 
 
-@pytest.mark.parametrize("module", ORDER)
-def test_every_public_name_has_a_docstring(module: str) -> None:
-    machine = module in (
-        "pickles.opcodes.machine",
-        "pickles.opcodes.literals",
-        "pickles.opcodes.reader",
-    )  # each says what it does
-    bare = [
-        name
-        for name, node in public(module)
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        and not ast.get_docstring(node)
-        and not (machine and name.startswith(("Machine.", "Literals.", "Reader.")))
-        and not described_above(module, name)
-    ]
-    assert not bare
-    assert ast.get_docstring(ast.parse(file_of(module).read_text()))
+@every_room
+def test_every_public_name_has_a_docstring(room: str) -> None:
+    for module in ROOMS[room]:
+        machine = module in (
+            "pickles.opcodes.machine",
+            "pickles.opcodes.literals",
+            "pickles.opcodes.reader",
+        )  # each says what it does
+        bare = [
+            name
+            for name, node in public(module)
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            and not ast.get_docstring(node)
+            and not (machine and name.startswith(("Machine.", "Literals.", "Reader.")))
+            and not described_above(module, name)
+        ]
+        assert not bare, module
+        assert ast.get_docstring(tree_of(module)), module
 
 
 def described_above(module: str, name: str) -> bool:
@@ -653,13 +669,14 @@ def described_above(module: str, name: str) -> bool:
 RIDDLES = re.compile(r"\b(anew|so called|[Nn]obody|[Ss]omebody|[Rr]ehears\w*|played)\b")
 
 
-@pytest.mark.parametrize("module", ORDER)
-def test_a_module_says_in_its_first_line_what_it_does(module: str) -> None:
-    text = ast.get_docstring(ast.parse(file_of(module).read_text())) or ""
-    first = text.split("\n\n")[0]
-    assert "\n" not in first
-    assert first.endswith(".")
-    assert not RIDDLES.search(first)
+@every_room
+def test_a_module_says_in_its_first_line_what_it_does(room: str) -> None:
+    for module in ROOMS[room]:
+        text = ast.get_docstring(tree_of(module)) or ""
+        first = text.split("\n\n")[0]
+        assert "\n" not in first, module
+        assert first.endswith("."), module
+        assert not RIDDLES.search(first), module
 
 
 @pytest.mark.parametrize("name", ckptmove.__all__)

@@ -55,6 +55,7 @@ def run(command: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_console_blocks_print_what_they_show(folder: Path) -> None:
     sessions = [text for kind, text in BLOCKS if kind == "console"]
     assert sessions

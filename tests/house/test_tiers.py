@@ -18,13 +18,14 @@ def marks_of(test: ast.FunctionDef) -> set[str]:
     return {ast.unparse(each).partition("(")[0] for each in test.decorator_list}
 
 
-@pytest.mark.parametrize("path", FILES, ids=[f"{path.parent.name}/{path.stem}" for path in FILES])
-def test_every_file_has_a_test_that_is_not_slow(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
-    tests = [each for each in found if each.name.startswith("test_")]
-    assert tests
-    assert any("pytest.mark.slow" not in marks_of(each) for each in tests)
+@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda at: at.name)
+def test_every_file_has_a_test_that_is_not_slow(folder: Path) -> None:
+    for path in sorted(folder.glob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+        tests = [each for each in found if each.name.startswith("test_")]
+        assert tests, path
+        assert any("pytest.mark.slow" not in marks_of(each) for each in tests), path
 
 
 @pytest.mark.parametrize("total", [1, 2, 7, 100])

@@ -297,6 +297,7 @@ def test_values_that_name_the_device() -> None:
     assert str(model.device) == str(model[1].where) == "cpu"
 
 
+@pytest.mark.slow
 @apart
 def test_lightning_and_transformers() -> None:
     lightning = pytest.importorskip("lightning")

@@ -176,6 +176,7 @@ def test_what_makes_no_sense_is_refused(arguments: tuple[Any, ...], message: str
 # -- a device with values --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_second_device
 def test_all_there_is_on_a_second_device() -> None:
     """The device is for a whole process."""

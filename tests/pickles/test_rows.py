@@ -13,6 +13,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,8 @@ class _Unpickler(pickle._Unpickler):
         return lambda *_: None
 
     def get_extension(self, code: int) -> None:
+        if code <= 0:  # as Python says; a number of four bytes has a sign
+            raise pickle.UnpicklingError("EXT specifies code <= 0")
         self.names.append(("copyreg extension", str(code)))
         self.append(lambda *_: None)  # type: ignore[attr-defined]
 
@@ -146,6 +149,7 @@ def _names(machine: Machine) -> list[tuple[str, str]]:
     return [(each.module, each.name) for each in machine.globals]
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # Python's
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(content=CONTENTS, changes=CHANGES)
 @example(b"M\xff\xff" * 40, [])
@@ -153,6 +157,8 @@ def _names(machine: Machine) -> list[tuple[str, str]]:
 @example(b"\x95\5\0\0\0\0\0\0\0" + b"K\1" * 40, [])
 @example(b"\x95\5\0\0\0\0\0\0\0" + b"N" * 40, [])
 @example(b"\x95\5\0\0\0\0\0\0\0N.K\0K\0K\0", [])
+@example(b"\x84\0\0\0\xff", [])
+@example(b"S'\\J'\n", [])
 def test_rows_are_read_as_one_by_one(content: bytes, changes: list[tuple[int, int, bytes]]) -> None:
     whole = _damaged(content, changes)
     try:

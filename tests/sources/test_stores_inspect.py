@@ -96,6 +96,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_what_is_told_is_fetched(kind: str, store: Store, tmp_path: Path) -> None:
     make, most = KINDS[kind]

@@ -130,6 +130,7 @@ def test_only_what_is_selected_is_fetched(store: Store, tmp_path: Path, temporar
         assert not list(temporary.iterdir())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_loaded_from_a_store_it_is_the_same(kind: str, store: Store, tmp_path: Path) -> None:
     path = KINDS[kind][0](tmp_path)

@@ -353,6 +353,7 @@ def salvaged_apart(broken: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(broken)], timeout=60, check=True)
 
 
+@pytest.mark.slow
 def test_overlapping_entries_of_a_directory_do_not_hang(tmp_path: Path) -> None:
     """Each entry claims the longest extra fields: short ones, made of the entries behind it."""
     local = b"PK\3\4" + bytes(22) + b"\x08\0\0\0x/data.p" + bytes(64)

@@ -439,6 +439,7 @@ def test_of_two_at_once_the_file_is_one_whole(run_pt: Path, tmp_path: Path) -> N
         assert journals(tmp_path) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["adamw_training", "gan", "many_storages", "bare_tensor"])
 def test_a_file_that_goes_to_and_fro_does_not_wear_out(name: str, tmp_path: Path) -> None:
     save_tagged(MAKERS[name](), path := tmp_path / "run.pt", "cpu")

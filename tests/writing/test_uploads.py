@@ -72,7 +72,7 @@ VERBS: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("make", [saved, small])
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("there", ["here", "s3"])

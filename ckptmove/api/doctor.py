@@ -177,7 +177,7 @@ def _diagnose_model(
     from ..trial.examine import examine, examined
     from ..trial.model import inputs
     from ..trial.model.factory import is_of_file
-    from ..trial.model.import_by_name import optimizer_name, spelled
+    from ..trial.model.import_by_name import importable_name, optimizer_name
     from ..trial.stage import Stage
 
     inputs.check(specs)
@@ -185,7 +185,7 @@ def _diagnose_model(
     guarded = is_of_file(model)
     if not run.simulates and not guarded:
         return examine(model, tuple(specs), optimizer, Stage(run.device))
-    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else spelled(model)
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else importable_name(model)
     if name is None:
         raise UsageError(
             "a simulation runs in another process, which can't import this model",

@@ -22,7 +22,7 @@ from ..reports.convert import Loss
 from ..sources.source import MAX_NBYTES, FetchStats, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
 from ..torch_pickle.streams import Container, LocationEdits, Stream, whole
-from ..torch_pickle.tree import joined
+from ..torch_pickle.tree import join_roots
 from ..torch_pickle.values.tensors import device_text
 
 
@@ -124,7 +124,7 @@ class Checkpoint:
                 *dict.fromkeys((*self._warnings(), *contents.doubts.sentences())),
             ),
             writer=container.writer,
-            tree=joined(container.roots),
+            tree=join_roots(container.roots),
             nested=self._nested(),
         )
 
@@ -141,7 +141,7 @@ class Checkpoint:
     def _nested(self) -> dict[int, list[tuple[Path, Node]]]:
         """What is saved in bytes, each as one tree."""
         grafts = self.whole.grafts
-        trees = {id(roots): joined(roots) for roots in grafts.values()}
+        trees = {id(roots): join_roots(roots) for roots in grafts.values()}
         return {node: [((), trees[id(roots)])] for node, roots in grafts.items()}
 
     def plan_relocate(self, moves: Moves) -> Plan:
@@ -237,18 +237,18 @@ class Checkpoint:
             return state_dict(self.manifest, self.contents.nodes, ids, tensors)
         within = self._nested_trees() if nested else {}
         raw = self.raw() if program else ()
-        tree = joined(self.container.roots)
+        tree = join_roots(self.container.roots)
         graph = canonical(tree, ids, tensors, storages, self._blobs(), within)
         if raw:
             nodes = [(each.path, _raw_tensor(graph, each, storages)) for each in raw]
-            graph.root = joined([((), graph.root), *nodes])
+            graph.root = join_roots([((), graph.root), *nodes])
         return graph
 
     def _nested_trees(self) -> dict[int, Node]:
         """What is saved in bytes, as one tree each; not what is but the bytes of a storage."""
         all_nested = [nested for stream in self.whole.streams for nested in stream.nested]
         containers = {id(nested.container): nested.container for nested in all_nested}
-        trees = {known: joined(each.roots) for known, each in containers.items()}
+        trees = {known: join_roots(each.roots) for known, each in containers.items()}
         return {id(nested.maker): trees[id(nested.container)] for nested in all_nested}
 
     def raw(self) -> Sequence[TensorEntry]:

@@ -26,7 +26,7 @@ from ..pickles.nodes import (
 from ..sources.place import mask_secrets
 from ..torch_pickle.children import children_of
 from ..torch_pickle.sections.sections import is_module_state
-from ..torch_pickle.tree import joined
+from ..torch_pickle.tree import join_roots
 from ..torch_pickle.values.tensors import device_text
 from .display.blocks import Block, Columns, Drawing, PageBlock, Table
 from .display.groups import groups_of
@@ -337,7 +337,7 @@ def _tree_lines(manifest: Manifest) -> list[tuple[Path, str]]:
     raw = [e.path for e in manifest.tensors if e.part_of is None and e.path not in shown]
     if not raw:
         return lines
-    tree = joined([((), manifest.tree), *((path, None) for path in raw)])
+    tree = join_roots([((), manifest.tree), *((path, None) for path in raw)])
     return list(_lines_of(manifest, tree))
 
 
@@ -375,7 +375,7 @@ def _attributes_of_tensors(manifest: Manifest) -> dict[Path, Node]:
         if around and entry.path != around[-1] and entry.part_of is None:
             found.setdefault(around[-1], []).append((entry.path[len(around[-1]) :], None))
         around.append(entry.path)
-    return {path: joined(held) for path, held in found.items()}
+    return {path: join_roots(held) for path, held in found.items()}
 
 
 def _holds(node: Node) -> bool:

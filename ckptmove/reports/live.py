@@ -138,7 +138,7 @@ def _tree(manifest: Manifest) -> _Node:
     root = _Node()
     seen: set[str] = set()
     ties = _Ties()
-    for entry in _placed(manifest.tensors):
+    for entry in _model_tensors(manifest.tensors):
         nbytes = 0
         if entry.storage is not None and entry.storage not in seen:
             seen.add(entry.storage)
@@ -158,7 +158,7 @@ def _tree(manifest: Manifest) -> _Node:
     return root
 
 
-def _placed(entries: Iterable[TensorEntry]) -> Iterator[TensorEntry]:
+def _model_tensors(entries: Iterable[TensorEntry]) -> Iterator[TensorEntry]:
     """Tensors of modules; gradients are with their parameter, or a warning says otherwise."""
     for entry in entries:
         model = entry.section is Section.MODEL and entry.held != "gradient"

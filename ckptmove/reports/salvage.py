@@ -142,7 +142,7 @@ class SalvageReport(Report):
                 said = size(of) if there == of else f"{size(there)} of {size(of)}"
                 rows.append((str(fate), f"{len(same):,}", said, _MEANING[fate]))
         yield Table(rows, head=("", "tensors", "size", ""), right=[1, 2])
-        yield from _shown(self.tensors, full=full)
+        yield from _broken_tensors(self.tensors, full=full)
         if self.written:
             kept = sum(each.written for each in self.tensors)
             yield (
@@ -155,7 +155,7 @@ class SalvageReport(Report):
             yield Wrong(f"not the whole checkpoint: {self.shortfall}")
 
 
-def _shown(tensors: Sequence[SalvagedTensor], *, full: bool) -> Iterator[Block]:
+def _broken_tensors(tensors: Sequence[SalvagedTensor], *, full: bool) -> Iterator[Block]:
     """The tensors that are neither whole nor unproven."""
     bad = [each for each in tensors if each.fate not in (Fate.WHOLE, Fate.UNPROVEN)]
     shown = bad if full else bad[:_MOST_SHOWN]

@@ -33,7 +33,7 @@ from ..pickles.nodes import (
     named,
 )
 from . import arrays, plain, rebuild
-from .opaque import Opaque, shown
+from .opaque import Opaque, printable_name
 
 _ROOM = 256 << 20  # for copies of what several calls are given, in items or bytes
 
@@ -236,7 +236,7 @@ class _Builder:
     ) -> Opaque:
         if self.strict:
             raise UnsupportedError(
-                f"{shown(qualname)} is not known to be plain data, and strict allows "
+                f"{printable_name(qualname)} is not known to be plain data, and strict allows "
                 "only plain data",
                 hint="without strict, load returns a placeholder for it",
             )

@@ -262,7 +262,7 @@ class _Tally:
         if self.first is None and found.far:
             start = found.first * self.width
             element = slice(start, start + self.width)
-            texts = [_spelled(bytes(each[element]), self.view.dtype) for each in (old, new)]
+            texts = [_element_text(bytes(each[element]), self.view.dtype) for each in (old, new)]
             self.first = at // self.width + found.first, texts[0], texts[1]
 
     def unlike(self, old: memoryview, new: memoryview) -> Unlike | _Unlike:
@@ -313,14 +313,14 @@ class _Unlike(NamedTuple):
     max_rel: None = None
 
 
-def _spelled(raw: bytes, dtype: str) -> str:
+def _element_text(raw: bytes, dtype: str) -> str:
     """One element as text."""
     if dtype in _WHOLE:
         return str(int.from_bytes(raw, "little", signed=_WHOLE[dtype]))
     if dtype == "bool" and raw in (b"\0", b"\1"):
         return str(raw == b"\1")
     try:
-        from .differing import spelled
+        from .differing import element_text
     except ImportError:
         return f"0x{raw[::-1].hex()}"
-    return spelled(raw, dtype)
+    return element_text(raw, dtype)

@@ -67,7 +67,7 @@ def _differs(old: memoryview, new: memoryview, width: int) -> torch.Tensor:
     return differs.view(-1, width // unit).any(1) if width > unit else differs
 
 
-def spelled(raw: bytes, dtype: str) -> str:
+def element_text(raw: bytes, dtype: str) -> str:
     """One element, in little-endian bytes, as people write it."""
     number = _numbers(memoryview(bytearray(raw)), dtype)
     if number is None:

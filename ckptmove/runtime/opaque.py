@@ -61,11 +61,11 @@ class Opaque:
 
     def __repr__(self) -> str:
         """Without its contents, since they may contain it."""
-        what, args = shown(self.qualname), self.args
+        what, args = printable_name(self.qualname), self.args
         empty = isinstance(args, tuple) and not args  # tensors among others have no truth
         told = [what if args is None else f"{what}({'' if empty else '...'})"]
         if isinstance(self.state, Mapping):
-            keys = (shown(key) for key in self.state if isinstance(key, str))
+            keys = (printable_name(key) for key in self.state if isinstance(key, str))
             names = list(islice(keys, _MOST_SHOWN + 1))
             told += [*names[:_MOST_SHOWN], *(["..."] if len(names) > _MOST_SHOWN else [])]
         if self.items or self.pairs:
@@ -73,7 +73,7 @@ class Opaque:
         return f"<Opaque {' '.join(told)}>"
 
 
-def shown(name: str) -> str:
+def printable_name(name: str) -> str:
     """A name that a file gives, fit to be shown."""
     if len(name) > _LONGEST_SHOWN:
         name = name[:_LONGEST_SHOWN] + "..."

@@ -72,7 +72,7 @@ class Restoring:
         assert isinstance(storage, torch.UntypedStorage)
         return storage
 
-    def placed(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+    def on_device(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         """A storage on the device of its location.
 
         Raises DeviceError if that is missing, UsageError if the user's function returns no storage.
@@ -127,7 +127,7 @@ class Storages:
         if made is None:
             made = self._restoring.without_bytes(stored.nbytes, stored.location)
             if made is None:
-                made = self._restoring.placed(self._bytes(stored), stored.location)
+                made = self._restoring.on_device(self._bytes(stored), stored.location)
             self._made[stored.id] = made
         return made
 

@@ -10,7 +10,7 @@ from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
 from .children import children_of
 
 
-class _Placed(NamedTuple):
+class _Rooted(NamedTuple):
     """A node, its path, and how many keys of that already led here."""
 
     path: Path
@@ -23,42 +23,42 @@ class _Placed(NamedTuple):
         return self.path[self.depth - 1]
 
 
-def joined(roots: Sequence[tuple[Path, Node]]) -> Node:
+def join_roots(roots: Sequence[tuple[Path, Node]]) -> Node:
     """One node that leads to each root under its path.
 
     What a root at the top holds, such as the attributes of a module, is beside the other roots. Of
     two that are under the same path the last is shown.
     """
     holder = Dict()
-    todo: list[tuple[Dict, Key, list[_Placed]]] = [
-        (holder, None, [_Placed(path, 0, root) for path, root in roots])
+    todo: list[tuple[Dict, Key, list[_Rooted]]] = [
+        (holder, None, [_Rooted(path, 0, root) for path, root in roots])
     ]
     while todo:  # without recursion: a path may be long
-        outer, key, placed = todo.pop()
-        if placed and all(each.depth == len(each.path) for each in placed):
-            outer.pairs.append((key, placed[-1].node))
+        outer, key, rooted = todo.pop()
+        if rooted and all(each.depth == len(each.path) for each in rooted):
+            outer.pairs.append((key, rooted[-1].node))
             continue
-        tree, inner = Dict(), dict[str | tuple[type, str], list[_Placed]]()
+        tree, inner = Dict(), dict[str | tuple[type, str], list[_Rooted]]()
         outer.pairs.append((key, tree))
-        for each in (one for all_of in map(_opened, placed) for one in all_of):
+        for each in (one for all_of in map(_opened, rooted) for one in all_of):
             name = each.path[each.depth]
             # numbers can be chosen to have all one hash
             slot = name if isinstance(name, str) else (type(name), spell((name,)))
-            inner.setdefault(slot, []).append(_Placed(each.path, each.depth + 1, each.node))
+            inner.setdefault(slot, []).append(_Rooted(each.path, each.depth + 1, each.node))
         todo += [(tree, held[0].key, held) for held in reversed(inner.values())]
     return holder.pairs[0][1]
 
 
-def _opened(placed: _Placed) -> Iterator[_Placed]:
+def _opened(rooted: _Rooted) -> Iterator[_Rooted]:
     """The value itself, or its children if its path ends here."""
-    if placed.depth < len(placed.path):
-        yield placed
+    if rooted.depth < len(rooted.path):
+        yield rooted
     else:
-        for keys, child in _held(placed.node):
-            yield _Placed(keys, 0, child)
+        for keys, child in _children(rooted.node):
+            yield _Rooted(keys, 0, child)
 
 
-def _held(root: Node) -> Iterator[tuple[Path, Node]]:
+def _children(root: Node) -> Iterator[tuple[Path, Node]]:
     """What a root holds, without what is merely wrapped around it."""
     todo = [root]
     while todo:

@@ -20,7 +20,7 @@ from ..placement.device import is_tag, kind_of, numbered
 from ..reports.validate import FAILED, Finding, TrialResult
 from .model import inputs as batches
 from .model.factory import Model, is_of_file
-from .model.import_by_name import is_named, optimizer_name, spelled
+from .model.import_by_name import importable_name, is_named, optimizer_name
 from .outcome import Performance
 from .run import Request, perform
 from .sandbox import confinement
@@ -167,7 +167,7 @@ def _simulated(request: Request, against: StrPath | None, timeout: float) -> Tri
 
     model = request.model
     if model is not None and not isinstance(model, (str, os.PathLike)):
-        name = spelled(model)
+        name = importable_name(model)
         if name is None:
             raise UsageError(
                 "a simulation runs in another process, which can't import this model",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...errors import CorruptError, UnsupportedError
 from ...pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple, are_plain
 from ...pickles.nodes import Mapping as MappingNode
-from .placement import Part, Placement, placed
+from .placement import Part, Placement, divided_tensor
 from .saved_file import Piece, SavedFile
 
 _LONGEST_NAME = 400  # characters
@@ -50,7 +50,7 @@ class Alike:
                 if known in met:
                     continue
                 met.add(known)
-            if any(placed(node) is not None for node in nodes):
+            if any(divided_tensor(node) is not None for node in nodes):
                 self._add_divided(name, nodes)
             elif isinstance(first, Call) and self._add_tensor(name, nodes):
                 continue
@@ -63,7 +63,7 @@ class Alike:
     def _add_divided(self, name: str, nodes: Sequence[Node]) -> None:
         parts: dict[int, tuple[SavedFile, Sequence[Part]]] = {}
         for (rank, file), node in zip(self.files.items(), nodes, strict=True):
-            found = placed(node)
+            found = divided_tensor(node)
             if found is None:
                 raise CorruptError(
                     f"has {name!r:.100} whole, of which other ranks have parts: of another save?",
@@ -158,10 +158,10 @@ class Alike:
 def _by_key(node: Node) -> dict[tuple[str, str], Node]:
     """What a kind of dict holds, by the kinds and texts of its keys."""
     pairs = node.pairs if isinstance(node, MappingNode) else ()
-    return {_said(key): value for key, value in pairs}
+    return {_kind_and_text(key): value for key, value in pairs}
 
 
-def _said(key: Node) -> tuple[str, str]:
+def _kind_and_text(key: Node) -> tuple[str, str]:
     if isinstance(key, str):
         return "str", str(key)
     is_long = isinstance(key, int) and key.bit_length() > _LONG  # in hex, since decimals take long

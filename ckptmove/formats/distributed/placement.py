@@ -42,7 +42,7 @@ class Part(NamedTuple):
     local: Node  #: the tensor that has it
 
 
-class Placed(NamedTuple):
+class DividedTensor(NamedTuple):
     """A tensor that is divided among ranks, as the file of one says it."""
 
     kind: str  #: `DTensor` or `ShardedTensor`
@@ -56,15 +56,15 @@ _Axis = tuple[tuple[int, ...], tuple[int, ...]]
 Numbers = Callable[[Node], Sequence[int]]
 
 
-def placed(node: Node) -> Placed | None:
+def divided_tensor(node: Node) -> DividedTensor | None:
     """What a node is, if it is a tensor that is divided among ranks."""
     try:
-        return _placed(node)
+        return _divided_tensor(node)
     except IndexError as error:
         raise CorruptError(_MALFORMED) from error
 
 
-def _placed(node: Node) -> Placed | None:
+def _divided_tensor(node: Node) -> DividedTensor | None:
     if isinstance(node, Call) and node.qualname == _PARAMETER:
         node = _items(node.args)[0]
     if not isinstance(node, Call) or node.qualname not in _WRAPPED:
@@ -75,7 +75,7 @@ def _placed(node: Node) -> Placed | None:
         return None
     if not cls.module.startswith("torch.distributed."):
         return None
-    return Placed(cls.name, _sizes(_items(args[2])[2]), args[3])
+    return DividedTensor(cls.name, _sizes(_items(args[2])[2]), args[3])
 
 
 class Placement:
@@ -89,7 +89,7 @@ class Placement:
         self._read = self._again = 0  # ranks, and parts of lists that were read before
         self._lists = set[int]()  # of parts, by `id()`
 
-    def parts_of(self, found: Placed) -> Iterator[Part]:
+    def parts_of(self, found: DividedTensor) -> Iterator[Part]:
         """The parts of a tensor; InputError if its file does not say where they lie."""
         try:
             yield from self._parts_of(found)
@@ -105,7 +105,7 @@ class Placement:
             raise CorruptError("the meshes of its tensors have too many ranks")
         return found
 
-    def _parts_of(self, found: Placed) -> Iterator[Part]:
+    def _parts_of(self, found: DividedTensor) -> Iterator[Part]:
         if found.kind == "ShardedTensor":
             own = _items(found.state)[0]
             shards = _items(own)

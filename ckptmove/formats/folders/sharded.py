@@ -36,7 +36,7 @@ from ..checkpoint import Carries, Checkpoint
 from ..pickle import PlainPickle
 from ..probe import Probe
 from ..safetensors.file import Placed, SafetensorsContainer, SafetensorsFile, TensorsContainer
-from ..safetensors.header import LONGEST, Entry, read_json, shown
+from ..safetensors.header import LONGEST, Entry, quote, read_json
 from ..strangers import stranger
 from ..torch.legacy import TorchLegacy
 from ..torch.zip import TorchZip
@@ -126,7 +126,7 @@ def read_index(source: Readable) -> Index:
         raise CorruptError("its weight_map does not give the file of each tensor")
     for file in sorted(set(where.values())):
         if not is_plain_name(file):
-            raise CorruptError(f"it names {shown(file)}, which is not a file in the same folder")
+            raise CorruptError(f"it names {quote(file)}, which is not a file in the same folder")
     if not where:
         raise CorruptError("it lists no files")
     about = said.get("metadata")
@@ -152,7 +152,7 @@ def _open(probe: Probe, name: str, count: int) -> Probe:
     except InputError as error:
         number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
         if number == errno.ENOENT or isinstance(error, Missing):
-            why = f"its file {shown(name)} is missing"
+            why = f"its file {quote(name)} is missing"
             raise IncompleteError(why, hint="download it again") from error
         check_open_at_once(error, count)
         raise
@@ -273,13 +273,13 @@ def _check_shards(index: Index, held: Mapping[str, Iterable[str]], warnings: lis
     for file, names in held.items():
         for name in names:
             if found.setdefault(name, file) != file:
-                raise CorruptError(f"{shown(name)} is both in {found[name]} and in {file}")
+                raise CorruptError(f"{quote(name)} is both in {found[name]} and in {file}")
     for name, file in index.where.items():
         if found.get(name) != file:
-            raise CorruptError(f"{shown(name)} should be in {file}, but is not")
+            raise CorruptError(f"{quote(name)} should be in {file}, but is not")
     unlisted = sorted(found.keys() - index.where.keys())
     if unlisted:
         warnings.append(
             f"its files hold {len(unlisted):,} tensors that the index does not list, "
-            f"for example {shown(unlisted[0])}: they count as well"
+            f"for example {quote(unlisted[0])}: they count as well"
         )

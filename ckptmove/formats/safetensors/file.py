@@ -31,7 +31,7 @@ from ..base import PickledFormat, WritableFormat, runs_nothing
 from ..checkpoint import Carries, Checkpoint, stored_bytes
 from ..probe import Probe
 from ..writing import WriteOptions, WritePlan
-from .header import LENGTH_NBYTES, Entry, read_header, shown
+from .header import LENGTH_NBYTES, Entry, quote, read_header
 from .metadata import other_names
 from .writing import plan_write
 
@@ -153,7 +153,7 @@ class TensorsContainer(Container):
         for name, entry in entries.items():
             if len(entry.shape) > MOST_DIMENSIONS:
                 raise UnsupportedError(
-                    f"the tensor {shown(name)} has {len(entry.shape)} dimensions"
+                    f"the tensor {quote(name)} has {len(entry.shape)} dimensions"
                 )
         self.metadata = dict(metadata)
         others = other_names(entries, self.metadata)

@@ -155,7 +155,7 @@ def read_json(
         if _ESCAPED_SURROGATE.search(content):
             json.dumps(root, ensure_ascii=False).encode("utf-8")
     except Twice as error:
-        raise CorruptError(f"{what} says {shown(error.args[0])} twice") from error
+        raise CorruptError(f"{what} says {quote(error.args[0])} twice") from error
     except UnicodeError as error:
         raise CorruptError(f"{what} holds invalid text") from error
     except ValueError as error:
@@ -209,7 +209,7 @@ def entry_of(name: str, said: Json, data_at: int) -> Entry:
     if torch_dtype is None:
         if dtype in _WITHOUT_TORCH:
             raise UnsupportedError(
-                f"the tensor {shown(name)} is of the dtype {dtype}, which torch does not have"
+                f"the tensor {quote(name)} is of the dtype {dtype}, which torch does not have"
             )
         raise _fault(name, "has no known dtype")
     if not _are_sizes(shape):
@@ -260,10 +260,10 @@ def _check_coverage(entries: Mapping[str, Entry], data_at: int, nbytes: int) -> 
 
 
 def _fault(name: str, what: str) -> CorruptError:
-    return CorruptError(f"the tensor {shown(name)} {what}")
+    return CorruptError(f"the tensor {quote(name)} {what}")
 
 
-def shown(name: str) -> str:
+def quote(name: str) -> str:
     """A name in a message: quoted, on one line, and not too long."""
     return repr(name) if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]!r}…"
 
@@ -278,13 +278,13 @@ def lay_out(tensors: Sequence[Sized], metadata: Mapping[str, str] | None = None)
     if metadata is not None:
         said[METADATA] = {key: metadata[key] for key in sorted(metadata)}
         for key, value in metadata.items():
-            _check_text(key + value, f"the metadata {shown(key)}")
+            _check_text(key + value, f"the metadata {quote(key)}")
     ordered, end = sorted(tensors, key=_order), 0
     for tensor in ordered:
         start, end = end, end + tensor.nbytes
         if tensor.name in said and tensor.name != METADATA:
-            raise RefusedError(f"two tensors would be named {shown(tensor.name)}")
-        said[tensor.name] = _said(tensor, start, end)
+            raise RefusedError(f"two tensors would be named {quote(tensor.name)}")
+        said[tensor.name] = _entry_json(tensor, start, end)
     text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     padded = text + b" " * (-len(text) % _ALIGNMENT)
     if len(padded) > LONGEST:
@@ -306,20 +306,20 @@ def _order(tensor: Sized) -> tuple[int, str]:
     rank = _RANK.get(tensor.dtype)
     if rank is None:
         raise UnsupportedError(
-            f"the tensor {shown(tensor.name)} is of {tensor.dtype}, which safetensors does not have"
+            f"the tensor {quote(tensor.name)} is of {tensor.dtype}, which safetensors does not have"
         )
     return rank, tensor.name
 
 
-def _said(tensor: Sized, start: int, end: int) -> dict[str, Json]:
+def _entry_json(tensor: Sized, start: int, end: int) -> dict[str, Json]:
     """What the header says of a tensor, in the library's order."""
     name, shape = tensor.name, list(tensor.shape)
     if name == METADATA:
         raise UnsupportedError(f"safetensors can't hold a tensor named {METADATA!r}")
-    _check_text(name, f"the name {shown(name)}")
+    _check_text(name, f"the name {quote(name)}")
     if tensor.dtype == _FLOAT4:
         if not shape:
-            raise UnsupportedError(f"safetensors can't hold {shown(name)}, a single pair of float4")
+            raise UnsupportedError(f"safetensors can't hold {quote(name)}, a single pair of float4")
         shape[-1] *= 2
     return {"dtype": _NAMES[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
 

@@ -91,20 +91,20 @@ class Arrays:
 
 def array_of(node: Node) -> Array | None:
     """The array that a node is; None where it is none, or no tensor could be like it."""
-    said = _said(node)
+    said = _array_fields(node)
     return None if said is None else _array(*said)
 
 
 def content_of(node: Node) -> Blob | None:
     """The long bytes of an array that a tensor could be like, be they too few or too many."""
-    said = _said(node)
+    said = _array_fields(node)
     if said is None or _dtype(said[1]) is None:
         return None
     content = _unwrapped(said[3])
     return content if isinstance(content, Blob) else None
 
 
-def _said(node: Node) -> tuple[Node, Node, bool, Node] | None:
+def _array_fields(node: Node) -> tuple[Node, Node, bool, Node] | None:
     """The shape, the dtype, whether it is in Fortran's order, and the bytes of an array."""
     if not isinstance(node, Call) or node.pairs or node.items:
         return None

@@ -94,7 +94,7 @@ def _of_file(place: str, what: str) -> Any:
     return module
 
 
-def spelled(function: Callable[..., Any]) -> str | None:
+def importable_name(function: Callable[..., Any]) -> str | None:
     """The name by which another process can import a function; None if it has none."""
     name = getattr(function, "__qualname__", "")
     module = inspect.getmodule(function)

@@ -35,7 +35,7 @@ from ...checkpoint import Carries, Checkpoint
 from ...folders.parts import IncompleteError
 from ...probe import Probe
 from ...safetensors.file import SHARDING, Placed, TensorsContainer
-from ...safetensors.header import Entry, read_header, read_json, shown
+from ...safetensors.header import Entry, quote, read_header, read_json
 from ..boxes import Box, check_tiling, division_of, runs_of
 
 _NAME = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})\.safetensors")
@@ -115,7 +115,7 @@ def _add(file: Source, tensors: dict[str, _Tensor]) -> int:
         raise CorruptError(f"its {SHARDING} is malformed")
     for name in said:
         if name not in header.entries:
-            raise CorruptError(f"its {SHARDING} lists {shown(name)}, which is not in it")
+            raise CorruptError(f"its {SHARDING} lists {quote(name)}, which is not in it")
     version = header.metadata.get(_VERSION)
     if version not in (None, _KNOWN_VERSION):
         raise UnsupportedError(f"its {_VERSION} is {version!r:.40}, which is not known")
@@ -130,11 +130,11 @@ def _add(file: Source, tensors: dict[str, _Tensor]) -> int:
         box = Box(offsets, entry.shape)
         known = next(iter(tensor.chunks), box)
         if tensor.dtype != entry.dtype or len(known.sizes) != len(box.sizes):
-            raise CorruptError(f"{shown(name)} has another dtype or rank in another file")
+            raise CorruptError(f"{quote(name)} has another dtype or rank in another file")
         if tensor.shape != shape:
-            raise CorruptError(f"{shown(name)} has another shape in another file")
+            raise CorruptError(f"{quote(name)} has another shape in another file")
         if box in tensor.chunks and box.numel:
-            raise CorruptError(f"another file has the same part of {shown(name)}")
+            raise CorruptError(f"another file has the same part of {quote(name)}")
         tensor.chunks[box] = _Chunk(file, entry)
     return header.data_at
 
@@ -143,7 +143,7 @@ def _place(key: str, about: object) -> tuple[str, tuple[int, ...]]:
     """The tensor that a part belongs to, and the shape of this, as transformers says them."""
     name = about.get(_TENSOR) if isinstance(about, dict) else None
     if not isinstance(name, str):
-        raise CorruptError(f"its {SHARDING} does not say which tensor {shown(key)} is of")
+        raise CorruptError(f"its {SHARDING} does not say which tensor {quote(key)} is of")
     return name, _numbers(key, about, _SHAPE)
 
 
@@ -155,7 +155,7 @@ def _numbers(key: str, about: object, what: str, count: int | None = None) -> tu
         or (count is not None and len(found) != count)
         or not all(map(is_size, found))
     ):
-        raise CorruptError(f"its {SHARDING} gives {shown(key)} no valid {what}")
+        raise CorruptError(f"its {SHARDING} gives {quote(key)} no valid {what}")
     return tuple(found)
 
 

@@ -156,7 +156,7 @@ FAULTS: Sequence[Callable[[Tree, Draw], Planted]] = (
 )
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("plant", FAULTS)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -218,7 +218,7 @@ def test_what_was_relocated_is_equal_but_for_devices(name: str, tmp_path: Path) 
     assert {each.kind for each in moved.differences} <= {Kind.MOVED, Kind.VALUE}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_family_is_equal_to_itself(family: str, tmp_path: Path) -> None:
     for name, make in sorted(FAMILIES[family].items())[:8]:

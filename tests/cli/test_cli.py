@@ -491,6 +491,7 @@ def test_many_options_stand_in_named_groups(verb: str, run_cli: RunCli) -> None:
     assert "\nOptions:\n" in run_cli("recover", "-h", exit=0).stdout
 
 
+@pytest.mark.slow
 def test_former_names_of_options_work_and_are_not_shown(tmp_path: Path, run_cli: RunCli) -> None:
     (tmp_path / "tree").mkdir()
     for path in (tmp_path / "run.pt", tmp_path / "tree" / "run.pt"):

@@ -191,6 +191,7 @@ def test_no_colour_where_none_is_wanted(arguments: list[str], run_pt: Path, tmp_
 _COLOR = "\x1b[1;31m"
 
 
+@pytest.mark.slow
 def test_color_for_what_is_wrong(run_pt: Path, tmp_path: Path, run_cli: RunCli) -> None:
     cut = tmp_path / "cut.pt"
     cut.write_bytes(run_pt.read_bytes()[:-100])

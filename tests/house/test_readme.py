@@ -66,6 +66,7 @@ def test_console_blocks_print_what_they_show(folder: Path) -> None:
             assert TIMING.sub("in … s", printed) == TIMING.sub("in … s", shown), command
 
 
+@pytest.mark.slow
 def test_python_blocks_run(folder: Path) -> None:
     blocks = [text for kind, text in BLOCKS if kind == "python"]
     assert blocks

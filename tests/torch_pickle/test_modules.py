@@ -215,6 +215,7 @@ def state_keys(manifest: Manifest) -> list[str]:
     return [entry.state_key for entry in manifest.tensors if entry.state_key is not None]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("name", "writer"), FILES)
 def test_the_names_are_those_of_the_state_dict(name: str, writer: str, tmp_path: Path) -> None:
     made = saved(name, writer, tmp_path, within=writer == "zip")
@@ -251,6 +252,7 @@ def test_what_is_converted_loads_strictly(
         assert raw(loaded[key].untyped_storage()) == raw(tensor.contiguous().untyped_storage()), key
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("name", "writer"), FILES)
 def test_the_way_back_is_the_whole_module(name: str, writer: str, tmp_path: Path) -> None:
     made = saved(name, writer, tmp_path, within=writer != "zip")

@@ -100,6 +100,7 @@ def outcomes(findings: Findings) -> list[str]:
     return [each["outcome"] for each in findings.values()]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name", ["sound", "forward", "without devices", "fused", "lstm", "Knowing", "Speaking"]
 )

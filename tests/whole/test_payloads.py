@@ -138,6 +138,7 @@ def test_the_watch_sees_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {each.partition(" ")[0] for each in _WATCH.found} == {"pickle.find_class", "os.mkdir"}
 
 
+@pytest.mark.slow
 def test_inspect_lists_what_would_run(cases: list[Case], watched: Path) -> None:
     unseen = []
     for case in cases:

@@ -181,7 +181,7 @@ def _sync_file_system(fd: int, device: int) -> bool:
 
 def _is_synced_whole(fd: int, device: int) -> bool:
     if device not in _known_devices:
-        release = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+        release = tuple(map(int, re.findall(r"\d+", import_module("platform").release())[:2]))
         call, kind = _c_call("fstatfs", "c_int", "c_char_p"), 0
         if call is not None and release >= _REPORTS_ERRORS:
             about = import_module("ctypes").create_string_buffer(512)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
 
 from ..errors import InputError, RefusedError, StrPath
+from ..system.temporary import temporary_folder
 from .place import EntryKind
 from .remote_place import RemotePlace
 from .source import Source
@@ -19,7 +21,8 @@ class Downloads:
     """Local copies of what URLs name. Used as a context, they are removed at the end."""
 
     def __init__(self) -> None:
-        self._room: tempfile.TemporaryDirectory[str] | None = None
+        self._ending = contextlib.ExitStack()
+        self._room = ""
         self._here: dict[str, str] = {}  # URL → path
         self._origins: dict[str, str] = {}  # folder → what it was before
 
@@ -27,8 +30,7 @@ class Downloads:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._room is not None:
-            self._room.cleanup()
+        self._ending.close()
 
     def here(self, path: StrPath) -> str:
         """The local copy of a URL; any other path is given back."""
@@ -48,9 +50,8 @@ class Downloads:
         `folder` says that the URL names that folder, `beside` to copy its other small files too.
         """
         try:
-            if self._room is None:
-                self._room = tempfile.TemporaryDirectory(prefix="ckptmove-")
-            room = os.path.join(self._room.name, str(len(self._origins)))
+            self._room = self._room or self._ending.enter_context(temporary_folder())
+            room = os.path.join(self._room, str(len(self._origins)))
             os.mkdir(room)
             needed, free = sum(each.nbytes for each in sources), shutil.disk_usage(room).free
             if needed > free:

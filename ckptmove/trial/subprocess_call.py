@@ -11,12 +11,9 @@ import contextlib
 import importlib
 import json
 import os
-import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +22,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from .. import errors
-from ..system.files import NO_LINK
 from ..system.signals import KILL
+from ..system.temporary import temporary_folder
 from .sandbox import guard
 
 _MOST_SAID = 1 << 16  # bytes of what the process said last
@@ -107,7 +104,7 @@ def call_in_subprocess(
         "path": None if script else [str(Path(path).absolute()) for path in sys.path],
         "request": request,
     }
-    with _folder() as folder:
+    with temporary_folder() as folder:
         Path(folder, _ASKED).write_text(json.dumps(asked))
         own = os.fspath(Path(folder, "tmp")) if guarded else None
         if own is not None:
@@ -140,42 +137,6 @@ def _error(result: Mapping[str, Any]) -> errors.CkptmoveError | None:
     if not isinstance(kind, type) or not issubclass(kind, errors.CkptmoveError):
         return None
     return kind(message, path=path, hint=hint)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[str]:
-    """A folder that is removed afterwards, however deep are the folders that were made in it."""
-    folder = tempfile.mkdtemp(prefix="ckptmove-")
-    try:
-        yield folder
-    finally:
-        with contextlib.suppress(OSError):
-            if os.rename in os.supports_dir_fd:
-                _flatten(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _flatten(folder: str) -> None:
-    """Move folders that lie in others up to a folder, until none lies in another."""
-    top = os.open(folder, os.O_RDONLY)
-    try:
-        todo = _folders(top)
-        for name in todo:  # which grows
-            os.chmod(name, 0o700, dir_fd=top)
-            inner = os.open(name, os.O_RDONLY | NO_LINK, dir_fd=top)
-            try:
-                for each in _folders(inner):
-                    todo.append(secrets.token_hex())  # a name that nobody can have taken
-                    os.rename(each, todo[-1], src_dir_fd=inner, dst_dir_fd=top)
-            finally:
-                os.close(inner)
-    finally:
-        os.close(top)
-
-
-def _folders(descriptor: int) -> list[str]:
-    with os.scandir(descriptor) as found:
-        return [each.name for each in found if each.is_dir(follow_symlinks=False)]
 
 
 def _run(

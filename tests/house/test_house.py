@@ -43,6 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "system.files",
         "system.signals",
         "system.locks",
+        "system.temporary",
         "system.names",
         "sources.budget",
         "sources.source",

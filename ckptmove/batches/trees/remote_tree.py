@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TypeVar
@@ -15,6 +14,7 @@ from ...sources.filesystem import info_of, open_store, size_in, stamp_of
 from ...sources.known_objects import known_about, known_objects
 from ...sources.place import EntryKind, FolderEntry
 from ...sources.remote_place import RemotePlace
+from ...system.temporary import temporary_folder
 from ...writing.upload.fsspec import check_writable
 from ...writing.upload.staged_object import open_to_write
 from ...writing.upload.unfinished import abort_dead
@@ -101,7 +101,7 @@ class RemoteTree(Tree):
     @contextlib.contextmanager
     def beside(self) -> Iterator[str]:
         """As `Tree.beside`: on this machine, as what is only compared need not be in the store."""
-        with tempfile.TemporaryDirectory() as here:
+        with temporary_folder() as here:
             yield os.path.join(here, self.place.name)
 
     def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> None:

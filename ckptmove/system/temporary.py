@@ -1,0 +1,88 @@
+"""Temporary folders. If a process is killed that has one, the next one that needs one removes it.
+
+Who has a folder holds a lock on it, which ends with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+
+from .files import NO_LINK, READ, user
+from .locks import lock_file
+
+_PREFIX = "ckptmove-run-"
+_SOON = 10.0  # seconds in which whoever makes a folder has locked it
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[str]:
+    """A folder that is removed afterwards, however deep are the folders that were made in it.
+
+    Raises OSError.
+    """
+    _remove_abandoned(tempfile.gettempdir())
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    with contextlib.ExitStack() as held:
+        held.callback(_remove, folder)
+        with contextlib.suppress(OSError):  # a system without locks on folders
+            fd = os.open(folder, READ)
+            held.callback(os.close, fd)
+            lock_file(fd)
+        yield folder
+
+
+def _remove_abandoned(above: str) -> None:
+    """Remove folders of processes of this user that were killed, as far as locks tell."""
+    with contextlib.suppress(OSError), os.scandir(above) as found:
+        for each in found:
+            if each.name.startswith(_PREFIX) and each.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    _remove_if_abandoned(each.path)
+
+
+def _remove_if_abandoned(folder: str) -> None:
+    """Raises OSError if another process has it, or another user."""
+    fd = os.open(folder, READ | NO_LINK)
+    try:
+        about = os.fstat(fd)
+        is_old = time.time() - about.st_mtime > _SOON
+        if about.st_uid == user() and is_old and lock_file(fd):
+            _remove(folder)
+    finally:
+        os.close(fd)
+
+
+def _remove(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        if os.rename in os.supports_dir_fd:
+            _flatten(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flatten(folder: str) -> None:
+    """Move folders that lie in others up to a folder, until none lies in another."""
+    top = os.open(folder, os.O_RDONLY)
+    try:
+        todo = _folders(top)
+        for name in todo:  # which grows
+            os.chmod(name, 0o700, dir_fd=top)
+            inner = os.open(name, os.O_RDONLY | NO_LINK, dir_fd=top)
+            try:
+                for each in _folders(inner):
+                    todo.append(secrets.token_hex())  # a name that nobody can have taken
+                    os.rename(each, todo[-1], src_dir_fd=inner, dst_dir_fd=top)
+            finally:
+                os.close(inner)
+    finally:
+        os.close(top)
+
+
+def _folders(descriptor: int) -> list[str]:
+    with os.scandir(descriptor) as found:
+        return [each.name for each in found if each.is_dir(follow_symlinks=False)]

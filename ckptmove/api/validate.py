@@ -229,7 +229,9 @@ def _check_container(
         if place_of(path).is_unreachable(error):
             raise
         start = f"{error.path}: " if error.path not in (None, path) else ""
-        return Finding("container", FAILED, f"{start}{error}"), None, ()
+        hint = error.hint
+        about = ((), {}) if hint is None else ((hint,), {"hint": hint})
+        return Finding("container", FAILED, f"{start}{error}", *about), None, ()
     count = len(manifest.tensors)
     what = f"{manifest.format}, {plural(count, 'tensor') if count else 'no tensors'}"
     data = {"format": manifest.format, "nbytes": manifest.nbytes, "tensors": count}

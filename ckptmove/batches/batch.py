@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 from ..api.options import Option, declare_options
@@ -175,6 +176,7 @@ def batch(
         ),
     ] = False,
     progress: Progress | None = None,
+    contents: bool = False,
     **options: Any,
 ) -> Batch:
     """Inspect, relocate, convert or validate all checkpoints of a folder tree.
@@ -204,6 +206,7 @@ def batch(
             work instead. It stays open. Calls and their arguments are pickled if it needs that.
         progress: a function that is called with the number of source bytes done since the last
             call; they add up to `plan.nbytes`.
+        contents: also look at what each item holds, for `items` of the report, and its page.
         options: options of the verb, as its function takes them. `against` of `validate` is another
             tree: each item is compared with the checkpoint of the same name in it, or with the only
             one that differs just in the suffix. `force` of `validate` replaces reports that another
@@ -267,6 +270,9 @@ def batch(
             dry_run=dry_run,
             options=options,
         )
+        if contents:
+            tasks = tuple(task._replace(contents=True) for task in plan.tasks)
+            plan = replace(plan, tasks=tasks)
         failing.pop_all()
     return Batch(
         plan,

@@ -44,6 +44,7 @@ class OfAnyVerb(TypedDict, total=False):
     ray: str | None
     dry_run: bool
     progress: Progress | None
+    contents: bool
     follow_links: bool
 
 

@@ -21,8 +21,7 @@ from ..formats.folders.training_folder import FolderCheckpoint
 from ..formats.safetensors.file import SafetensorsFile
 from ..graph.edit.cast import casts_of
 from ..plans.plan import Copy, Plan, Write
-from ..reports.batch.items import Entry, Item, Task
-from ..reports.batch.table import Contents
+from ..reports.batch.items import Contents, Entry, Item, Task
 from ..reports.convert import ConvertReport
 from ..reports.display.phrases import join_names
 from ..reports.relocate import RelocateReport
@@ -234,9 +233,22 @@ def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
                 file.write(Plan("relay", len(data), (), (Write(0, data),)))
                 file.commit()
             nbytes = len(data)
-    failed = (each for each in report["checks"] if each["outcome"] == "failed")
+    failed = [each for each in report["checks"] if each["outcome"] == "failed"]
     wrong = "; ".join(f"{each['check']}: {each['title']}" for each in failed)
-    return ItemOutcome(report, nbytes, reason=wrong)
+    hint = next((each["data"]["hint"] for each in failed if "hint" in each["data"]), None)
+    return ItemOutcome(report, nbytes, reason=wrong, hint=hint)
+
+
+def contents_of(task: Task) -> Contents | None:
+    """What an item holds, by its metadata; None if that can't be read, or it is no checkpoint."""
+    item = task.item
+    if item.kind in ("unreadable", "other"):
+        return None
+    try:
+        with opened_item(item, follow_links=bool(task.options.get("follow_links"))) as found:
+            return Contents.of(found.manifest, item.format or found.manifest.format)
+    except Exception:  # of which the verb tells
+        return None
 
 
 def _timeless(report: Mapping[str, Any]) -> bytes:

@@ -15,7 +15,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import CkptmoveError
-from ..reports.batch.items import BUSY, FAILED, OUTCOMES, SKIPPED, Result, Task, result_of, skipped
+from ..reports.batch.items import (
+    BUSY,
+    FAILED,
+    OUTCOMES,
+    SKIPPED,
+    Contents,
+    Result,
+    Task,
+    result_of,
+    skipped,
+)
 from ..reports.batch.report import BatchPlan, BatchReport
 from ..reports.batch.table import InspectedItem
 from ..reports.display.phrases import plural
@@ -139,7 +149,8 @@ class _Run:
         self._folders: set[str] = set()
         self._counts = dict.fromkeys(OUTCOMES, 0)
         self._failures = list[Result]()
-        self._inspected = list[InspectedItem]()  # where that is the verb
+        self._items = list[InspectedItem]()  # where they are to be told
+        self._contents = plan.verb == "inspect" or any(task.contents for task in plan.tasks)
         self._known: set[str] = set()
         self._notes = list[str]()
         self._nbytes = self._bytes_written = 0
@@ -179,7 +190,7 @@ class _Run:
             self._bytes_written,
             time.monotonic() - self._started,
             (*self._plan.notes, *self._notes),
-            tuple(sorted(self._inspected)) if self._plan.verb == "inspect" else None,
+            tuple(sorted(self._items)) if self._contents else None,
         )
 
     def results(self) -> Iterator[Result]:
@@ -322,7 +333,10 @@ class _Run:
         self._copied += result.copied
         self._removed += result.source_removed
         if self._plan.verb == "inspect":
-            self._inspected.append(InspectedItem.of(result))
+            held = None if result.report is None else Contents(**result.report)
+            self._items.append(InspectedItem.of(result, held))
+        elif self._contents:
+            self._items.append(InspectedItem.of(result, result.contents))
         if self._is_dry:
             self._forecasts.append(result)
         self._known.add(result.name)

@@ -206,6 +206,7 @@ def _run(
     as_json, quiet, verbose, no_progress, _ = output
     log, manifest, form = (options.pop(each, None) for each in ("log", "manifest", "progress"))
     dry_run = options.get("dry_run")
+    options["contents"] = output.html is not None and verb != "inspect"
     if manifest is not None and dst is None:
         raise UsageError("--manifest needs a destination")
     options["digests"] = (

@@ -182,8 +182,9 @@ def named(path: StrPath) -> tuple[str, Sequence[str]]:
 
 def read(source: Readable) -> Checkpoint:
     """Read a checkpoint of one file of any format, without its tensors."""
-    with uncollected():
-        return read_probe(Probe(source, new_session()))
+    probe = Probe(source, new_session())
+    with _explaining(probe), uncollected():
+        return read_probe(probe)
 
 
 class Sniffed(NamedTuple):

@@ -98,3 +98,8 @@ class WritableFormat(Format):
     @abstractmethod
     def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         """How to write a draft."""
+
+
+def bytes_behind(nbytes: int, what: str) -> str:
+    """The warning that bytes follow what a checkpoint ends with; no reader of it minds them."""
+    return f"{nbytes:,} bytes follow {what}, as where two ranks wrote one file"

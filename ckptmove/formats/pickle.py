@@ -23,7 +23,7 @@ from ..pickles.reach import names_reached
 from ..sources.budget import Excess
 from ..torch_pickle.callables.uses import not_surely_harmless
 from ..torch_pickle.streams import Container
-from .base import PickledFormat
+from .base import PickledFormat, bytes_behind
 from .checkpoint import Carries
 from .probe import Probe
 
@@ -79,7 +79,7 @@ class PickleContainer(Container):
                 if isinstance(error, Excess) or not roots or self._says_so(at):
                     raise
                 rest = self.source.nbytes - at
-                self.warnings.append(f"{rest:,} bytes follow the end of the pickle")
+                self.warnings.append(bytes_behind(rest, "the end of the pickle"))
                 self.reached = names_reached(self.source, at)
                 break
             if stream.pickle.persistents:

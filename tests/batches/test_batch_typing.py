@@ -46,7 +46,7 @@ def _kinds(types: Any) -> set[object]:
 def test_type_checkers_know_each_option_as_it_is_declared(verb: str) -> None:
     known = get_type_hints(getattr(keywords, f"Of{verb.title()}"))
     declared = {**item_options(verb), **options_of(batch)}  # a batch's own goes first
-    assert known.keys() == {*declared, "executor", "progress"}
+    assert known.keys() == {*declared, "executor", "progress", "contents"}
     for name, each in declared.items():
         hint = known[name]  # one type, or a union
         assert _kinds(each.types) in ({hint}, _kinds(get_args(hint)))

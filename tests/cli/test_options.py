@@ -38,6 +38,7 @@ CLI_ONLY = {
 LIBRARY_ONLY = {
     "progress": "a callable",
     "executor": "an object",
+    "contents": "of batch: --html asks for it",
     "args": "what follows -- on the command line",
     "quiet": "the general option -q",
     "options": "those of the verb",

@@ -57,6 +57,34 @@ def test_two_writers_are_named(format: str, tmp_path: Path) -> None:
     assert "it looks like two ranks wrote one file" in said
 
 
+@pytest.mark.parametrize("format", ["torch-legacy", "pickle", "pickle 2"])
+def test_a_longer_file_behind_is_named_where_the_first_is_read(format: str, tmp_path: Path) -> None:
+    content, longer = (FORMATS[format](saved(n)) for n in (5000, 6000))
+    (tmp_path / "run.pt").write_bytes(content + longer[len(content) :])
+    (said,) = ckptmove.inspect(tmp_path / "run.pt").warnings
+    assert said.startswith(f"{len(longer) - len(content):,} bytes follow the ")
+    assert said.endswith(", as where two ranks wrote one file")
+
+
+def test_every_verb_names_salvage(tmp_path: Path, run_cli: RunCli) -> None:
+    (tmp_path / "run.pt").write_bytes(torch_zip(saved(5000))[:40_000])
+    (tmp_path / "ok.pt").write_bytes(torch_zip(saved(50)))
+    for verb, code in {
+        "inspect run.pt": 3,
+        "relocate run.pt --to cpu": 3,
+        "relocate run.pt --to cpu --in-place": 3,
+        "convert run.pt": 3,
+        "diff run.pt ok.pt": 3,
+        "diff ok.pt run.pt": 3,
+        "validate run.pt": 1,
+        "validate ok.pt --against run.pt": 1,
+    }.items():
+        said = run_cli(*verb.split(), exit=code)
+        told = said.stdout + said.stderr
+        assert "looks like an interrupted upload" in told, verb
+        assert "ckptmove salvage run.pt DST keeps what is left" in told, verb
+
+
 def test_files_that_are_not_broken_are_not_said_to_be(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     for content in (b"precious", b"GGUF" + bytes(100), b'{"a": 1}'):

@@ -149,16 +149,24 @@ def test_what_is_wrong_stands_first_and_is_marked(tmp_path: Path) -> None:
     assert re.search(r'<main>\n<h1 class="wrong">[^<]*failed: against</h1>', page)
 
 
-def test_a_batch_shows_what_failed_before_the_rest(tmp_path: Path, run_cli: RunCli) -> None:
+@pytest.mark.parametrize("verb", ["inspect", "convert", "relocate", "validate"])
+def test_a_batch_is_one_table_with_what_failed_first(
+    verb: str, tmp_path: Path, run_cli: RunCli
+) -> None:
     (tmp_path / "runs").mkdir()
-    torch.save({"w": torch.ones(2)}, tmp_path / "runs" / "a.pt")
+    save(tmp_path / "runs" / "a.pt", {"w": torch.ones(2), "n": torch.ones(3).half()}, "cuda:1")
     (tmp_path / "runs" / "b.pt").write_bytes((tmp_path / "runs" / "a.pt").read_bytes()[:500])
-    run_cli("batch", "inspect", "runs", "--html", "all.html", exit=1)
+    more = {"convert": ("out",), "relocate": ("out", "--to", "cpu")}.get(verb, ())
+    run_cli("batch", verb, "runs", *more, "--html", "all.html", exit=1)
     page = (tmp_path / "all.html").read_text()
     assert re.search(r'<h1 class="wrong">[^<]*1 failed', page)
-    failed, shown = page.index('<td class="wrong">failed</td>'), page.index("<th>format</th>")
-    assert failed < shown
-    assert "interrupted upload" in page[failed:shown]
+    cells = Elements(page).texts["td"]
+    assert cells[:2] == ["failed", "b.pt"]
+    assert "interrupted upload" in cells[7]
+    assert "ckptmove salvage" in cells[7]
+    row = "done", "a.pt", "torch-zip", "cuda:1", "float32, float16", "2"
+    assert tuple(cells[8:14]) == row
+    assert cells[17:19] == ["total: 2 items", "1 format"]
 
 
 def test_long_tables_become_data_with_the_lines_below_them() -> None:

@@ -18,12 +18,14 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save as safetensors_bytes
+from torch.package import PackageExporter
 
 import ckptmove
 from ckptmove import Fate, SalvageReport
@@ -100,6 +102,48 @@ def torchscript(state: Tensors) -> bytes:
     torch.jit.save(torch.jit.script(module), made)
     return made.getvalue()
 
+
+def torch_package(state: Tensors) -> bytes:
+    made = io.BytesIO()
+    with PackageExporter(made) as exporter:
+        exporter.save_pickle("weights", "state.pkl", dict(state))
+    return made.getvalue()
+
+
+def torch_export(state: Tensors) -> bytes:
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, each in state.items():
+                self.register_buffer(name, each.clone())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for each in self.buffers():
+                x = x + each.sum()
+            return x
+
+    made = io.BytesIO()
+    torch.export.save(torch.export.export(Holder(), (torch.ones(2),)), made)
+    return made.getvalue()
+
+
+def bundle(state: Tensors) -> bytes:
+    """Two checkpoints in a zip, as stable-baselines3 saves them."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("data", '{"policy": 1}')
+        archive.writestr("policy.pth", torch_zip(state))
+        archive.writestr("policy.optimizer.pth", torch_zip({"step": torch.tensor(3)}))
+        archive.writestr("_stable_baselines3_version", "2.3.2")
+    return made.getvalue()
+
+
+#: Checkpoints in archives: how they are made, and what each name of a tensor starts with.
+ARCHIVES: dict[str, tuple[Callable[[Tensors], bytes], str]] = {
+    "torch-package": (torch_package, "weights/state.pkl."),
+    "torch-export": (torch_export, ""),
+    "zip-bundle": (bundle, "policy.pth."),
+}
 
 #: All of these has a checksum.
 PROVEN = ("torch-zip", "deflated", "torchscript")
@@ -190,6 +234,61 @@ def cut_at(
         if report is not None:
             best = max(best, sum(each.written for each in report.tensors))
     assert best >= len(state) - 2, "all but the last are there when the end is missing"
+
+
+def in_archive(format: str, numel: int = 9) -> tuple[bytes, Tensors]:
+    """An archive with tensors, and these by the names that they have in it."""
+    make, start = ARCHIVES[format]
+    state = saved(numel)
+    named = {start + name: each for name, each in state.items()}
+    if format == "torch-export":
+        named["sample_inputs.0.0"] = torch.ones(2)
+    if format == "zip-bundle":
+        named["policy.optimizer.pth.step"] = torch.tensor(3)
+    return make(state), named
+
+
+def check_archive(format: str, broken: bytes, named: Tensors, folder: Path) -> int:
+    """Nothing in it is wrongly called right; gives how many tensors were found by their names."""
+    (folder / "run.pt").write_bytes(broken)
+    report = salvaged(folder / "run.pt")
+    if report is not None:
+        report = replace(
+            report,
+            tensors=[e for e in report.tensors if not e.name.startswith("data/sample_inputs/")],
+        )
+    check(report, named)
+    return 0 if report is None else sum(e.name in named and e.written for e in report.tensors)
+
+
+@pytest.mark.parametrize("format", ARCHIVES)
+def test_an_archive_that_was_cut_short(format: str, tmp_path: Path) -> None:
+    content, named = in_archive(format)
+    found = [check_archive(format, content[:n], named, tmp_path) for n in points(len(content), 12)]
+    if format != "torch-export":  # its names come last
+        assert max(found) >= len(named) - 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ARCHIVES)
+def test_an_archive_that_was_cut_short_anywhere(format: str, tmp_path: Path) -> None:
+    content, named = in_archive(format)
+    step = 1 if len(content) < 8000 else 7
+    for nbytes in range(0, len(content), step):
+        check_archive(format, content[:nbytes], named, tmp_path)
+
+
+@pytest.mark.parametrize("format", ARCHIVES)
+def test_bits_of_an_archive_that_were_flipped(format: str, tmp_path: Path) -> None:
+    content, named = in_archive(format, 200)
+    chance = random.Random(format)
+    for _ in range(examples(60)):
+        damaged = bytearray(content)
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.5:
+            del damaged[chance.randrange(len(damaged) // 2, len(damaged)) :]
+        (tmp_path / "run.pt").write_bytes(damaged)
+        check(salvaged(tmp_path / "run.pt"), named, unproven=False)
 
 
 @pytest.mark.parametrize("format", FORMATS)

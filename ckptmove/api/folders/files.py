@@ -241,7 +241,8 @@ class _Sorting:
                 return found.name if formats.sniffed(source) is not None else None
             except InputError as error:
                 error.about(source.path)
-                error.hint = error.hint or f"--keep-files '{name}' copies it as it is"
+                keep = f"--keep-files '{name}' copies it as it is"
+                error.hint = f"{error.hint}, or {keep}" if error.hint else keep
                 raise
 
     @contextmanager

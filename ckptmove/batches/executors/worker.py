@@ -39,7 +39,7 @@ from ...writing.final_name import failure_of, syncing_later
 from ...writing.in_place.undo import recover_if_interrupted
 from ..fingerprints import begun_key_of, is_done, key_of, refresh_entry, source_stamp, tags_of
 from ..forecast import forecast_item
-from ..run_item import ItemOutcome, do_item, is_copied
+from ..run_item import ItemOutcome, contents_of, do_item, is_copied
 from ..source_removal import remove_source, why_kept
 from ..trees import Ledger, open_ledger, tree_at
 from .time_limit import TimedOut, time_limit
@@ -94,6 +94,7 @@ class Caught:
 def catching(task: Task) -> Iterator[Caught]:
     """A context in which whatever is wrong with an item becomes its result."""
     made, item = Caught(), task.item
+    held = contents_of(task) if task.contents else None  # it may be gone afterwards
     try:
         yield made
     except TimedOut:
@@ -108,6 +109,8 @@ def catching(task: Task) -> Iterator[Caught]:
     except Exception as error:  # the others must not suffer from it
         why = f"a bug in ckptmove: {type(error).__name__}: {error}"
         made.result = result_of(item, FAILED, " ".join(why.split()))
+    if made.result is not None:
+        made.result = made.result._replace(contents=held)
 
 
 def _done(task: Task) -> Result:

@@ -46,12 +46,20 @@ def _start(probe: Probe) -> bytes:
 
 #: The first that recognizes something reads it: by its first bytes, or else by those behind them.
 SALVAGERS: tuple[Salvager, ...] = (
-    Salvager("torch-zip", lambda probe: probe.head.startswith(_LOCAL_MAGIC), read_zip),
+    Salvager(
+        "torch-zip",
+        lambda probe: probe.head.startswith(_LOCAL_MAGIC),
+        lambda probe: read_zip(probe, _read_file),
+    ),
     Salvager("torch-legacy", lambda probe: starts(probe.head), read_legacy),
     Salvager("tar", is_tar, lambda probe: read_tar(probe, _read_file)),
     Salvager("safetensors", lambda probe: probe.head[8:].lstrip()[:2] == b'{"', read_safetensors),
     Salvager("pickle", lambda probe: probe.head[:1] == _PROTO, read_pickle),
-    Salvager("torch-zip", lambda probe: _LOCAL_MAGIC in _start(probe), read_zip),
+    Salvager(
+        "torch-zip",
+        lambda probe: _LOCAL_MAGIC in _start(probe),
+        lambda probe: read_zip(probe, _read_file),
+    ),
     Salvager("safetensors", lambda probe: b'"data_offsets"' in _start(probe), read_safetensors),
 )
 

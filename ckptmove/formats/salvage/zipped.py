@@ -2,6 +2,8 @@
 
     P/data.pkl, P/data/0 …                 torch.save, TorchScript
     P/constants.pkl, P/constants/0 …       TorchScript
+    P/any/name, P/.data/0.storage …        torch.package
+    policy.pth …                           a zip of checkpoints
 
 Each record with its checksum is as it was. Where the pickle itself is missing, the storages have
 no names of their own: they are listed as bytes, under the names of their records.
@@ -9,19 +11,29 @@ no names of their own: they are listed as bytes, under the names of their record
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
-from ...sources.source import Memory, Source
+from ...errors import InputError
+from ...sources.source import Memory, Readable, Source
 from ...torch_pickle.streams import Container
 from ...torch_pickle.values.persistent_ids import StorageId
 from ...zips.archive import DEFLATED, STORED
 from ...zips.found_records import FoundRecord, Proof, find_records, read_record
 from ..probe import Probe
+from ..torch.legacy import starts
 from .listing import ids_of, strict_storages, tensors_of
 from .remains import MISSING, NamedTensor, Remains, StorageRemains
+from .zero_fill import ZeroFilled
 
 #: The pickles, and the folders of the storages that they name.
 _PICKLES = {"data.pkl": "data/", "constants.pkl": "constants/"}
+_PACKAGED = ".data/"  # the folder of the storages of a package
+#: What an exported program has, its weights first.
+_PROGRAM = "data/weights/", "models/", "archive_format"
+_NO_TENSORS = (".json", ".pt", ".pkl")  # what an exported program has beside its weights
+_LOCAL_MAGIC, _PROTO = b"PK\3\4", b"\x80"
+_HEAD = 64  # bytes in which a checkpoint shows
 _UNSURE = "nothing but its own header says that it is this storage"
 _LONGEST_ORDER = 64  # bytes
 
@@ -37,17 +49,35 @@ class _Records(Container):
         self.budget = probe.session.budget
         self.wanted: dict[str, tuple[StorageId, str]] = {}  # with the name of the record
         probe.session.folder()
+        names = [name.removeprefix(self.prefix) for name in self.found]
+        is_program = any(name.startswith(_PROGRAM) for name in names)
+        raw = any(n.startswith(_PROGRAM[0]) and not n.endswith(_NO_TENSORS) for n in names)
         for name, folder in _PICKLES.items():
             record = self.found.get(self.prefix + name)
-            if record is not None:
-                self._read(probe, record, folder)
+            if record is not None and not raw:  # else it is of a checkpoint within this one
+                self._read(probe, record, folder, () if folder == "data/" else (folder[:-1],))
+        packaged = [n for n in self.found if n.startswith(self.prefix + _PACKAGED)]
+        self.is_package = any(n.endswith((".storage", "/extern_modules")) for n in packaged)
+        if self.is_package and not self.roots:
+            for record in self._packaged(probe.source):
+                self._read(probe, record, _PACKAGED, (record.name.removeprefix(self.prefix),))
+        if is_program or not all(name.startswith(self.prefix) for name in self.found):
+            self.is_whole = False  # these are of another checkpoint, or this is one within another
         order = self.found.get(f"{self.prefix}byteorder")
         if order is not None:
             text = read_record(probe.source, order, _LONGEST_ORDER)
             self.big_endian = text == b"big"
             self.is_proven = self.is_proven and order.proof is not Proof.WRONG
 
-    def _read(self, probe: Probe, record: FoundRecord, folder: str) -> None:
+    def _packaged(self, source: Readable) -> Iterator[FoundRecord]:
+        """The pickles of a package, by how they begin."""
+        for record in self.found.values():
+            beside = not record.name.startswith(self.prefix + _PACKAGED)
+            may_be = beside and record.stored_nbytes and not record.name.endswith(".py")
+            if may_be and read_record(source, record, 1) == _PROTO:
+                yield record
+
+    def _read(self, probe: Probe, record: FoundRecord, folder: str, path: tuple[str, ...]) -> None:
         content = read_record(probe.source, record)
         if record.method == DEFLATED and not probe.session.budget.unpack(
             record.stored_nbytes, len(content)
@@ -57,21 +87,26 @@ class _Records(Container):
             return
         stream = probe.session.stream(Memory(content, probe.path), broken=True)
         self.streams.append(stream)
-        path = () if folder == "data/" else (folder[:-1],)
         self.roots.append((path, stream.pickle.root))
-        ids = ids_of(stream.pickle.persistents, folder)
+        packaged = folder == _PACKAGED
+        ids = ids_of(stream.pickle.persistents, folder, numbered=packaged)
         self.ids.update(ids)
+        suffix = ".storage" if packaged else ""
         for each in ids.values():
-            self.wanted.setdefault(each.id, (each, f"{self.prefix}{each.id}"))
+            self.wanted.setdefault(each.id, (each, f"{self.prefix}{each.id}{suffix}"))
         self.is_whole = self.is_whole and stream.is_whole
         self.is_proven = self.is_proven and record.proof is Proof.RIGHT
 
 
-def read_zip(probe: Probe) -> Remains:
-    """What is left of a zip of torch."""
+def read_zip(probe: Probe, read: Callable[[Probe], Remains]) -> Remains:
+    """What is left of a zip of torch, or of a zip of checkpoints, each of which `read` reads."""
     container = _Records(probe)
     files = [probe.source] if isinstance(probe.source, Source) else []
     format = "torchscript" if f"{container.prefix}constants.pkl" in container.found else "torch-zip"
+    format = "torch-package" if container.is_package and container.roots else format
+    members = _members(container) if files else {}
+    if members:
+        return _of_bundle(probe, files[0], members, read)
     if not container.roots:
         return _unnamed(container, format, files)
     storages = {
@@ -96,6 +131,46 @@ def read_zip(probe: Probe) -> Remains:
         container.is_whole,
         container.warnings,
     )
+
+
+def _members(container: _Records) -> dict[str, FoundRecord]:
+    """The records that are checkpoints themselves, where the zip is none of torch."""
+    members = dict[str, FoundRecord]()
+    end = 0
+    for name, record in sorted(container.found.items(), key=lambda item: item[1].header_at):
+        if record.header_at < end:
+            continue  # it is in the one before
+        of_torch = name.rpartition("/")[2] in _PICKLES or "/.data/" in name
+        if record.proof is not Proof.WRONG and (of_torch or "/data/weights/" in name):
+            return {}
+        head = container.source.read(record.data_at, min(record.stored_nbytes, _HEAD))
+        if record.method == STORED and (head.startswith(_LOCAL_MAGIC) or starts(head)):
+            members[name] = record
+            end = record.data_at + record.stored_nbytes
+    return members
+
+
+def _of_bundle(
+    probe: Probe,
+    source: Source,
+    members: Mapping[str, FoundRecord],
+    read: Callable[[Probe], Remains],
+) -> Remains:
+    """What is left of the checkpoints in a zip; what else was in it is not known."""
+    found = Remains("zip-bundle", [], {}, [], names_complete=False)
+    tensors, storages, files = list[NamedTensor](), dict[str, StorageRemains](), list[Source]()
+    for name, record in members.items():
+        part = ZeroFilled(source, record.data_at, record.stored_nbytes, record.stored_nbytes)
+        try:
+            held = read(Probe(part, probe.session)).renumbered(len(files), name, f"{name}.")
+        except InputError as error:
+            found.warnings.append(f"{name}: {error}")
+            continue
+        tensors += held.tensors
+        storages |= held.storages
+        files += held.files
+        found.warnings += (f"{name}: {each}" for each in held.warnings)
+    return replace(found, tensors=tensors, storages=storages, files=files)
 
 
 def _prefix(found: Mapping[str, FoundRecord]) -> str:
@@ -148,7 +223,7 @@ def _unnamed(container: _Records, format: str, files: list[Source]) -> Remains:
     for name, record in container.found.items():
         if not name.startswith(folders) or record.method != STORED or not record.stored_nbytes:
             continue
-        if record.proof is Proof.CUT:
+        if record.proof is Proof.CUT or name.endswith(_NO_TENSORS):
             continue  # nobody knows how long it is
         key, nbytes = name.removeprefix(container.prefix), record.stored_nbytes
         storages[key] = StorageRemains(

@@ -30,7 +30,7 @@ from ...pickles.reach import names_reached
 from ...torch_pickle.callables.uses import not_surely_harmless
 from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
-from ..base import PickledFormat, runs_nothing
+from ..base import PickledFormat, bytes_behind, runs_nothing
 from ..checkpoint import Carries
 from ..probe import Probe
 
@@ -120,7 +120,7 @@ class LegacyContainer(Container):
         if len(self.roots) > 1:
             self.roots = [((n,), root) for n, (_, root) in enumerate(self.roots)]
         if end < self.source.nbytes:
-            self.warnings.append(f"{self.source.nbytes - end:,} bytes follow the last storage")
+            self.warnings.append(bytes_behind(self.source.nbytes - end, "the last storage"))
             self.reached = names_reached(self.source, end)
         self.storages = storages_of(self.ids.values(), self._extent)
         self.writer = self._writer(self.streams[0])

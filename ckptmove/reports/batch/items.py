@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
+from ...manifest.manifest import Manifest, Total
 from ..display.phrases import which_loading_runs
 from ..display.plain import OMITTED, Key, Seconds, to_json
 from ..display.report import Report
@@ -82,6 +83,7 @@ class Task(NamedTuple):
     delete_source: bool = False  #: whether to remove the source once it is done
     timeout: float | None = None  #: the most seconds that it may take
     patient: bool = False  #: whether to wait for another run that is at the same item
+    contents: bool = False  #: whether to tell what it holds, too
 
     @property
     def in_place(self) -> bool:
@@ -92,6 +94,40 @@ class Task(NamedTuple):
     def by_tags(self) -> bool:
         """Whether what it becomes depends on the devices that it names, so that twice is wrong."""
         return self.in_place and bool(self.options.get("map"))
+
+
+class Contents(NamedTuple):
+    """What a checkpoint holds, in a few numbers.
+
+    Attributes:
+        format: its format.
+        devices: the bytes of tensors by device, the largest first; `not stored` counts those whose
+            format stores no devices.
+        dtypes: the bytes of tensors by dtype, the largest first.
+        tensors: how many there are.
+        warnings: what is unusual about it, one sentence each.
+    """
+
+    format: str
+    devices: Mapping[str, int]
+    dtypes: Mapping[str, int]
+    tensors: int
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest, format: str) -> Contents:
+        """What a manifest tells; each storage counts once."""
+        return cls(
+            format,
+            _nbytes(manifest.devices),
+            _nbytes(manifest.totals(lambda entry: entry.dtype)),
+            sum(entry.part_of is None for entry in manifest.tensors),
+            manifest.warnings,
+        )
+
+
+def _nbytes(totals: Mapping[str, Total]) -> dict[str, int]:
+    return {name: total.nbytes for name, total in totals.items()}
 
 
 class Result(NamedTuple):
@@ -114,6 +150,7 @@ class Result(NamedTuple):
             computed.
         source_digests: from each file of the source, by its name in SRC, to its SHA-256, likewise.
         report: the report of the verb, as plain data; None if there is none.
+        contents: what it holds, if that was asked for and could be read.
         folders: folders whose new entries are not yet synced to disk.
         entries: what is to be added to the ledger by who collects results.
     """
@@ -133,6 +170,7 @@ class Result(NamedTuple):
     digests: Mapping[str, str] = {}
     source_digests: Mapping[str, str] = {}
     report: Mapping[str, Any] | None = None
+    contents: Annotated[Contents | None, OMITTED] = None
     folders: Annotated[tuple[str, ...], OMITTED] = ()
     entries: Annotated[tuple[Entry, ...], OMITTED] = ()
 

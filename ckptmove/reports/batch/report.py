@@ -17,7 +17,7 @@ from ..display.plain import OMITTED, Key, Seconds, derived
 from ..display.report import Report
 from ..display.text import LONGEST_REASON, one_line, printable, size
 from .items import DONE, FAILED, OUTCOMES, REFUSED, Item, Result, Task, is_unsure
-from .table import InspectedItem, InspectedTree, table_of
+from .table import InspectedItem, InspectedTree, page_table, table_of
 
 _MOST = 20  # lines of a kind
 _MOST_NAMED = 8  # items that a command names, where it need not name any
@@ -197,7 +197,8 @@ class BatchReport(Report):
         bytes_written: the bytes written.
         seconds: how long it took.
         notes: those of the plan, and what went wrong at the end.
-        items: what `inspect` has found of each item, by name; None for other verbs.
+        items: what each item holds, by name, and what became of it; None unless the verb is
+            `inspect`, or `contents` was asked for.
     """
 
     verb: str
@@ -230,13 +231,14 @@ class BatchReport(Report):
         return self.notes
 
     def page(self) -> Iterator[PageBlock]:
-        """Show the summary, the items that were refused or failed, and the table of `inspect`."""
-        *tables, said = self.blocks(full=True, told=True)
+        """Show the summary, and one table of all items, first those that were refused or failed."""
+        *_, said = self.blocks(full=True, told=True)
         yield said if self.ok else Wrong(str(said))
-        found = [(each, f" ({each.hint})" if each.hint else "") for each in self.failures]
-        rows = [(Wrong(each.outcome), each.name, f"{each.reason}{hint}") for each, hint in found]
-        yield Table(rows, head=("outcome", "item", "why"))
-        yield from tables
+        items = self.items
+        if items is None:  # it was not asked what the others hold
+            items = tuple(InspectedItem.of(each, None) for each in self.failures)
+        if items:
+            yield page_table(items)
         yield from self.remarks()
 
     def blocks(self, *, full: bool = False, warned: int = 0, told: bool = False) -> Iterator[Block]:
@@ -245,7 +247,7 @@ class BatchReport(Report):
         `warned` is the number of items with warnings; `told` means that every item was shown
         before.
         """
-        if self.items is not None:
+        if self.verb == "inspect" and self.items is not None:
             yield from table_of(self.items)
         elif not told:
             yield from _failures(self.failures, full=full)

@@ -4,51 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ...manifest.manifest import Manifest, Total
-from ..display.blocks import Block, Table
+from ..display.blocks import Block, Table, Wrong
 from ..display.phrases import plural
 from ..display.text import LONGEST_REASON, one_line, printable, size
-from .items import Result
+from .items import DONE, FAILED, REFUSED, Contents, Result
 
 _HEAD = "item", "format", "device", "dtype", "tensors", "bytes"
 _RIGHT = 4, 5
 _MOST_DTYPES = 3
-
-
-class Contents(NamedTuple):
-    """What a checkpoint holds, in a few numbers.
-
-    Attributes:
-        format: its format.
-        devices: the bytes of tensors by device, the largest first; `not stored` counts those whose
-            format stores no devices.
-        dtypes: the bytes of tensors by dtype, the largest first.
-        tensors: how many there are.
-        warnings: what is unusual about it, one sentence each.
-    """
-
-    format: str
-    devices: Mapping[str, int]
-    dtypes: Mapping[str, int]
-    tensors: int
-    warnings: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, manifest: Manifest, format: str) -> Contents:
-        """What a manifest tells; each storage counts once."""
-        return cls(
-            format,
-            _nbytes(manifest.devices),
-            _nbytes(manifest.totals(lambda entry: entry.dtype)),
-            sum(entry.part_of is None for entry in manifest.tensors),
-            manifest.warnings,
-        )
-
-
-def _nbytes(totals: Mapping[str, Total]) -> dict[str, int]:
-    return {name: total.nbytes for name, total in totals.items()}
 
 
 class InspectedItem(NamedTuple):
@@ -61,6 +26,7 @@ class InspectedItem(NamedTuple):
         nbytes: the size of all that belongs to it.
         reason: why it can't be read, or is not as it must be; empty if nothing is wrong.
         hint: what to do about it, or None.
+        outcome: as a `Result` has it.
     """
 
     name: str
@@ -71,21 +37,19 @@ class InspectedItem(NamedTuple):
     nbytes: int
     reason: str
     hint: str | None
+    outcome: str = DONE
 
     @classmethod
-    def of(cls, result: Result) -> InspectedItem:
+    def of(cls, result: Result, contents: Contents | None) -> InspectedItem:
         """The row of the result of an item."""
-        said: Mapping[str, Any] = result.report or {}
-        return cls(
-            result.name,
-            said.get("format", ""),
-            said.get("devices", {}),
-            said.get("dtypes", {}),
-            said.get("tensors", 0),
-            result.nbytes,
-            result.reason,
-            result.hint,
-        )
+        said = Contents("", {}, {}, 0) if contents is None else contents
+        held = said.format, said.devices, said.dtypes, said.tensors
+        return cls(result.name, *held, result.nbytes, result.reason, result.hint, result.outcome)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it was refused or failed."""
+        return self.outcome in (REFUSED, FAILED)
 
     @property
     def why(self) -> str:
@@ -98,7 +62,7 @@ class InspectedItem(NamedTuple):
         tensors = f"{self.tensors:,}" if self.format else ""
         return (
             self.name,
-            self.format or "not read",
+            self.format or ("not read" if self.is_wrong else ""),
             _devices(self.devices),
             _dtypes(self.dtypes),
             tensors,
@@ -150,6 +114,17 @@ class InspectedTree(NamedTuple):
             f"{self.tensors:,}",
             size(self.nbytes),
         )
+
+
+def page_table(items: Sequence[InspectedItem]) -> Table:
+    """All of the table, first what was refused or failed."""
+    order = sorted(items, key=lambda each: (not each.is_wrong, each.name))
+    rows = [
+        (Wrong(each.outcome) if each.is_wrong else each.outcome, *each.cells, each.why)
+        for each in order
+    ]
+    total = ("", *InspectedTree.of(items).cells, "")
+    return Table([*rows, total], ("outcome", *_HEAD, ""), right=[n + 1 for n in _RIGHT])
 
 
 def table_of(items: Sequence[InspectedItem]) -> Iterator[Block]:

@@ -8,6 +8,7 @@ from ..errors import UsageError
 from ..manifest.manifest import Manifest
 from ..placement.device import parse
 from ..reports import inspect as views
+from ..reports.folder_files import chunks as chunks_of
 from .declare import option
 from .display.output import Output, html_option, needs_source, source_argument, verb_command
 
@@ -51,7 +52,7 @@ def inspect(
         output.write_page(manifest, path)
         output.warn(path, manifest.remarks())
     elif chunks and not (output.quiet or output.as_json):
-        output.emit(views.chunks(manifest))
+        output.emit(chunks_of(manifest))
         output.write_page(manifest, path)
         output.warn(path, manifest.remarks())
     else:

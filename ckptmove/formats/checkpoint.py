@@ -24,6 +24,7 @@ from ..torch_pickle.listing import Contents, contents_of
 from ..torch_pickle.streams import Container, LocationEdits, Stream, whole
 from ..torch_pickle.tree import join_roots
 from ..torch_pickle.values.tensors import device_text
+from .file_shares import shares_of
 
 
 class Carries(NamedTuple):
@@ -102,12 +103,17 @@ class Checkpoint:
         contents, container, streams = self.contents, self.container, self.whole.streams
         names = [name.qualname for stream in streams for name in stream.pickle.globals]
         names = list(dict.fromkeys(names))
+        storages = {**self.whole.storages, **contents.storages}
+        chunks = container.chunks(contents.tensors)
+        shares, lies_in = shares_of(contents.tensors, storages, chunks, self.files)
         return Manifest(
             path=container.source.path,
             format=self.format,
             nbytes=container.nbytes,
             tensors=tuple(contents.tensors),
-            storages={**self.whole.storages, **contents.storages},
+            storages=storages,
+            file_shares=shares,
+            lies_in=lies_in,
             values_naming_devices=tuple(contents.values),
             objects=dict(contents.objects),
             globals=tuple(names),

@@ -32,3 +32,19 @@ class FolderFile(NamedTuple):
     nbytes: int = 0
     copy_of: str | None = None
     not_read: str | None = None
+
+
+class FileShare(NamedTuple):
+    """What one file of several has of the tensors of a checkpoint.
+
+    Attributes:
+        name: relative to what all of the files are in, with `/`.
+        rank: the rank that wrote it, if its name tells.
+        tensors: of how many tensors it has bytes.
+        nbytes: how many bytes of theirs it has.
+    """
+
+    name: str
+    rank: int | None
+    tensors: int
+    nbytes: int

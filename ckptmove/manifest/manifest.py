@@ -22,7 +22,7 @@ from ..reports.display.phrases import join_names, plural
 from ..reports.display.plain import OMITTED, Key, Plain, derived
 from ..reports.display.report import Report
 from ..sources.source import FetchStats
-from .folder_files import MISSING, FolderFile
+from .folder_files import MISSING, FileShare, FolderFile
 from .other_records import Alias, Chunk, OtherRecord
 from .paths import Path, PlainPath
 
@@ -212,6 +212,8 @@ class Manifest(Report):
         meshes: the device type of each device mesh.
         remotes: the devices that sharded tensors name for their shards, on any machine.
         files: what each file is, if the checkpoint is a folder with several parts.
+        file_shares: of which tensors each file has bytes, if there are several.
+        lies_in: the file of each tensor then, by its name, or how many files it is divided over.
         warnings: what is unusual about the file, one sentence each.
         fetched: what was fetched to know all this, if the file is in an object store.
         tree: the root of the saved object, as inert nodes (`ckptmove.pickles.nodes`).
@@ -238,6 +240,8 @@ class Manifest(Report):
     meshes: Annotated[tuple[str, ...], OMITTED] = ()
     remotes: Annotated[tuple[str, ...], OMITTED] = ()
     files: tuple[FolderFile, ...] = ()
+    file_shares: tuple[FileShare, ...] = ()
+    lies_in: Annotated[Mapping[str, str], OMITTED] = field(default_factory=dict, repr=False)
     warnings: tuple[str, ...] = ()
     fetched: Annotated[FetchStats | None, Key(shown=attrgetter("fetched"))] = field(
         default=None, compare=False

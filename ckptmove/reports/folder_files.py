@@ -1,4 +1,4 @@
-"""Show what each file of a folder is, and of which tensors it stores no devices."""
+"""Show what each file of a folder is, and what it has of which tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..manifest.folder_files import MISSING, FolderFile
 from ..manifest.manifest import NOT_STORED, Manifest
 from .display.blocks import Block, Table
-from .display.text import cut, listed, size
+from .display.text import cut, listed, shape, size
 
 _FILES = "file", "format", "section", "tensors", "device", "bytes"
 _MOST_OTHERS = 10
@@ -28,6 +28,40 @@ def files_of(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
     if others:
         names = [cut(name, longest) for name in others]
         yield f"other files: {listed(names, len(others) if full else _MOST_OTHERS)}"
+
+
+def shares_of(manifest: Manifest) -> Iterator[Block]:
+    """What each of several files has of the tensors, a line each."""
+    shares = manifest.file_shares
+    if not shares:
+        return
+    ranked = any(each.rank is not None for each in shares)
+    rows = [
+        (
+            each.name,
+            *([str(each.rank)] if ranked and each.rank is not None else [""] * ranked),
+            f"{each.tensors:,}",
+            size(each.nbytes),
+        )
+        for each in shares
+    ]
+    head = ("file", *["rank"] * ranked, "tensors", "bytes")
+    yield Table(rows, head, right=range(1, len(head)))
+
+
+def chunks(manifest: Manifest) -> Iterator[Block]:
+    """The chunks of every tensor, a line each."""
+    yield manifest.verdict
+    divisions, before, rows = manifest.divisions, "", list[tuple[str, ...]]()
+    for each in manifest.chunks:
+        first = each.name != before
+        name, how = (each.name, divisions.get(each.name, "")) if first else ("", "")
+        rows.append((name, how, shape(each.offsets), shape(each.sizes), each.file))
+        before = each.name
+    if not rows:
+        yield "nothing of it is saved in chunks"
+        return
+    yield Table(rows, ("tensor", "divided", "offsets", "sizes", "file"))
 
 
 def _row(file: FolderFile, longest: int | None) -> tuple[str, ...]:

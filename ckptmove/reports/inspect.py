@@ -32,7 +32,7 @@ from .display.blocks import Block, Columns, Drawing, PageBlock, Table
 from .display.groups import groups_of
 from .display.phrases import plural, short
 from .display.text import cut, listed, shape, size
-from .folder_files import files_of
+from .folder_files import files_of, shares_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -73,6 +73,7 @@ class FileManifest(Manifest):
     def page(self) -> Iterator[PageBlock]:
         """Show a map of the bytes and every tensor, too."""
         yield from self._shown()
+        yield from shares_of(self)
         if self.tensors:
             yield tensor_columns(self)
 
@@ -205,21 +206,6 @@ def tensors(manifest: Manifest) -> Iterator[Block]:
     yield Table(rows, head, right=(5,))
 
 
-def chunks(manifest: Manifest) -> Iterator[Block]:
-    """The chunks of every tensor, a line each."""
-    yield manifest.verdict
-    divisions, before, rows = manifest.divisions, "", list[tuple[str, ...]]()
-    for each in manifest.chunks:
-        first = each.name != before
-        name, how = (each.name, divisions.get(each.name, "")) if first else ("", "")
-        rows.append((name, how, shape(each.offsets), shape(each.sizes), each.file))
-        before = each.name
-    if not rows:
-        yield "nothing of it is saved in chunks"
-        return
-    yield Table(rows, ("tensor", "divided", "offsets", "sizes", "file"))
-
-
 def tensor_columns(manifest: Manifest) -> Columns:
     """Every tensor, for a page that draws their bytes; those that tensors share count once."""
     entries = manifest.tensors
@@ -231,8 +217,10 @@ def tensor_columns(manifest: Manifest) -> Columns:
         if entry.storage in left:
             left[entry.storage] -= own[-1]
     sizes = [entry.nbytes for entry in entries]
+    files = [manifest.lies_in.get(entry.name, "") for entry in entries]
+    several = bool(manifest.lies_in)
     return Columns(
-        ("name", "section", "device", "dtype", "shape", "bytes", ""),
+        ("name", "section", "device", "dtype", "shape", "bytes", "", *["file"] * several),
         (
             [entry.name for entry in entries],
             [str(entry.section) for entry in entries],
@@ -241,10 +229,11 @@ def tensor_columns(manifest: Manifest) -> Columns:
             [shape(entry.shape) for entry in entries],
             sizes,
             ["; ".join(_remarks(entry, with_names=False)) for entry in entries],
+            *[files] * several,
         ),
         right=(5,),
         what="tensors",
-        drawn=Drawing(0, (1,), (2, 3, 1), 5 if own == sizes else own),
+        drawn=Drawing(0, (1,), (2, 3, *[7] * several, 1), 5 if own == sizes else own),
     )
 
 

@@ -283,6 +283,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.safetensors.metadata",
         "formats.session",
         "formats.writing",
+        "formats.file_shares",
         "formats.checkpoint",
         "formats.folders.weight_names",
         "formats.folders.runs",

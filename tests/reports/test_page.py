@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 import ckptmove
 from ckptmove.reports.display.blocks import Columns, Drawing, Table
@@ -105,6 +106,40 @@ def test_it_holds_every_tensor(run_pt: Path) -> None:
     assert rows["name"] == [entry.name for entry in report.tensors]
     assert rows["device"] == [entry.device for entry in report.tensors]
     assert rows["bytes"] == [entry.nbytes for entry in report.tensors]
+
+
+@pytest.mark.parametrize("format", ["shards", "dcp"])
+def test_files_and_ranks_are_told_where_there_are_several(format: str, tmp_path: Path) -> None:
+    """The library of each format is the oracle of what is in which file."""
+    expected: set[tuple[Any, ...]]
+    state = {"a": torch.ones(300, 4), "b": torch.ones(200, 4), "c": torch.ones(50, 4)}
+    if format == "shards":
+        ckptmove.save(state, f"{tmp_path}/x/", max_shard_size=5000)
+        library = pytest.importorskip("safetensors.torch")
+        files = [(path, library.load_file(path)) for path in (tmp_path / "x").glob("*.safetensors")]
+        expected = {
+            (path.name, None, len(held), sum(each.nbytes for each in held.values()))
+            for path, held in files
+        }
+        lies = {name: path.name for path, held in files for name in held}
+    else:
+        torch.save(state, tmp_path / "x.pt")
+        ckptmove.convert(tmp_path / "x.pt", tmp_path / "x", format="dcp", ranks=2)
+        found = FileSystemReader(tmp_path / "x").read_metadata()
+        boxes = list(found.storage_data.items())
+        expected = {
+            (f"__{rank}_0.distcp", rank, len(held), 275 * 4 * 4)
+            for rank in range(2)
+            if (held := {i.fqn for i, each in boxes if each.relative_path == f"__{rank}_0.distcp"})
+        }
+        lies = dict.fromkeys(state, "2 files")
+    report = ckptmove.inspect(tmp_path / "x")
+    assert {tuple(each) for each in report.file_shares} == expected
+    (data,) = Elements(report.to_html()).data()
+    rows = dict(zip(data["head"], map(decoded, data["columns"]), strict=True))
+    assert dict(zip(rows["name"], rows["file"], strict=True)) == lies
+    assert data["head"].index("file") in data["map"]["colors"]
+    assert report.file_shares[0].name in Elements(report.to_html()).texts["td"]
 
 
 def test_shared_bytes_are_drawn_once(tmp_path: Path) -> None:

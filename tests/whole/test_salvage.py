@@ -25,7 +25,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save as safetensors_bytes
-from torch.package import PackageExporter
+from torch.package.package_exporter import PackageExporter
 
 import ckptmove
 from ckptmove import Fate, SalvageReport
@@ -255,7 +255,9 @@ def check_archive(format: str, broken: bytes, named: Tensors, folder: Path) -> i
     if report is not None:
         report = replace(
             report,
-            tensors=[e for e in report.tensors if not e.name.startswith("data/sample_inputs/")],
+            tensors=tuple(
+                e for e in report.tensors if not e.name.startswith("data/sample_inputs/")
+            ),
         )
     check(report, named)
     return 0 if report is None else sum(e.name in named and e.written for e in report.tensors)
@@ -389,6 +391,24 @@ def test_all_of_an_intact_file_is_whole(tmp_path: Path) -> None:
         assert report is not None
         assert len(report.tensors) == len(state)
         assert report.complete == (format in PROVEN), format
+
+
+def test_each_file_of_an_intact_folder_is_proven_by_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    torch.save({"state": {"m": torch.arange(4.0)}}, folder / "optimizer.pt")
+    torch.save({"w": torch.ones(3)}, folder / "pytorch_model.bin")
+    (folder / "trainer_state.json").write_text('{"global_step": 3}')
+    whole = ckptmove.salvage(folder, tmp_path / "whole.safetensors")
+    assert whole.complete
+    (folder / "pytorch_model.bin").unlink()
+    (folder / "model.safetensors").write_bytes(plain_safetensors({"w": torch.ones(3)}))
+    part = ckptmove.salvage(folder, tmp_path / "part.safetensors")
+    assert {each.name: each.fate for each in part.tensors} == {
+        "model.w": Fate.UNPROVEN,
+        "optimizer.state.m": Fate.WHOLE,
+    }
+    assert not part.complete
 
 
 def test_of_many_small_tensors_all_but_the_last_are_found(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ...zips.archive import Archive
 from ...zips.found_records import Proof
 from ..archives.zip_container import ArchiveContainer
 from ..checkpoint import Checkpoint
+from ..folders.parts import PartsContainer
 from .listing import of_contents, of_entry, strict_storages
 from .remains import Remains, StorageRemains
 
@@ -26,12 +27,14 @@ def read_whole(found: Checkpoint) -> Remains:
         for key, (storage, held) in strict_storages(found.container).items()
     }
     listed = of_contents(found.contents)
+    tensors = [*(of_entry(each, "") for each in found.raw()), *listed.tensors]
+    proven = _proven_storages(found.container)
     return Remains(
         found.format,
-        [*(of_entry(each, "") for each in found.raw()), *listed.tensors],
+        [each._replace(proven=each.storage in proven) for each in tensors],
         {**storages, **listed.arrays},
         found.files,
-        names_proven=_is_proven(found.container),
+        names_proven=_is_proven(found.container) or all(e.storage in proven for e in tensors),
         warnings=list(found.notes),
     )
 
@@ -80,6 +83,15 @@ def checksum_of(source: Source, start: int, nbytes: int) -> int:
     for _, data in source.chunks(start, nbytes):
         crc32 = zlib.crc32(data, crc32)
     return crc32
+
+
+def _proven_storages(container: Container) -> set[str]:
+    """The storages in those files of several of which checksums prove all that they say."""
+    if isinstance(container, PartsContainer):
+        return set().union(*map(_proven_storages, container.parts.values()))
+    if not _is_proven(container):
+        return set()
+    return {key for each in container.everything() for key in each.storages}
 
 
 def _is_proven(container: Container) -> bool:

@@ -98,14 +98,14 @@ class _Records(Container):
         self.is_proven = self.is_proven and record.proof is Proof.RIGHT
 
 
-def read_zip(probe: Probe, read: Callable[[Probe], Remains]) -> Remains:
-    """What is left of a zip of torch, or of a zip of checkpoints, each of which `read` reads."""
+def read_zip(probe: Probe, read: Callable[[Probe], Remains] | None = None) -> Remains:
+    """What is left of a zip of torch; or of one of checkpoints, where `read` reads each of them."""
     container = _Records(probe)
     files = [probe.source] if isinstance(probe.source, Source) else []
     format = "torchscript" if f"{container.prefix}constants.pkl" in container.found else "torch-zip"
     format = "torch-package" if container.is_package and container.roots else format
-    members = _members(container) if files else {}
-    if members:
+    members = _members(container) if files and read is not None else {}
+    if members and read is not None:
         return _of_bundle(probe, files[0], members, read)
     if not container.roots:
         return _unnamed(container, format, files)

@@ -306,8 +306,9 @@ class _Findings:
     def count(self, held: Held) -> None:
         """Count a tensor that both have, and its bytes once."""
         self.tensors += 1
-        if held.shown is not None and held.extent not in self.counted:
-            self.counted.add(held.extent)
+        extent = None if held.shown is None else held.extent
+        if extent is not None and extent not in self.counted:
+            self.counted.add(extent)
             self.nbytes += held.tensor.nbytes
 
 

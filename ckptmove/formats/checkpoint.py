@@ -213,6 +213,9 @@ class Checkpoint:
                 f"{packed:,} bytes of its storages are compressed: too many to hold in memory",
                 hint="unpack it and save it again",
             )
+        blobs = self._blobs()
+        warnings = [*self.notes, *dict.fromkeys(self._warnings()), *_parts_cut(graph)]
+        self._forget()
         return CheckpointGraph(
             path=container.source.path,
             format=self.format,
@@ -221,7 +224,7 @@ class Checkpoint:
             stored=stored,
             sources=self.sources,
             section=container.section,
-            blobs=self._blobs(),
+            blobs=blobs,
             metadata=container.metadata,
             losses=[Loss(f"<{each}>", "cannot be stored in other formats") for each in beside]
             + [
@@ -231,10 +234,18 @@ class Checkpoint:
             ],
             records=records,
             beside=beside,
-            warnings=[*self.notes, *dict.fromkeys(self._warnings()), *_parts_cut(graph)],
+            warnings=warnings,
             inert=container.inert,
             bytecode=container.bytecode,
         )
+
+    def _forget(self) -> None:
+        """Let go of what a draft has in a form of its own: it may be of very many tensors."""
+        for each in list(self.container.everything()):
+            each.streams, each.ids, each.storages = [], {}, {}
+        self.whole = whole(self.container)
+        for name in ("contents", "manifest"):
+            vars(self).pop(name, None)
 
     def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
         """What it holds, in canonical form; the arguments are those of `draft`."""

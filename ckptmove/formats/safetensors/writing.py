@@ -32,17 +32,19 @@ _FOR_TORCH = {"format": "pt"}
 def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     """How to write a draft, if its names and its tree have a form in safetensors."""
     contents = draft.list_contents()
+    said = still_true(draft.metadata, {each.name for each in contents.tensors})
     arrays = bytes_of_arrays(draft, contents)
+    names_and_nodes = iter(names_of(contents, draft, arrays))
+    del contents
     parts = parts_of(
         draft,
-        names_of(contents, draft, arrays),
+        names_and_nodes,
         shared=options.shared,
         bare=options.bare,
         blob=lambda blob: stored_blob(draft, blob),
         arrays=arrays.values(),
     )
     told = None if options.bare else tree_text(draft.graph, parts, options.most_nbytes)
-    said = still_true(draft.metadata, {each.name for each in contents.tensors})
     metadata = {**_FOR_TORCH, **said, **options.metadata}
     shards = [parts.parts]
     if options.max_shard_nbytes is not None:

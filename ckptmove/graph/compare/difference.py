@@ -32,22 +32,17 @@ class Held(NamedTuple):
     #: its elements; None where it is made of other tensors, or has none
     shown: Shown | None
     draft: CheckpointGraph
-
-    @property
-    def is_left_out(self) -> bool:
-        """Whether its bytes are not there, as those of example inputs."""
-        return is_left_out(self.tensor, self.draft)
+    #: whether its bytes are not there, as those of example inputs
+    is_left_out: bool
 
     @property
     def extent(self) -> tuple[Hashable, int, int] | None:
         """Where its bytes lie: in what, from where, to where; None if it has no storage."""
         tensor = self.tensor
-        if tensor.storage is None:
+        if tensor.storage is None or self.is_left_out:
             return None
         stored = self.draft.stored[tensor.storage]
         start = tensor.offset * BITS[tensor.dtype] // 8
-        if self.is_left_out:
-            return None
         end = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
         if stored.content is not None:
             return stored.id, start, end
@@ -88,12 +83,16 @@ def unlike(old: Tensor, new: Tensor) -> Iterator[tuple[Kind, Any, Any]]:
 
 def shared(pairs: Iterable[tuple[Held, Held]]) -> Iterator[Difference]:
     """Which tensors have bytes in common in one of two checkpoints only."""
-    both = [each for each in pairs if each[0].extent and each[1].extent]
-    yield from regrouped(
-        [old.name for old, _ in both],
-        overlapping(old.extent for old, _ in both if old.extent),
-        overlapping(new.extent for _, new in both if new.extent),
-    )
+    names: list[str] = []
+    olds: list[tuple[Hashable, int, int]] = []
+    news: list[tuple[Hashable, int, int]] = []
+    for old, new in pairs:
+        mine, other = old.extent, new.extent
+        if mine is not None and other is not None:
+            names.append(old.name)
+            olds.append(mine)
+            news.append(other)
+    yield from regrouped(names, overlapping(olds), overlapping(news))
 
 
 def regrouped(
@@ -113,12 +112,11 @@ def regrouped(
                 yield Difference(kind, same[0], names=same)
 
 
-def overlapping(ranges: Iterable[tuple[Hashable, int, int]]) -> list[int]:
+def overlapping(listed: Sequence[tuple[Hashable, int, int]]) -> list[int]:
     """A number for each half-open range of something, the same for those that share bytes.
 
     A range is: of what, from where, to where.
     """
-    listed = list(ranges)
     numbers = list(range(len(listed)))
     of: dict[Hashable, list[int]] = defaultdict(list)
     for n, (what, start, end) in enumerate(listed):

@@ -50,15 +50,16 @@ class Side:
     def held(self, name: str, node: Node, tensor: Tensor) -> Held:
         """A tensor under its name; what says its device is no value besides."""
         self.spelled.update(map(id, tensor.spelled))
-        return Held(name, node, tensor, self.shown(node, tensor), self.draft)
+        left_out = is_left_out(tensor, self.draft)
+        shown = None if left_out else self.shown(data_of(node), tensor)
+        return Held(name, node, tensor, shown, self.draft, left_out)
 
     def shown(self, node: Node, tensor: Tensor) -> Shown | None:
-        """The elements of a storage, a plain tensor, or a parameter that is one."""
-        node = data_of(node)
+        """The elements of a storage or a plain tensor."""
         flags: Mapping[str, bool] | None = {} if isinstance(node, Persistent) else None
         if isinstance(node, Call) and is_plain(node):
             flags = flags_of(node)
-        if flags is None or tensor.storage is None or is_left_out(tensor, self.draft):
+        if flags is None or tensor.storage is None:
             return None
         view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset, **flags)
         stored = self.draft.stored[tensor.storage]

@@ -299,6 +299,21 @@ class Checkpoint:
             raise WriteError("the written file has another format than the source")
         check_container(self.container, other.container, self.spelling(moves), moves)
 
+    def check_patched(self, written: Source, moves: Moves) -> bool:
+        """As `check_relocated`, for a copy that differs in its pickles alone; whether it is one.
+
+        It is not read as a file of its own: what else is in it is what it was, byte for byte, so
+        that its records are where they were.
+        """
+        streams = None if len(self.whole.streams) != 1 else self.container.patched(written)
+        if streams is None:
+            return False
+        spelling = self.spelling(moves)
+        found = _difference(self.whole.streams[0], streams[0], spelling)
+        if found is not None:
+            raise WriteError(f"the written file differs from the source in {found}")
+        return True
+
 
 def check_container(old: Container, new: Container, spelling: LocationEdits, moves: Moves) -> None:
     """Compare a container with what was written: WriteError if more differs than its spelling.

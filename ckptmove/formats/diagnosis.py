@@ -27,8 +27,8 @@ from ..zips.archive import (
     LOCAL_MAGIC,
     LOCATOR,
     LOCATOR_MAGIC,
-    MAX32,
 )
+from ..zips.fields import MAX32
 from .archives.tar_archive import BLOCK, starts_tar, walk_members
 from .folders.parts import IncompleteError
 from .safetensors.header import LENGTH_NBYTES, LONGEST

@@ -15,24 +15,15 @@ from typing import NamedTuple
 
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..sources.source import MAX_NBYTES, Memory, Readable
-from .scan import FRAME, LINES, STOP, UNKNOWN, WIDTHS, lines_of
+from .scan import FRAME, LINES, STOP, UNKNOWN, WIDTHS, lines_of, row_of
 
 _AT_FIRST, _AT_ONCE = 1 << 12, 1 << 18  # bytes read ahead, and when the pickle turns out long
 _LONG = 1 << 16  # bytes that are passed over; shorter ones may be anything
 _HEADER = 9  # bytes of the longest opcode with its count
 
 
-def _fixed() -> re.Pattern[bytes]:
-    """Matches many opcodes in a row whose arguments are of fixed length; nothing ends there."""
-    by_width: dict[int, bytes] = {}
-    for code, width in enumerate(WIDTHS):
-        if width > 0 and code not in (STOP, FRAME):
-            by_width[width] = by_width.get(width, b"") + re.escape(bytes([code]))
-    each = (b"[%b].{%d}" % (codes, width - 1) for width, codes in by_width.items() if width > 1)
-    return re.compile(b"(?:[%b]+|%b){1,1000}" % (by_width[1], b"|".join(each)), re.DOTALL)
-
-
-_FIXED = _fixed()
+#: Many opcodes in a row; nothing ends there.
+_FIXED = re.compile(row_of(()) + b"{1,1000}", re.DOTALL)
 
 
 class Truncated(CorruptError):

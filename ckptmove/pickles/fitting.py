@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 
 from .scan import (
     BINGET,
@@ -21,6 +22,7 @@ from .scan import (
     LONG_BINGET,
     LONG_BINPUT,
     Scan,
+    argument,
     end_of,
 )
 
@@ -32,28 +34,49 @@ _WIDE = {BINGET: LONG_BINGET, BINPUT: LONG_BINPUT}
 _NARROW = {LONG_BINGET: BINGET, LONG_BINPUT: BINPUT}
 
 
-def fit(scan: Scan, pieces: Pieces, unused_puts: list[int], excess: int) -> Pieces | None:
+def fit(
+    scan: Scan, pieces: Pieces, unused_puts: Callable[[], list[int]], excess: int
+) -> Pieces | None:
     """Further changes that make up for those made; None if the old length can't be had.
 
-    `unused_puts` are outside of `pieces` and never recalled. `excess` is by how many bytes the
-    pickle has grown; negative if it shrank.
+    `unused_puts` gives those that are outside of `pieces` and never recalled. `excess` is by how
+    many bytes the pickle has grown; negative if it shrank.
     """
     return _Fitting(scan, pieces, unused_puts).run(excess)
 
 
 class _Fitting:
-    def __init__(self, scan: Scan, pieces: Pieces, unused_puts: list[int]) -> None:
+    def __init__(self, scan: Scan, pieces: Pieces, unused_puts: Callable[[], list[int]]) -> None:
         self.scan = scan
         self.data = scan.data
         self.covered = Cover(pieces)
-        self.droppable: _Coins = defaultdict(list)
-        self.growable, self.shrinkable = self._growable(), self._shrinkable()
+        self.unused_puts = unused_puts
+
+    @cached_property
+    def growable(self) -> _Coins:
+        """What can be made longer."""
+        return self._growable()
+
+    @cached_property
+    def shrinkable(self) -> _Coins:
+        """What can be made shorter."""
+        return self._shrinkable()
+
+    @cached_property
+    def droppable(self) -> _Coins:
+        """PUTs that can go, but for those of which the form can be changed."""
+        found: _Coins = defaultdict(list)
         forms = {at for ats in self.shrinkable.values() for at in ats}
-        for at in unused_puts:
+        for at in self.unused_puts():
             if at not in forms:
-                self.droppable[end_of(self.data, at) - at].append(at)
+                found[end_of(self.data, at) - at].append(at)
+        return found
 
     def run(self, excess: int) -> Pieces | None:
+        if excess <= 0:  # mostly the first that can grow are enough
+            growths = _change(-excess, self.growable)
+            if growths is not None:
+                return self._pieces({}, {}, growths, self.growable)
         forms = sum(by * len(ats) for by, ats in self.shrinkable.items())
         least = max(excess - forms, 0)
         for dropped in range(least, least + _SEARCHED):
@@ -120,7 +143,7 @@ class _Fitting:
             code = self.data[at]
             if code not in (BININT, BININT2, LONG_BINGET, LONG_BINPUT):
                 continue
-            value = self.scan.argument(at)
+            value = argument(self.data, at)
             if code == BININT2:
                 spare = 1 if value < 1 << 8 else 0
             else:
@@ -137,7 +160,7 @@ class _Fitting:
             code = {1: BININT1, 2: BININT2, 4: BININT}[width]
         else:
             code = (_WIDE if by > 0 else _NARROW)[code]
-        return end, bytes([code]) + self.scan.argument(at).to_bytes(width, "little")
+        return end, bytes([code]) + argument(self.data, at).to_bytes(width, "little")
 
 
 class Cover:

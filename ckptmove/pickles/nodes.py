@@ -111,7 +111,7 @@ class Call(Mapping):
     def __init__(
         self, function: Node, args: Node, opcode: str, at: int, kwargs: Node = None
     ) -> None:
-        self.pairs = _EMPTY
+        self.pairs = NOTHING
         self.function = function
         self.args = args
         #: NEWOBJ_EX's keyword arguments, or None
@@ -119,7 +119,7 @@ class Call(Mapping):
         self.opcode = opcode
         self.at = at
         #: what was appended to it; what was set on it by key are its `pairs`
-        self.items: Items = _EMPTY
+        self.items: Items = NOTHING
         #: what BUILD gave it, or None; `built` says whether there was a BUILD
         self.state: Node = None
         self.built = False
@@ -163,7 +163,7 @@ class Persistent:
 
 
 #: What a call has set and appended before it has any: to extend it raises.
-_EMPTY: Any = ()
+NOTHING: Any = ()
 
 
 def named(node: Node) -> Node:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from array import array
+from collections.abc import Callable, Collection, Iterator, Set
+from functools import cached_property
 from pickletools import (
     TAKEN_FROM_ARGUMENT1,
     TAKEN_FROM_ARGUMENT4,
@@ -18,6 +21,7 @@ BINPUT, LONG_BINPUT, MEMOIZE = ord("q"), ord("r"), 0x94
 BINGET, LONG_BINGET = ord("h"), ord("j")
 PUT, GET = ord("p"), ord("g")  # with a decimal line, of protocol 0
 PUTS = frozenset((BINPUT, LONG_BINPUT, MEMOIZE, PUT))
+_SHORT = 8  # characters of the number of a storage
 _GETS = frozenset((BINGET, LONG_BINGET, GET))
 BININT1, BININT2, BININT = ord("K"), ord("M"), ord("J")
 _INTS = frozenset((BININT1, BININT2, BININT))
@@ -28,23 +32,26 @@ FRAME, STOP = 0x95, ord(".")
 class Scan:
     """The offsets of what a splice may change: PUTs, GETs and their slots, BININTs, and FRAMEs."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, nbytes: int | None = None) -> None:
+        """Scan all of a pickle, or the opcodes that begin in its first `nbytes`."""
         self.data = data
         self.puts, self.put_slots = array("Q"), array("Q")
         self.gets, self.get_slots = array("Q"), array("Q")
         self.ints, self.frames = array("Q"), array("Q")
         #: slots are numbered by counting (MEMOIZE), so none may be dropped or added
         self.numbered = False
+        #: whether it went on to the end
+        self.is_whole = False
         counting = bytes([MEMOIZE]) in data  # if that is an opcode and not text, slots are counted
         filled: set[int] = set()
         puts, put_slots, gets, get_slots = self.puts, self.put_slots, self.gets, self.get_slots
-        position = 0
-        while True:
+        position, limit = 0, len(data) if nbytes is None else nbytes
+        while position < limit:
             code = data[position]
             width = WIDTHS[code]
             end = position + width if width > 0 else end_of(data, position)
             if code in PUTS:
-                slot = len(filled) if code == MEMOIZE else self.argument(position)
+                slot = len(filled) if code == MEMOIZE else argument(data, position)
                 if counting:
                     filled.add(slot)
                 self.numbered |= code == MEMOIZE
@@ -52,22 +59,121 @@ class Scan:
                 put_slots.append(slot)
             elif code in _GETS:
                 gets.append(position)
-                get_slots.append(self.argument(position))
+                get_slots.append(argument(data, position))
             elif code in _INTS:
                 self.ints.append(position)
             elif code == FRAME:
                 self.frames.append(position)
             elif code == STOP:
+                self.is_whole = True
                 return
             position = end
 
-    def argument(self, at: int) -> int:
-        """The number that follows the opcode at `at`."""
+
+class Survey:
+    """Where the opcodes of a pickle lie, looked at as far as one asks.
+
+    Rows of opcodes of a known length are found at once; what is asked of them is answered by one
+    pattern for a row, so that no list is made of all that a large pickle has.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._rows = array("Q")  # where each starts and ends
+        self._slots: frozenset[int] | None = None
+        self._frames = array("Q")
+        #: whether slots are numbered by counting, or spelled as lines: then all is scanned
+        self.is_odd = False
+        at = 0
+        while True:
+            row = _ROW.match(data, at)
+            if row is not None:
+                self._rows.extend(row.span())
+                at = row.end()
+                continue
+            code = data[at]
+            if code == STOP:
+                break
+            if code in _ODD:
+                self.is_odd = True
+                break
+            if code == FRAME:
+                self._frames.append(at)
+            at = end_of(data, at)
+
+    @cached_property
+    def scan(self) -> Scan:
+        """All that can be changed."""
+        return Scan(self.data)
+
+    @property
+    def frames(self) -> array[int]:
+        """Where the FRAMEs are."""
+        return self.scan.frames if self.is_odd else self._frames
+
+    def parts(self, nbytes: int) -> Iterator[Scan]:
+        """Scans of what comes first, each of more than the one before; the last is of all."""
+        while not self.is_odd and nbytes < len(self.data):
+            yield Scan(self.data, nbytes)
+            nbytes *= 4
+        yield self.scan
+
+    @property
+    def recalled(self) -> frozenset[int]:
+        """The slots that are recalled anywhere."""
+        if self._slots is None:
+            if self.is_odd:
+                self._slots = frozenset(self.scan.get_slots)
+            else:
+                met: set[bytes] = set()
+                for start, end in self._each_row():
+                    met.update(_GETS_IN_ROW.findall(self.data, start, end))
+                self._slots = frozenset(argument(each, 0) for each in met if each)
+        return self._slots
+
+    def gets_of(self, slots: Set[int]) -> Iterator[tuple[int, int]]:
+        """Where these slots are recalled, in order, and which."""
+        return self._of(slots, _GETS_IN_ROW, self.scan_of_gets)
+
+    def puts_of(self, slots: Set[int]) -> Iterator[tuple[int, int]]:
+        """Where these slots are filled, in order, and which."""
+        return self._of(slots, _PUTS_IN_ROW, self.scan_of_puts)
+
+    def scan_of_gets(self) -> Iterator[tuple[int, int]]:
+        """As `gets_of` gives all."""
+        return zip(self.scan.gets, self.scan.get_slots, strict=True)
+
+    def scan_of_puts(self) -> Iterator[tuple[int, int]]:
+        """As `puts_of` gives all."""
+        return zip(self.scan.puts, self.scan.put_slots, strict=True)
+
+    def _of(
+        self,
+        slots: Set[int],
+        pattern: re.Pattern[bytes],
+        scanned: Callable[[], Iterator[tuple[int, int]]],
+    ) -> Iterator[tuple[int, int]]:
+        if self.is_odd:
+            yield from ((at, slot) for at, slot in scanned() if slot in slots)
+            return
         data = self.data
-        width = WIDTHS[data[at]]
-        if width == LINES:  # PUT, GET
-            return int(data[at + 1 : end_of(data, at)])
-        return data[at + 1] if width == 2 else int.from_bytes(data[at + 1 : at + width], "little")
+        for start, end in self._each_row():
+            for found in pattern.finditer(data, start, end):
+                if found[1]:
+                    slot = argument(found[1], 0)
+                    if slot in slots:
+                        yield found.start(1), slot
+
+    def _each_row(self) -> Iterator[tuple[int, int]]:
+        return zip(self._rows[::2], self._rows[1::2], strict=True)
+
+
+def argument(data: bytes, at: int) -> int:
+    """The number that follows the opcode at `at`."""
+    width = WIDTHS[data[at]]
+    if width == LINES:  # PUT, GET
+        return int(data[at + 1 : end_of(data, at)])
+    return data[at + 1] if width == 2 else int.from_bytes(data[at + 1 : at + width], "little")
 
 
 def end_of(data: bytes, at: int) -> int:
@@ -114,3 +220,29 @@ def _widths() -> list[int]:
 
 
 WIDTHS = _widths()
+
+
+def row_of(left_out: Collection[int]) -> bytes:
+    """A pattern of an opcode of a length that is soon told, but for those that are left out.
+
+    Its argument is of fixed length, or a text of a few bytes, such as the number of a storage.
+    """
+    by_width: dict[int, bytes] = {}
+    for code, width in enumerate(WIDTHS):
+        if width > 0 and code not in (STOP, FRAME, *left_out):
+            by_width[width] = by_width.get(width, b"") + re.escape(bytes([code]))
+    each = (b"[%b].{%d}" % (codes, width - 1) for width, codes in by_width.items() if width > 1)
+    short = (b"X\\x%02x\\0\\0\\0.{%d}" % (n, n) for n in range(1, _SHORT + 1))
+    return b"(?:%b)" % b"|".join((b"[%b]+" % by_width[1], *each, *short))
+
+
+def _rows(left_out: Collection[int], then: bytes) -> re.Pattern[bytes]:
+    return re.compile(row_of(left_out) + then, re.DOTALL)
+
+
+#: Opcodes that number slots by counting, or spell them as a line.
+_ODD = (MEMOIZE, PUT, GET)
+_ROW = _rows((MEMOIZE,), b"{1,1000}")
+#: What is in a row before one of these, and that; nothing at its end.
+_GETS_IN_ROW = _rows((MEMOIZE, BINGET, LONG_BINGET), b"*(h.|j....|\\Z)")
+_PUTS_IN_ROW = _rows((MEMOIZE, BINPUT, LONG_BINPUT), b"*(q.|r....|\\Z)")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from ..errors import UnsupportedError
 from ..plans.plan import Edit
@@ -29,10 +30,14 @@ from .scan import (
     LONG_BINPUT,
     PUTS,
     Scan,
+    Survey,
+    argument,
     count_nbytes,
     end_of,
 )
 
+#: Bytes of a pickle that are scanned for what makes up for a change; and for each byte of it.
+_AT_FIRST, _PER_BYTE = 1 << 16, 8
 _TUPLE1, _TUPLE2 = 0x85, 0x86
 _STRING, _UNICODE = ord("S"), ord("V")
 _OF_PYTHON_2 = frozenset(b"STU")
@@ -115,32 +120,34 @@ def edits(data: bytes, new: Respelling, *, exact: bool) -> list[Edit] | None:
     Bytes after its STOP are kept. If `exact`, the result must have exactly the old length; None if
     that can't be had. UnsupportedError if a string is memoized in a way that can't be untangled.
     """
-    scan = Scan(data)
+    survey = Survey(data)
     for pooled in (False, True):
-        found = _Edits(scan)
-        found.respell(new, pooled=pooled and not scan.numbered)
+        found = _Edits(survey)
+        found.respell(new, pooled=pooled and not found.numbered)
         if not exact or found.reach_old_length():
             return found.result()
     return None
 
 
-def applied(data: bytes, changes: Iterable[Edit]) -> bytes:
-    """`data` with changes made to it."""
-    parts, position = [], 0
+def applied(data: bytes, changes: Iterable[Edit], start: int = 0, stop: int | None = None) -> bytes:
+    """`data`, or what is in it from `start` to `stop`, with changes made to it."""
+    parts, position = [], start
     for at, end, new in changes:
         assert isinstance(new, bytes)
         parts += [data[position:at], new]
         position = end
-    parts.append(data[position:])
+    parts.append(data[position:stop])
     return b"".join(parts)
 
 
 class _Edits:
     """Replacements of byte ranges: offset → (end, new bytes)."""
 
-    def __init__(self, scan: Scan) -> None:
-        self.scan = scan
-        self.data = scan.data
+    def __init__(self, survey: Survey) -> None:
+        self.survey = survey
+        self.data = survey.data
+        #: as of the `Scan`
+        self.numbered = survey.is_odd and survey.scan.numbered
         self.pieces: dict[int, tuple[int, bytes]] = {}
         self.growths: Mapping[int, int] = {}
         self.python2 = False
@@ -183,22 +190,25 @@ class _Edits:
                 while put < len(self.data) and self.data[put] in PUTS:
                     definition_of[put] = at
                     put = end_of(self.data, put)
-        slots = {self._slot(put) for put in definition_of}
-        fills: dict[int, list[int]] = defaultdict(list)
-        for put, slot in zip(self.scan.puts, self.scan.put_slots, strict=True):
-            if slot in slots:
-                fills[slot].append(put)
+        slots = {self._slot(put) for put in definition_of} & self.survey.recalled
         uses: dict[int, list[int]] = {at: [] for at in texts if self.data[at] in LITERALS}
-        for get, slot in zip(self.scan.gets, self.scan.get_slots, strict=True):
-            if slot in slots:
-                filled = bisect_left(fills[slot], get)
-                literal = definition_of.get(fills[slot][filled - 1]) if filled else None
-                if literal is not None:
-                    uses[literal].append(get)
+        if not slots:
+            return uses
+        fills: dict[int, list[int]] = defaultdict(list)
+        for put, slot in self.survey.puts_of(slots):
+            fills[slot].append(put)
+        for get, slot in self.survey.gets_of(slots):
+            filled = bisect_left(fills[slot], get)
+            literal = definition_of.get(fills[slot][filled - 1]) if filled else None
+            if literal is not None:
+                uses[literal].append(get)
         return uses
 
     def _slot(self, put: int) -> int:
-        return self.scan.put_slots[bisect_left(self.scan.puts, put)]
+        if not self.numbered:
+            return argument(self.data, put)
+        scan = self.survey.scan
+        return scan.put_slots[bisect_left(scan.puts, put)]
 
     def _respell_literal(
         self,
@@ -223,7 +233,7 @@ class _Edits:
             first = others[0]
             moved = self.data[at:end] + _put(self._slot(end))
             self.pieces[first] = (end_of(self.data, first), moved)
-            if self.scan.numbered:  # the slot must be filled here, if only to be counted
+            if self.numbered:  # the slot must be filled here, if only to be counted
                 self.pieces[at] = (end, self._literal(at, text))
                 return [use for use in uses if use < first and texts[use] == text]
         homeless[self._literal(at, text)].append(at)
@@ -239,7 +249,7 @@ class _Edits:
 
     def _house(self, literal: bytes, uses: list[int]) -> None:
         """Spell a literal at uses that have no definition: once in full, then recalled."""
-        slot = self._free_slot() if len(uses) > 1 and not self.scan.numbered else None
+        slot = self._free_slot() if len(uses) > 1 and not self.numbered else None
         for n, at in enumerate(uses):
             end = self.pieces[at][0] if at in self.pieces else end_of(self.data, at)
             if slot is None:
@@ -249,28 +259,29 @@ class _Edits:
 
     def _free_slot(self) -> int | None:
         """An unused memo slot, whose PUT is removed: a low one if possible."""
-        times = Counter(self.scan.put_slots)
-        once = [put for put in self._unused_puts() if times[self._slot(put)] == 1]
+        scan = self.survey.scan
+        times = Counter(scan.put_slots)
+        once = [put for put in self._unused_puts(scan) if times[self._slot(put)] == 1]
         put = min(once, key=self._slot, default=None)
         if put is not None and self._slot(put) < 256:
             self.pieces[put] = (end_of(self.data, put), b"")
             slot = self._slot(put)
         else:
-            slot = max((255, *self.scan.put_slots, *self.scan.get_slots, *self.taken)) + 1
+            slot = max((255, *scan.put_slots, *self.survey.recalled, *self.taken)) + 1
             if slot >= 1 << 32:
                 return None
         self.taken.add(slot)
         return slot
 
-    def _unused_puts(self) -> list[int]:
-        """PUTs of unused memo slots, outside of what is replaced."""
-        if self.scan.numbered:
+    def _unused_puts(self, scan: Scan) -> list[int]:
+        """Of what was scanned, PUTs of unused memo slots, outside of what is replaced."""
+        if self.numbered:
             return []
-        recalled = self.taken.union(self.scan.get_slots)
+        recalled = self.taken.union(self.survey.recalled)
         covered = Cover(self.pieces)
         return [
             put
-            for put, slot in zip(self.scan.puts, self.scan.put_slots, strict=True)
+            for put, slot in zip(scan.puts, scan.put_slots, strict=True)
             if slot not in recalled and not covered(put)
         ]
 
@@ -278,11 +289,13 @@ class _Edits:
         """Change opcodes nearby so that the length is the old one, if it can be."""
         excess = sum(len(new) - (end - at) for at, (end, new) in self.pieces.items())
         excess += sum(self.growths.values())
-        more = fit(self.scan, self.pieces, self._unused_puts(), excess)
-        if more is None:
-            return False
-        self.pieces.update(more)
-        return True
+        for scan in self.survey.parts(_AT_FIRST + _PER_BYTE * abs(excess)):
+            more = fit(scan, self.pieces, partial(self._unused_puts, scan), excess)
+            # A PUT goes only if that is needed, of all that can be changed.
+            if more is not None and (scan.is_whole or all(new for _, new in more.values())):
+                self.pieces.update(more)
+                return True
+        return False
 
     # -- the result ----------------------------------------------------------------------------
 
@@ -297,8 +310,8 @@ class _Edits:
         for at, end, new in pieces:
             grown.append(grown[-1] + len(new) - (end - at) + self.growths.get(at, 0))
         frames = []
-        for at in self.scan.frames:
-            nbytes = self.scan.argument(at)
+        for at in self.survey.frames:
+            nbytes = argument(self.data, at)
             first, last = bisect_left(starts, at), bisect_left(starts, at + 9 + nbytes)
             growth = grown[last] - grown[first]
             if growth:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..sources.budget import Budget
 from .nodes import Blob, Call, Global, Node, Persistent
 from .opcodes.machine import Machine
-from .opcodes.plain_tensors import TensorMachine
+from .opcodes.tensor_machine import TensorMachine
 
 
 class Pickle(NamedTuple):

@@ -374,21 +374,20 @@ class NearbyReads:
         self._source = source
         file = source.source if isinstance(source, Window) else source
         self._far = isinstance(file, Source) and file.fetched is not None
-        self._block, self._start = b"", 0
+        #: what was read last of what follows each other, and where it starts
+        self.block, self.start = b"", 0
         self._last = self._near = 0  # where the last read was; how many in a row were close
 
     def read(self, start: int, nbytes: int) -> bytes:
         """As `Readable.read`."""
-        at = start - self._start
-        if at >= 0 and at + nbytes <= len(self._block):
+        at = start - self.start
+        if at >= 0 and at + nbytes <= len(self.block):
             self._last = start
-            return self._block[at : at + nbytes]
+            return self.block[at : at + nbytes]
         self._near = self._near + 1 if 0 <= start - self._last < _NEAR else 0
         self._last = start
         if self._near < _MANY or self._far or nbytes > _BLOCK:
             return self._source.read(start, nbytes)
-        self._start = start
-        self._block = self._source.read(
-            start, max(nbytes, min(_BLOCK, self._source.nbytes - start))
-        )
-        return self._block[:nbytes]
+        self.start = start
+        self.block = self._source.read(start, max(nbytes, min(_BLOCK, self._source.nbytes - start)))
+        return self.block[:nbytes]

@@ -12,7 +12,7 @@ from ..manifest.paths import Path
 from ..pickles.hash_costs import check_keys
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.opcodes.plain_tensors import is_compact
+from ..pickles.opcodes.plain_tensors import PlainTensor, is_compact
 from ..placement.device import names_device
 from .children import TRANSPARENT, breadth, reachable, visits_of
 from .listing_budget import Allowance
@@ -184,6 +184,11 @@ class _Listing(Allowance):
         return name
 
     def visit(self, node: Node, path: Path, context: Context) -> None:
+        if type(node) is PlainTensor and not self.grafts:
+            tensor = self.recogniser.tensor(node)
+            if tensor is not None:
+                self.list_tensor(tensor, node, path, context)
+                return
         grafted = self.grafts.get(id(node)) if self.grafts else None
         if grafted is not None and isinstance(node, (Blob, Call)):
             self.take_steps(1)
@@ -229,7 +234,9 @@ class _Listing(Allowance):
         name, way = self.name(path, context.way), context.way
         beside = way is not None and way.beside
         model_at = None if beside else context.model_at
-        state_key = None if model_at is None else name_of(path, way, model_at)
+        state_key = None
+        if model_at is not None:
+            state_key = name_of(path, way, model_at) if model_at else name
         dtype, shape, device, nbytes, kind, layout, stride, offset, storage, grad = tensor[:10]
         entry = TensorEntry(  # by place, since there may be very many
             *(name, path, section, kind, layout, dtype, shape, stride, offset, device, nbytes),

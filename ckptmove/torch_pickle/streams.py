@@ -146,6 +146,13 @@ class Container:
                 break
         return changes
 
+    def patched(self, written: Readable) -> Sequence[Stream] | None:
+        """Its pickles as they are in a copy of it in which nothing else may differ.
+
+        None where more does, or can't be told without reading the copy as any other file.
+        """
+        return None
+
     def content(self, storage: str) -> bytes:
         """The bytes of a storage that do not lie in the file as they are."""
         raise CorruptError(f"the storage {storage!r} can't be read")
@@ -345,9 +352,11 @@ class Stream:
         joined: list[Edit] = []
         first = last = grown = 0  # the changes found[first:last], by how much they grow
         for last, edit in enumerate(found):
-            start, before = self._place(edit.start), found[last - 1]
+            before = found[last - 1]
             near = (exact and grown != 0) or edit.start - before.end < _NEAR
-            blocked = last > first and _any_between(barriers, self._place(before.end - 1), start)
+            blocked = bool(barriers and last > first) and _any_between(
+                barriers, self._place(before.end - 1), self._place(edit.start)
+            )
             if exact and grown and blocked:
                 return None
             if last > first and (blocked or not near):
@@ -361,8 +370,7 @@ class Stream:
     def _join(self, found: list[Edit]) -> Edit:
         """Neighbouring changes of `data` as one change of the source."""
         start, end = found[0].start, found[-1].end
-        shifted = [edit._replace(start=edit.start - start, end=edit.end - start) for edit in found]
-        new = applied(self.data[start:end], shifted)
+        new = applied(self.data, found, start, end)
         return Edit(self._place(start), self._place(end - 1) + 1, new)
 
     def _place(self, at: int) -> int:

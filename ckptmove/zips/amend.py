@@ -22,16 +22,15 @@ from .archive import (
     HAS_DESCRIPTOR,
     LOCATOR,
     LOCATOR_MAGIC,
-    MAX32,
     STORED,
     Archive,
 )
 from .content import Content, checksum_of, checksums_that_stay, nbytes_of
+from .fields import MAX32
 from .members import Record
-from .rewrite import deflated, fits, patch
+from .rewrite import CENTRAL_CRC_AT, LOCAL_CRC_AT, deflated, fits, patch
 
-_CENTRAL_CRC_AT, _CENTRAL_OFFSET_AT = 16, 42
-_LOCAL_CRC_AT, _LOCAL_EXTRA_AT = 14, 28
+_CENTRAL_OFFSET_AT, _LOCAL_EXTRA_AT = 42, 28
 _END_OFFSET_AT, _END64_OFFSET_AT, _LOCATOR_OFFSET_AT = 16, 48, 8
 
 
@@ -99,12 +98,12 @@ def _record_edits(archive: Archive, changed: _Changed) -> Iterator[Edit]:
     record, at, end = changed.record, changed.at, changed.at + changed.record.stored_nbytes
     head = archive.source.read(record.header_at, at - record.header_at)
     absent = record.flags & HAS_DESCRIPTOR and not any(
-        struct.unpack_from("<3I", head, _LOCAL_CRC_AT)
+        struct.unpack_from("<3I", head, LOCAL_CRC_AT)
     )
     if not absent:
         fresh = bytearray(head)
         extra_at = len(head) - int.from_bytes(head[_LOCAL_EXTRA_AT : _LOCAL_EXTRA_AT + 2], "little")
-        _put(fresh, _LOCAL_CRC_AT, changed.crc32)
+        _put(fresh, LOCAL_CRC_AT, changed.crc32)
         wide = _wide(head, extra_at, len(head))
         for field, value in ((22, changed.nbytes), (18, changed.stored_nbytes)):
             _put(fresh, field, value, wide)
@@ -143,7 +142,7 @@ def _directory_edit(archive: Archive, changed: dict[str, _Changed], shifts: _Shi
         wide = _wide(directory, extra_at, extra_at + extra_nbytes)
         found = changed.get(record.name)
         if found is not None:
-            _put(directory, entry + _CENTRAL_CRC_AT, found.crc32)
+            _put(directory, entry + CENTRAL_CRC_AT, found.crc32)
         sizes = found or record
         for field, value in ((24, sizes.nbytes), (20, sizes.stored_nbytes)):
             _put(directory, entry + field, value, wide)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import CorruptError, UnsupportedError
 from ..sources.budget import Budget
 from ..sources.source import MAX_NBYTES, NearbyReads, Readable
+from .fields import MAX32, name_of, widened, zip64_of
 from .members import Record, Records
 
 STORED, DEFLATED = 0, 8
@@ -33,12 +34,13 @@ END64 = struct.Struct("<4sQ2H2I4Q")
 LOCATOR = struct.Struct("<4sIQI")
 LOCAL_MAGIC, CENTRAL_MAGIC, END_MAGIC = b"PK\3\4", b"PK\1\2", b"PK\5\6"
 END64_MAGIC, LOCATOR_MAGIC, DESCRIPTOR_MAGIC = b"PK\6\6", b"PK\6\7", b"PK\7\10"
-_MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
+_MAX16 = 0xFFFF
 _MAX_ENTRIES = 2_000_000
 _MAX_DIRECTORY_NBYTES = 512 << 20
 _DIRECTORY_ATTRIBUTE = 0x10  # of MS-DOS, which torch's zip reader minds
 _USUAL_EXTRA = 96  # bytes of an extra field that are read with the header; torch's are shorter
-_DESCRIPTOR_NBYTES = 24  # the longest
+_DESCRIPTOR_NBYTES, _SHORT_NBYTES = 24, 16  # the longest; with the magic and short sizes
+_EXTRA_FIELD, _NO_EXTRA = struct.Struct("<2H"), 4  # the head of a field in the extra field
 _WIDE_SIZES = struct.Struct("<QQ")
 _DESCRIPTOR, _WIDE_DESCRIPTOR = struct.Struct("<3I"), struct.Struct("<IQQ")
 _MAX_RATIO = 1032  # deflate can't do better
@@ -149,20 +151,55 @@ class Archive:
         ):
             raise CorruptError(f"the zip directory claims {self._entries:,} entries: damaged")
         directory = self.source.read(self.directory_at, self.directory_nbytes)
-        folded: set[str] = set()
         position = 0
         for _ in range(self._entries):
             if position + CENTRAL.size > len(directory):
                 raise CorruptError("the zip directory is truncated")
-            record, nbytes = self._entry(directory, position)
-            name = record.name.casefold()
-            if name in folded:
-                raise CorruptError(f"the record {record.name!r} occurs twice")
-            folded.add(name)
-            self.records.append(record)
+            nbytes = self._take_usual(directory, position)
+            if not nbytes:
+                record, nbytes = self._entry(directory, position)
+                if record.name in self.records:
+                    raise CorruptError(f"the record {record.name!r} occurs twice")
+                self.records.append(record)
             position += nbytes
         if position != len(directory):
             raise CorruptError("the zip directory holds more than its entries")
+        twice = self.records.alike()
+        if twice is not None:
+            raise CorruptError(f"the record {twice!r} occurs twice")
+
+    def _take_usual(self, directory: bytes, at: int) -> int:
+        """Add the record of a plain entry, as nearly all are; its size, or 0 for any other.
+
+        What it takes `_entry` takes as well, and gives the same record.
+        """
+        (
+            magic, _, _, flags, method, _, _, crc32, stored, nbytes, name_nbytes,
+            extra_nbytes, comment_nbytes, disk, _, attributes, header_at,
+        ) = CENTRAL.unpack_from(directory, at)  # fmt: skip
+        name_end = at + CENTRAL.size + name_nbytes
+        raw = directory[at + CENTRAL.size : name_end]
+        if (
+            magic != CENTRAL_MAGIC
+            or method != STORED
+            or extra_nbytes
+            or comment_nbytes
+            or disk
+            or attributes
+            or stored != nbytes
+            or flags & _ANY_REFUSED
+            or header_at == MAX32
+            or nbytes == MAX32
+            or header_at + LOCAL.size + stored > self.directory_at
+            or name_end > len(directory)
+            or b"\0" in raw
+            or raw.endswith(b"/")
+            or not raw.isascii()
+        ):
+            return 0
+        entry_at = self.directory_at + at
+        numbers = (method, flags, crc32, stored, nbytes, header_at, entry_at)
+        return CENTRAL.size + name_nbytes if self.records.add(raw.decode(), numbers) else 0
 
     def _entry(self, directory: bytes, at: int) -> tuple[Record, int]:
         fields = CENTRAL.unpack_from(directory, at)
@@ -172,10 +209,12 @@ class Archive:
         if magic != CENTRAL_MAGIC or at + entry_nbytes > len(directory):
             raise CorruptError("the zip directory is damaged")
         name_end = at + CENTRAL.size + name_nbytes
-        name = _name(directory[at + CENTRAL.size : name_end])
-        wide = _zip64(directory[name_end : name_end + extra_nbytes], name) if extra_nbytes else b""
+        name = name_of(directory[at + CENTRAL.size : name_end])
+        wide = (
+            zip64_of(directory[name_end : name_end + extra_nbytes], name) if extra_nbytes else b""
+        )
         if MAX32 in (nbytes, stored, header_at):
-            nbytes, stored, header_at = _widened((nbytes, stored, header_at), wide, name)
+            nbytes, stored, header_at = widened((nbytes, stored, header_at), wide, name)
         if flags & _ANY_REFUSED:
             meaning = next(each for flag, each in _REFUSED_FLAGS.items() if flags & flag)
             raise UnsupportedError(f"the record {name!r} is not readable: {meaning}")
@@ -217,12 +256,12 @@ class Archive:
             raise CorruptError(f"the record {record.name!r} is not where the zip directory says")
         if len(head) < header_nbytes:
             head = read(header_at, header_nbytes)
-        wide = _zip64(head[name_end:header_nbytes], record.name) if extra_nbytes else b""
+        wide = zip64_of(head[name_end:header_nbytes], record.name) if extra_nbytes else b""
         if len(wide) >= _WIDE_SIZES.size:
             nbytes, stored = _WIDE_SIZES.unpack_from(wide)
         absent = (0,) if flags & HAS_DESCRIPTOR else ()  # they follow the content
         agree = (
-            _name(head[LOCAL.size : name_end]) == record.name
+            name_of(head[LOCAL.size : name_end]) == record.name
             and method == record.method
             and flags == record.flags
             and (crc32 == record.crc32 or crc32 in absent)
@@ -245,16 +284,56 @@ class Archive:
     def check_layout(self) -> None:
         """Check every local header, and that no two records overlap."""
         self.source.expect(self._beside_content())
-        read = NearbyReads(self.source).read
+        nearby = NearbyReads(self.source)
         end, before = 0, ""
-        for record in self.records.by_header():
-            if record.header_at < end:
-                raise CorruptError(f"the records {before!r} and {record.name!r} overlap")
-            at = self.records.data_at(record.name)
+        for name, numbers in self.records.by_header():
+            header_at, at = numbers[5], numbers[7]
+            if header_at < end:
+                raise CorruptError(f"the records {before!r} and {name!r} overlap")
             if not at:
-                at = self._check_header(record, read)
-                self.records.note_data_at(record.name, at)
-            end, before = at + record.stored_nbytes, record.name
+                at = self._usual_data_at(name, numbers, nearby)
+                if not at:
+                    at = self._check_header(Record(name, *numbers[:7]), nearby.read)
+                self.records.note_data_at(name, at)
+            end, before = at + numbers[3], name
+
+    def _usual_data_at(self, name: str, numbers: Sequence[int], nearby: NearbyReads) -> int:
+        """Where the content of a record lies whose local header was read with others; or 0.
+
+        That is as nearly all of many are; what it takes `_check_header` takes as well.
+        """
+        method, flags, crc32, stored, nbytes, header_at, _, _ = numbers
+        head = header_at - nearby.start
+        block, encoded = nearby.block, name.encode()
+        extra_at = head + LOCAL.size + len(encoded)
+        if method or head < 0 or extra_at + _NO_EXTRA > len(block):
+            return 0
+        found = LOCAL.unpack_from(block, head)
+        extra_nbytes = found[10]
+        at: int = extra_at + extra_nbytes
+        after = at + stored
+        if (
+            found[0] != LOCAL_MAGIC
+            or found[2] != flags
+            or found[3]
+            or found[9] != len(encoded)
+            or block[head + LOCAL.size : extra_at] != encoded
+            or after + _DESCRIPTOR_NBYTES > len(block)
+            or nearby.start + after > self.directory_at
+        ):
+            return 0
+        if extra_nbytes:  # one field that is not of zip64: torch fills up with it
+            kind, filled = _EXTRA_FIELD.unpack_from(block, extra_at)
+            if kind == 1 or filled + _NO_EXTRA != extra_nbytes:
+                return 0
+        if flags & HAS_DESCRIPTOR:
+            if any(found[6:9]) or block[after : after + _SHORT_NBYTES] != (
+                DESCRIPTOR_MAGIC + _DESCRIPTOR.pack(crc32, stored, nbytes)
+            ):
+                return 0
+        elif found[6:9] != (crc32, stored, nbytes):
+            return 0
+        return nearby.start + at
 
     def _beside_content(self) -> Iterator[tuple[int, int]]:
         """Where headers lie, and descriptors, as far as the directory tells."""
@@ -315,28 +394,6 @@ class Archive:
         return content
 
 
-def _name(raw: bytes) -> str:
-    try:
-        name = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        name = raw.decode("cp437")
-    if "\0" in name:
-        raise CorruptError("a record's name holds a NUL byte")
-    return name
-
-
-def _widened(narrow: tuple[int, int, int], wide: bytes, name: str) -> list[int]:
-    """Sizes and offset of a directory entry, with those that do not fit it from its zip64 field."""
-    values = []
-    for value in narrow:
-        if value == MAX32:
-            if len(wide) < 8:
-                raise CorruptError(f"the sizes of the record {name!r} are missing")
-            value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
-        values.append(value)
-    return values
-
-
 def _descriptors(record: Record) -> tuple[bytes, ...]:
     """What may follow the content of a record: the directory once more, in four usual forms."""
     crc32, stored, nbytes = record.crc32, record.stored_nbytes, record.nbytes
@@ -345,20 +402,6 @@ def _descriptors(record: Record) -> tuple[bytes, ...]:
         return form, DESCRIPTOR_MAGIC + form
     short = _DESCRIPTOR.pack(crc32, stored, nbytes)
     return DESCRIPTOR_MAGIC + short, short, form, DESCRIPTOR_MAGIC + form
-
-
-def _zip64(extra: bytes, name: str) -> bytes:
-    """The zip64 extra field's content, or nothing."""
-    position = 0
-    while position + 4 <= len(extra):
-        kind, nbytes = struct.unpack_from("<HH", extra, position)
-        position += 4
-        if position + nbytes > len(extra):
-            raise CorruptError(f"an extra field of the record {name!r} is truncated")
-        if kind == 1:
-            return extra[position : position + nbytes]
-        position += nbytes
-    return b""
 
 
 def _inflate(raw: bytes, record: Record) -> bytes:

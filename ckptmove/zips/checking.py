@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from .archive import DEFLATED, Archive
+from ..sources.source import Readable
+from .archive import DEFLATED, DESCRIPTOR_MAGIC, HAS_DESCRIPTOR, Archive
 from .members import Record
+from .rewrite import CENTRAL_CRC_AT, LOCAL_CRC_AT
 
 _STEP = 1 << 20  # bytes read at once
 
@@ -22,6 +25,40 @@ def damage(archive: Archive, report: Callable[[int], object]) -> Iterator[str]:
             yield f"the record {record.name!r} does not inflate to its declared size"
         elif not record.unchecksummed and crc32 != record.crc32:
             yield f"the record {record.name!r} is damaged: its checksum is wrong"
+
+
+def holds_patched(archive: Archive, written: Readable, changed: Sequence[Record]) -> bool:
+    """Whether a copy of a zip has the same directory, and sound new content in some records.
+
+    These are stored, and have the old length, at the old place; only their checksums differ.
+    """
+    source, at = archive.source, archive.directory_at
+    if written.nbytes != source.nbytes:
+        return False
+    directory = bytearray(source.read(at, source.nbytes - at))
+    for record in changed:
+        if record.method == DEFLATED:
+            return False
+        start, nbytes = archive.data_at(record), record.stored_nbytes
+        old = struct.pack("<I", record.crc32)
+        new = struct.pack("<I", zlib.crc32(written.read(start, nbytes)))
+        entry = record.entry_at - at + CENTRAL_CRC_AT
+        directory[entry : entry + 4] = new
+        for first, end in ((record.header_at, start), _descriptor(archive, record)):
+            frame = bytearray(source.read(first, end - first))
+            for place in (LOCAL_CRC_AT,) if end == start else (len(DESCRIPTOR_MAGIC), 0):
+                if frame[place : place + 4] == old:
+                    frame[place : place + 4] = new
+                    break
+            if written.read(first, end - first) != frame:
+                return False
+    return written.read(at, len(directory)) == directory
+
+
+def _descriptor(archive: Archive, record: Record) -> tuple[int, int]:
+    """From where to where the magic and checksum of a descriptor may be, if there is one."""
+    end = archive.data_at(record) + record.stored_nbytes
+    return end, end + (8 if record.flags & HAS_DESCRIPTOR else 0)
 
 
 def _read(

@@ -69,10 +69,10 @@ def checksums_that_stay(
     `places`: the name of a record → where its content will be.
     """
     start = archive.source.start or 0
-    for record in archive.records.values():
-        content, at = new.get(record.name), places[record.name]
+    for name, (method, _, crc32, _, nbytes, _, _, data_at) in archive.records.rows():
+        content, at = new.get(name), places[name]
         if isinstance(content, Plan):
             yield from (each._replace(at=at + each.at) for each in content.checksums)
-        elif content is None and record.method == STORED and record.crc32 and record.nbytes:
-            source_at = start + archive.data_at(record)
-            yield Checksum(at, record.nbytes, record.crc32, record.name, source_at)
+        elif content is None and method == STORED and crc32 and nbytes:
+            source_at = start + (data_at or archive.data_at(archive.records[name]))
+            yield Checksum(at, nbytes, crc32, name, source_at)

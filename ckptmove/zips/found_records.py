@@ -32,9 +32,9 @@ from .archive import (
     LOCAL_MAGIC,
     LOCATOR,
     LOCATOR_MAGIC,
-    MAX32,
     STORED,
 )
+from .fields import MAX32
 from .layout import ALIGNMENT
 
 _MAGIC = re.compile(rb"PK(?:\x03\x04|\x07\x08|\x01\x02)")

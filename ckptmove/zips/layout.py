@@ -30,9 +30,9 @@ from .archive import (
     LOCAL_MAGIC,
     LOCATOR,
     LOCATOR_MAGIC,
-    MAX32,
     STORED,
 )
+from .fields import MAX32
 
 ALIGNMENT = 64
 _UTF8 = 0x0800

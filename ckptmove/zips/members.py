@@ -45,12 +45,40 @@ class Records(Mapping[str, Record]):
 
     def append(self, record: Record) -> None:
         """Add a record, whose name is new."""
-        self._rows[record.name] = len(self._numbers)
-        self._numbers.extend((*record[1:], 0))
+        self.add(record.name, record[1:])
+
+    def add(self, name: str, numbers: tuple[int, ...]) -> bool:
+        """Add a record: all that it has besides its name; False if there is one of that name."""
+        columns = self._numbers
+        if self._rows.setdefault(name, len(columns)) != len(columns):
+            return False
+        columns.extend(numbers)
+        columns.append(0)
+        return True
+
+    def alike(self) -> str | None:
+        """The first name that differs from one before it but in case; None if all differ."""
+        names = "\n".join(self._rows)
+        if names == names.casefold():  # no copy of each is made
+            return None
+        folded: set[str] = set()
+        for name in self._rows:
+            before = len(folded)
+            folded.add(name.casefold())
+            if len(folded) == before:
+                return name
+        return None
 
     def data_at(self, name: str) -> int:
         """Where the content of a record lies, or 0 if that was not noted."""
         return self._numbers[self._rows[name] + _WIDTH - 1]
+
+    def stored_at(self, name: str, nbytes: int) -> int:
+        """Where so many bytes of a record lie as they are; 0 if that is not known of it."""
+        row, numbers = self._rows.get(name, -1), self._numbers
+        if row < 0 or numbers[row] or numbers[row + _NBYTES] != nbytes:  # 0 is STORED
+            return 0
+        return numbers[row + _WIDTH - 1]
 
     def note_data_at(self, name: str, at: int) -> None:
         """Note where it lies, as its local header says."""
@@ -60,14 +88,20 @@ class Records(Mapping[str, Record]):
         """What all records have in one of their fields, which is a number."""
         return self._numbers[Record._fields.index(field) - 1 :: _WIDTH]
 
-    def by_header(self) -> Iterator[Record]:
-        """The records in the order of their local headers."""
+    def rows(self) -> Iterator[tuple[str, array[int]]]:
+        """The records in directory order, as `by_header` gives them."""
+        numbers = self._numbers
+        return ((name, numbers[row : row + _WIDTH]) for name, row in self._rows.items())
+
+    def by_header(self) -> Iterator[tuple[str, array[int]]]:
+        """The records in the order of their local headers: names, and all else, with `data_at`."""
         headers = self.column("header_at")
         names = list(self._rows)
         order: Sequence[int] = range(len(names))
         if any(map(gt, headers, headers[1:])):
             order = sorted(order, key=headers.__getitem__)
-        return (self[names[n]] for n in order)
+        numbers = self._numbers
+        return ((names[n], numbers[n * _WIDTH : (n + 1) * _WIDTH]) for n in order)
 
     def __getitem__(self, name: str) -> Record:
         at = self._rows[name]
@@ -84,3 +118,4 @@ class Records(Mapping[str, Record]):
 
 
 _WIDTH = len(Record._fields)
+_NBYTES = Record._fields.index("nbytes") - 1

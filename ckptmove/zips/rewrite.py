@@ -12,7 +12,8 @@ from .content import Content, checksum_of, checksums_that_stay, nbytes_of
 from .layout import Member, directory, lay_out
 from .members import Record
 
-_CENTRAL_CRC_AT, _LOCAL_CRC_AT = 16, 14  # within a directory entry, and a local header
+#: Where the checksum is within a directory entry, and a local header.
+CENTRAL_CRC_AT, LOCAL_CRC_AT = 16, 14
 
 
 def rewrite(archive: Archive, new: Mapping[str, Content], alignment: int) -> Plan:
@@ -46,7 +47,10 @@ def patch(archive: Archive, new: Mapping[str, Content]) -> Plan:
         for edit in _edits(archive, archive.records[name], content)
     ]
     plan = apply_edits(start, archive.source.nbytes, edits)
-    places = {name: archive.data_at(record) for name, record in archive.records.items()}
+    places = {
+        name: row[-1] or archive.data_at(archive.records[name])
+        for name, row in archive.records.rows()
+    }
     checksums = checksums_that_stay(archive, dict(new), places)
     return plan._replace(checksums=tuple(sorted(checksums)))
 
@@ -56,10 +60,10 @@ def _edits(archive: Archive, record: Record, content: Content) -> list[Edit]:
     at = archive.data_at(record)
     old = struct.pack("<I", record.crc32)
     new = struct.pack("<I", checksum_of(archive, record, content))
-    places = [record.entry_at + _CENTRAL_CRC_AT]
+    places = [record.entry_at + CENTRAL_CRC_AT]
     local = archive.source.read(record.header_at, LOCAL.size)
-    if local[_LOCAL_CRC_AT : _LOCAL_CRC_AT + 4] == old and record.crc32:
-        places.append(record.header_at + _LOCAL_CRC_AT)
+    if local[LOCAL_CRC_AT : LOCAL_CRC_AT + 4] == old and record.crc32:
+        places.append(record.header_at + LOCAL_CRC_AT)
     if record.flags & HAS_DESCRIPTOR:
         end = at + record.stored_nbytes
         descriptor = archive.source.read(end, 8)

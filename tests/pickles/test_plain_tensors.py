@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from ckptmove.errors import CkptmoveError
 from ckptmove.pickles.nodes import Blob, Call, Dict, Global, List, Persistent, Set, Text, Tuple
 from ckptmove.pickles.opcodes.machine import Machine
-from ckptmove.pickles.opcodes.plain_tensors import PlainTensor, TensorMachine, is_compact
+from ckptmove.pickles.opcodes.plain_tensors import PlainTensor, is_compact
+from ckptmove.pickles.opcodes.tensor_machine import TensorMachine
 from ckptmove.pickles.splice import Respelling, splice
 from ckptmove.pickles.walk import Pickle, walk
 from ckptmove.sources.budget import Budget

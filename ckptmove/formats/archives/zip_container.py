@@ -130,11 +130,14 @@ class ZipContainer(ArchiveContainer):
         order = records.get(f"{prefix}byteorder")
         if order is not None and self.archive.read(order, at_most=64) not in (b"little", b"big"):
             raise CorruptError("its byte order is neither little nor big")
-        for name in _NAMES:  # torch finds a record whatever the case of its name
-            for found in records:
-                wanted = f"{prefix}{name}"
-                if found != wanted and found.casefold() == wanted.casefold():
-                    raise CorruptError(f"torch would read the record {found!r} instead of {name!r}")
+        # torch finds a record whatever the case of its name, and no two differ only in that
+        absent = {
+            f"{prefix}{name}".casefold(): name for name in _NAMES if prefix + name not in records
+        }
+        for found in records if absent else ():
+            if found.casefold() in absent:
+                name = absent[found.casefold()]
+                raise CorruptError(f"torch would read the record {found!r} instead of {name!r}")
 
     def add(self, name: str, folder: str, path: tuple[str, ...] = ()) -> None:
         """Read a pickle and the storages it names.
@@ -163,7 +166,12 @@ class ZipContainer(ArchiveContainer):
     def extent(self, storage: StorageId, suffix: str = "") -> Extent | None:
         """Where the record of a storage lies in the file, or None where it is compressed."""
         name = self.prefix + storage.id.removeprefix(self.folder) + suffix
-        record = self.archive.records.get(name)
+        records = self.archive.records
+        usual = records.stored_at(name, storage.whole_nbytes)
+        if usual and self.source.start is not None:
+            self._held[storage.id] = name
+            return Extent(self.source.start + usual, storage.whole_nbytes)
+        record = records.get(name)
         if record is None:
             raise CorruptError(f"the storage {storage.key!r} is missing")
         if storage.whole_nbytes != record.nbytes and not self.may_be_left_out(storage, record):

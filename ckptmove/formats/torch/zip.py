@@ -20,7 +20,7 @@ Sources: torch/serialization.py (`_save`, `_load`); caffe2/serialize/inline_cont
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ...errors import UnsupportedError, WriteError
 from ...graph.draft import CheckpointGraph, Pieces, StorageBytes
@@ -32,8 +32,11 @@ from ...pickles.nodes import Persistent
 from ...pickles.opcodes.plain_tensors import StorageReference
 from ...plans.plan import CrcRange
 from ...reports.convert import Loss
-from ...sources.source import Readable
+from ...sources.budget import Budget
+from ...sources.source import Memory, Readable
+from ...torch_pickle.streams import Stream
 from ...zips.archive import Archive
+from ...zips.checking import holds_patched
 from ..archives.zip_container import ZipContainer, prefix_of
 from ..base import PickledFormat, WritableFormat
 from ..checkpoint import Carries
@@ -154,6 +157,17 @@ class TorchZipContainer(ZipContainer):
 
     def kind_of(self, name: str) -> RecordKind | None:
         return None if name == RECORD else super().kind_of(name)
+
+    def patched(self, written: Readable) -> Sequence[Stream] | None:
+        new: list[Stream] = []
+        if not holds_patched(self.archive, written, self.pickled):
+            return None
+        for record, stream in zip(self.pickled, self.streams, strict=True):
+            if stream.nested or stream.unread:
+                return None
+            content = written.read(self.archive.data_at(record), record.nbytes)
+            new.append(Stream(Memory(content, written.path), 0, len(new), Budget()))
+        return new
 
     def _writer(self) -> str:
         """Which torch wrote it, as far as the records tell: each release only added to them.

@@ -19,6 +19,8 @@ class Memo:
 
     def __init__(self) -> None:
         self.filled = 0
+        #: how often a slot of the row was filled that had been before, or was passed over
+        self.refilled = 0
         self._row: list[Node] = []
         self._others: dict[int, Node] = {}
 
@@ -36,6 +38,7 @@ class Memo:
             return True
         if slot < len(row):
             self.filled += row[slot] is UNFILLED
+            self.refilled += 1
             row[slot] = node
             return True
         before = others.pop(slot, UNFILLED) if others else UNFILLED
@@ -62,7 +65,7 @@ class Memo:
         start = len(self._row)
         if self._others:
             return False
-        if list(slots) == list(range(start, start + len(slots))):
+        if tuple(slots) == tuple(range(start, start + len(slots))):
             return True
         ascending = all(before < slot for before, slot in pairwise(slots))
         return ascending and start <= slots[0] and slots[-1] * _SHARE <= nbytes

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...manifest.manifest import Role, Section
 from ...manifest.paths import Key
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Text, Tuple
-from ...pickles.opcodes.plain_tensors import compact_form
+from ...pickles.opcodes.plain_tensors import PlainTensor, compact_form
 from ..pickled_modules import Way, is_module
 from ..values.numpy_arrays import array_of
 
@@ -109,6 +109,8 @@ def holds_weights(node: Mapping) -> bool:
 
 def is_tensor(node: Node) -> bool:
     """Whether this rebuilds a tensor, or is the number of one: so torch 0.1 named them."""
+    if type(node) is PlainTensor:
+        return True
     if isinstance(node, Persistent):
         return isinstance(node.pid, str)
     return isinstance(node, Call) and "._rebuild_" in (node.qualname or "")
@@ -151,11 +153,11 @@ def _names_rng(key: Key) -> bool:
 
 
 def _is_cpu_generator_state(node: Node) -> bool:
-    if not isinstance(node, Call) or node.qualname != "torch._utils._rebuild_tensor_v2":
-        return False
     plain = compact_form(node)
     if plain is not None:
         return len(plain.shape) == 1 and plain.shape[0] in _CPU_GENERATOR_NBYTES
+    if not isinstance(node, Call) or node.qualname != "torch._utils._rebuild_tensor_v2":
+        return False
     args = node.args.items if isinstance(node.args, Tuple) else []
     shape = args[2].items if len(args) > 2 and isinstance(args[2], Tuple) else []
     return len(shape) == 1 and shape[0] in _CPU_GENERATOR_NBYTES

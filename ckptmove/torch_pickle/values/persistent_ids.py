@@ -136,27 +136,32 @@ def storages_of(
             others.setdefault(each.id, []).append(each)
     storages = {}
     for name, first in firsts.items():
-        more = others.get(name, ())
-        for each in more:
-            if str(each.location) != str(first.location):
-                raise CorruptError(
-                    f"the storage {first.key!r} is listed on {str(first.location)!r} and on "
-                    f"{str(each.location)!r}"
-                )
-            if each.whole_nbytes != first.whole_nbytes:
-                raise CorruptError(
-                    f"the storage {first.key!r} is listed with "
-                    f"{first.whole_nbytes:,} bytes and with {each.whole_nbytes:,}"
-                )
-        several = more and len({each.dtype for each in (first, *more) if each.dtype}) > 1
-        # torch saves and loads an empty storage under as many dtypes as look at it
-        if several and not retyped and first.whole_nbytes:
-            raise CorruptError(f"the storage {first.key!r} is listed with several dtypes")
-        lies, location = extent(first), intern(str(first.location))
+        more = others.get(name)
+        dtype = first.dtype if more is None else _dtype_of(first, more, retyped=retyped)
+        lies = extent(first)
         nbytes = first.whole_nbytes if lies is None else lies.nbytes
-        dtype = None if several else first.dtype
-        storages[name] = Storage(name, location, nbytes, dtype, lies)
+        storages[name] = Storage(name, intern(str(first.location)), nbytes, dtype, lies)
     return storages
+
+
+def _dtype_of(first: StorageId, more: Iterable[StorageId], *, retyped: bool) -> str | None:
+    """The dtype of a storage that is mentioned several times, which must agree."""
+    for each in more:
+        if str(each.location) != str(first.location):
+            raise CorruptError(
+                f"the storage {first.key!r} is listed on {str(first.location)!r} and on "
+                f"{str(each.location)!r}"
+            )
+        if each.whole_nbytes != first.whole_nbytes:
+            raise CorruptError(
+                f"the storage {first.key!r} is listed with "
+                f"{first.whole_nbytes:,} bytes and with {each.whole_nbytes:,}"
+            )
+    several = len({each.dtype for each in (first, *more) if each.dtype}) > 1
+    # torch saves and loads an empty storage under as many dtypes as look at it
+    if several and not retyped and first.whole_nbytes:
+        raise CorruptError(f"the storage {first.key!r} is listed with several dtypes")
+    return None if several else first.dtype
 
 
 def is_size(node: Node) -> TypeGuard[int]:

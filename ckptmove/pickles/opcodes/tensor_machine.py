@@ -1,0 +1,307 @@
+"""Walk plain tensors fast: one compact node for the thirty that each would be.
+
+A checkpoint of very many tensors is, but for a few bytes, this sequence over and over, which
+`torch.save` has written for every tensor since 0.4, and which a relocation keeps:
+
+    GET _rebuild_tensor_v2                          the function, named before
+    MARK MARK GET 'storage'  GET class              the persistent id of the storage
+      BINUNICODE key PUT | GET key                  its number
+      BINUNICODE location PUT | GET location        its device
+      INT TUPLE PUT BINPERSID                       its elements
+    INT                                             the offset
+    INT… TUPLE1|2|3 PUT | MARK INT… TUPLE PUT | EMPTY_TUPLE       the shape, and so the stride
+    NEWTRUE | NEWFALSE                              whether it requires a gradient
+    GET OrderedDict EMPTY_TUPLE REDUCE PUT          hooks, of which there are none
+    TUPLE PUT REDUCE PUT                            the arguments; the call
+
+INT is one of BININT1, BININT2, BININT and LONG1 of five bytes; a GET or PUT has either width, and
+any PUT may be missing. What may come next always starts with bytes of its own, so these bytes have
+no other meaning, wherever they are run. They are taken at once if what they recall is of the right
+kind, if the slots that they fill are new and in order, and if no limit is near. In any other case
+nothing was changed yet, and `Machine` runs them one by one: there is no other way to fail.
+
+A later GET of a slot in between gets the node that the opcodes would have made.
+`tests/pickles/test_plain_tensors.py` compares both walks.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import cache
+from operator import attrgetter, gt
+from typing import NamedTuple
+
+from ...placement.device import may_be_tag
+from ...sources.budget import CONTAINERS, SHARES, STORAGES, TEXTS, TUPLES, VALUES, Budget
+from ..nodes import Global, Node, Text, Tuple
+from .machine import MOST_MARKS, Machine
+from .memo import UNFILLED
+from .plain_tensors import Form, Names, PlainTensor, StorageForm, StorageReference
+
+_REBUILD, _HOOKS = "torch._utils._rebuild_tensor_v2", "collections.OrderedDict"
+_GET, _PUT = rb"(?:h.|j....)", rb"(q.|r....|)"
+_INT = rb"(?:K.|M..|J....|\x8a\x05.....)"
+_SIZES = rb"(?:\)|\(?" + _INT + rb"{1,12}[\x85-\x87t])"
+_SEQUENCE = re.compile(
+    rb"(\(\(" + _GET + _GET + rb")"  # 1 word and class
+    + rb"(?:X(....)([0-9]{1,12})" + _PUT + rb"|(" + _GET + rb"))"  # key: 2 length, 3, 4; or 5
+    + rb"(" + _GET + rb"|X.\0\0\0[a-z]{2,12}(?::[0-9]{1,4})?)" + _PUT  # 6, 7 location
+    + rb"(" + _INT + rb")t" + _PUT + rb"()Q"  # 8, 9 elements; 10 where BINPERSID is
+    + rb"(" + _INT + _SIZES + rb")" + _PUT  # 11, 12 offset and shape
+    + rb"(" + _SIZES + rb")" + _PUT  # 13, 14 stride
+    + rb"([\x88\x89]" + _GET + rb"\)R)" + _PUT  # 15, 16 gradient and hooks
+    + rb"t" + _PUT + rb"()R" + _PUT,  # 17 arguments; 18 where REDUCE is, 19
+    re.DOTALL,
+)  # fmt: skip
+_LOCATION, _PERSID, _CALL = 6, 10, 18
+#: The PUTs, in order, and of those what has no node yet: where it is in the arguments, if there.
+_PUTS = (4, 7, 9, 12, 14, 16, 17, 19)
+_WITHIN = {9: -1, 12: 2, 14: 3, 16: 5, 17: -2}
+_GETS = re.compile(_GET, re.DOTALL)
+_INTS = re.compile(_INT, re.DOTALL)
+#: What is counted of tensors, in the order of a `_room`.
+_COUNTED = (CONTAINERS, TUPLES, TEXTS, STORAGES, VALUES)
+_LONGEST_KEY = 12
+_LONGEST_ROW = 32  # nodes that the sequence needs on the stack, and more
+_LONG_PUT = 5  # bytes
+_NONE = Global("", "", -1)  # stands for a name that was not met
+_AT = attrgetter("at")
+_TRUE, _MARK, _BINUNICODE, _LONG1 = 0x88, ord("("), ord("X"), 0x8A
+
+
+class _Usual(NamedTuple):
+    """What was found out of a sequence once; it holds as long as the GETs recall the same."""
+
+    form: Form
+    storage: StorageForm
+    #: what each GET recalls: slots, and the nodes there
+    recalled: tuple[tuple[int, Node], ...]
+    #: the location, if it is no GET
+    location: str | None
+    #: how many bytes the PUTs have if all are there, in their long form
+    put_nbytes: int
+    #: by kind, as for a budget
+    counts: tuple[int, int, int, int]
+
+
+class TensorMachine(Machine):
+    """A machine that takes the sequence of a plain tensor at once."""
+
+    def __init__(
+        self,
+        data: bytes,
+        base: int = 0,
+        gaps: Mapping[int, int] | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        super().__init__(data, base, gaps, budget)
+        self._rebuild = self._hooks = _NONE
+        # What holds as long as no slot is filled again, and neither name is named again.
+        self._known: dict[tuple[bytes, ...], _Usual] = {}
+        self._refilled = 0
+        # How many calls, tuples, texts, storages and values are surely no more than allowed.
+        self._room = (0, 0, 0, 0, 0)
+
+    def push_global(self, module: str, name: str) -> None:
+        """As `Machine.push_global`; it minds the two names that the sequence needs."""
+        super().push_global(module, name)
+        node = self.globals[-1]
+        if node.qualname == _REBUILD:
+            self._rebuild = node
+            self._known.clear()
+        elif node.qualname == _HOOKS:
+            self._hooks = node
+
+    def recall(self, slot: int) -> None:
+        """As `Machine.recall`; what follows the function of a tensor is taken with it."""
+        super().recall(slot)
+        top = self.stack[-1]
+        if type(top) is Global:
+            if top is self._rebuild:
+                self._take_tensor()
+        elif type(top) is StorageReference:  # it stands for what has no node yet
+            self.stack[-1] = self._inside(top, slot)
+
+    def _take_tensor(self) -> None:
+        """Take the sequence that follows its function, if it does and all is as usual."""
+        start, memo = self.position, self.memo
+        found = _SEQUENCE.match(self.data, start)
+        if found is None or self.frame_end >= 0:
+            return
+        (
+            head, nbytes, key, key_put, recalled_key, location, location_put, numel, id_put, _,
+            shape, shape_put, stride, stride_put, hooks, hooks_put, args_put, _, put,
+        ) = found.groups()  # fmt: skip
+        signature = (head, location, numel, shape, stride, hooks)
+        if memo.refilled != self._refilled:
+            self._known.clear()
+            self._refilled = memo.refilled
+        usual = self._known.get(signature)
+        if usual is None:
+            usual = self._usual(signature)
+            if usual is None:
+                return
+            if memo.holds(usual.recalled):
+                self._known[signature] = usual
+        form = usual.form
+        if (
+            (location_put and usual.location is None)
+            or (shape_put and not form.shape)
+            or (stride_put and not form.stride)
+        ):
+            return
+        rest = location_put, id_put, shape_put, stride_put, hooks_put, args_put, put
+        if key is None:
+            key_put = b""
+            slots: Sequence[int] = [_slot(each) for each in rest if each]
+        elif int.from_bytes(nbytes, "little") == len(key):
+            puts = b"".join((key_put, *rest))
+            if len(puts) == usual.put_nbytes:
+                slots = _long_puts(len(puts) // _LONG_PUT).unpack(puts)
+            else:
+                slots = [_slot(each) for each in (key_put, *rest) if each]
+        else:
+            return
+        if not memo.takes(slots, start):
+            return
+        base = self.base
+        if key is None:
+            text = memo.get(_slot(recalled_key))
+            if type(text) is not Text or text is UNFILLED or not _is_key(text):
+                return
+        else:
+            text = Text(key.decode(), base + found.start(3) - 5)
+        if not self._has_room(usual.counts, key is not None):
+            return
+        # From here on it is taken.
+        place = usual.recalled[-1][1] if usual.location is None else usual.location
+        here = Text(place, base + found.start(_LOCATION))  # type: ignore[arg-type] # it is text
+        at = base + found.start(_PERSID)
+        storage = StorageReference(usual.storage, text, here, at, start)
+        tensor = PlainTensor(form, storage, base + found.start(_CALL))
+        filled: list[Node] = [storage] * len(slots)
+        if put:
+            filled[-1] = tensor
+        if key_put:
+            filled[0] = text
+        if location_put:
+            filled[1 if key_put else 0] = here
+        memo.take(slots, filled)
+        self.shared_texts.add(usual.storage.word.at)
+        if key is None:
+            self.shared_texts.add(text.at)
+        self.persistents.append(storage)
+        self.calls.append(tensor)
+        self.stack[-1] = tensor
+        self.position = found.end()
+
+    def _usual(self, signature: Sequence[bytes]) -> _Usual | None:
+        """What these parts of a sequence say, or None if that is not as usual."""
+        head, location, elements, shape, stride, hooks = signature
+        gets = [_slot(each) for part in (head[2:], hooks[1:-2]) for each in _GETS.findall(part)]
+        recalled = [(slot, self.memo.get(slot)) for slot in gets]
+        place = None
+        if location[0] != _BINUNICODE:
+            slot = _slot(location)
+            node = self.memo.get(slot)
+            if type(node) is not Text or node is UNFILLED or not may_be_tag(node):
+                return None
+            recalled.append((slot, node))
+        else:
+            place = location[5:].decode()
+            if location[1] != len(place):
+                return None
+        (_, word), (_, kind), (_, made) = recalled[:3]
+        if type(word) is not Text or word != "storage" or may_be_tag(word):
+            return None
+        if type(kind) is not Global or made is not self._hooks or self.empty_tuple is None:
+            return None
+        first = _INTS.match(shape)
+        assert first is not None
+        sizes, strides = _sizes(shape[first.end() :]), _sizes(stride)
+        counts = _integer(elements), _integer(first[0])
+        if sizes is None or strides is None or len(sizes) != len(strides) or min(counts) < 0:
+            return None
+        numel, offset = counts
+        names = Names(self._rebuild, self._hooks, self.empty_tuple)
+        form = Form(names, offset, sizes, strides, hooks[0] == _TRUE)
+        marked = (shape[first.end()] == _MARK) * len(sizes) + (stride[0] == _MARK) * len(strides)
+        puts = 5 + (place is not None) + bool(sizes) + bool(strides)
+        needed = (2, 2 + bool(sizes) + bool(strides), 1, 11 + marked)
+        storage = StorageForm(word, kind, numel)
+        return _Usual(form, storage, tuple(recalled), place, puts * _LONG_PUT, needed)
+
+    def _has_room(self, counts: tuple[int, int, int, int], literal_key: bool) -> bool:
+        """Count what the opcodes would, unless that comes near a limit."""
+        if self.longest_row < _LONGEST_ROW or len(self.below) > MOST_MARKS - _LONGEST_ROW:
+            return False
+        used = self.used
+        calls, tuples, texts, values = counts
+        calls += used[CONTAINERS]
+        tuples += used[TUPLES]
+        texts += used[TEXTS] + literal_key
+        storages = used[STORAGES] + 1
+        values += used[VALUES]
+        needed = calls, tuples, texts, storages, values
+        if any(map(gt, needed, self._room)):
+            rooms, at = self.rooms, self.position
+            room = (rooms[kind] + at // SHARES[kind] for kind in _COUNTED)
+            self._room = most = tuple(room)  # type: ignore[assignment] # as many as are counted
+            if any(map(gt, needed, most)):
+                return False
+        used[CONTAINERS], used[TUPLES], used[TEXTS] = calls, tuples, texts
+        used[STORAGES], used[VALUES] = storages, values
+        return True
+
+    def _inside(self, storage: StorageReference, slot: int) -> Node:
+        """What the sequence of a tensor put into a slot, besides the tensor and its texts."""
+        tensor = self.calls[bisect_left(self.calls, storage.at, key=_AT)]
+        found = _SEQUENCE.match(self.data, storage.start)
+        assert found is not None
+        assert isinstance(tensor, PlainTensor)
+        (group,) = (each for each in _WITHIN if found[each] and _slot(found[each]) == slot)
+        place = _WITHIN[group]
+        if place == -1:
+            return storage.pid
+        if place == -2:
+            return tensor.args
+        assert isinstance(tensor.args, Tuple)
+        return tensor.args.items[place]
+
+
+def _is_key(text: str) -> bool:
+    """Whether a string that was recalled is the number of a storage."""
+    return 0 < len(text) <= _LONGEST_KEY and text.isdecimal() and text.isascii()
+
+
+def _sizes(raw: bytes) -> tuple[int, ...] | None:
+    """The numbers of a tuple; None if its opcodes make another, or one is below zero."""
+    if raw == b")":
+        return ()
+    numbers = tuple(map(_integer, _INTS.findall(raw)))
+    width = {0x85: 1, 0x86: 2, 0x87: 3}.get(raw[-1])
+    right = width is None if raw[0] == _MARK else width == len(numbers)
+    return numbers if right and min(numbers) >= 0 else None
+
+
+@cache
+def _long_puts(number: int) -> struct.Struct:
+    """The layout of so many LONG_BINPUTs."""
+    return struct.Struct("<" + "xI" * number)
+
+
+def _slot(opcode: bytes) -> int:
+    """The slot of a GET or PUT."""
+    return opcode[1] if len(opcode) == 2 else int.from_bytes(opcode[1:], "little")
+
+
+def _integer(opcode: bytes) -> int:
+    """The number of an opcode that pushes one."""
+    if len(opcode) == 2:
+        return opcode[1]
+    if opcode[0] == _LONG1:
+        return int.from_bytes(opcode[2:], "little", signed=True)
+    return int.from_bytes(opcode[1:], "little", signed=len(opcode) == 5)

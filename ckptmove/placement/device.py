@@ -135,6 +135,7 @@ class TagMap(NamedTuple):
 
     rules: tuple[tuple[str, str], ...]
 
+    @lru_cache(_MOST_KNOWN)  # noqa: B019 (it keeps a few rules alive)
     def of(self, tag: str) -> str | None:
         """The new tag, or None where no rule speaks."""
         for pattern, new in self.rules:

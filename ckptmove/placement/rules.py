@@ -45,13 +45,13 @@ class Rules:
 
     def named(self, entry: TensorEntry) -> str | None:
         """The device that a rule gives a tensor by its name, or None."""
-        if entry.path in self.fixed:
+        if self.fixed and entry.path in self.fixed:
             return self.fixed[entry.path]
-        names = [entry.name] if entry.part_of is None else [entry.name, entry.part_of]
         for glob, device in reversed(self.place):
+            names = [entry.name] if entry.part_of is None else [entry.name, entry.part_of]
             if any(fnmatchcase(name, glob) for name in names):
                 return device
-        key = self.map_key(entry)
+        key = self.map_key(entry) if self.device_map else None
         return None if key is None else self.device_map[key]
 
     def map_key(self, entry: TensorEntry) -> str | None:

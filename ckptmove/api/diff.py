@@ -253,7 +253,7 @@ class _Findings:
         if names[0] == names[1]:  # a state dict calls them as the whole module does
             names = self.place(old), self.place(new)
         self.differences.append(Difference(Kind.RENAMED, names[0], *names))
-        for kind, mine, other in unlike(old.tensor, new.tensor):
+        for kind, mine, other in unlike(old, new):
             if kind is Kind.MOVED and self.ignore_devices:
                 self.devices_ignored += 1
             elif kind is Kind.RETYPED:

@@ -102,7 +102,7 @@ class Checkpoint:
         """What it holds."""
         contents, container, streams = self.contents, self.container, self.whole.streams
         names = [name.qualname for stream in streams for name in stream.pickle.globals]
-        names = list(dict.fromkeys(names))
+        names, tags = list(dict.fromkeys(names)), self._tags()
         storages = {**self.whole.storages, **contents.storages}
         chunks = container.chunks(contents.tensors)
         shares, lies_in = shares_of(contents.tensors, storages, chunks, self.files)
@@ -125,6 +125,9 @@ class Checkpoint:
             records=tuple(held.record for held in self._records()),
             metadata=container.metadata,
             divisions=container.divisions(contents.tensors),
+            tags={
+                each.name: tags[each.storage] for each in contents.tensors if each.storage in tags
+            },
             warnings=(
                 *self.notes,
                 *dict.fromkeys((*self._warnings(), *contents.doubts.sentences())),
@@ -133,6 +136,11 @@ class Checkpoint:
             tree=join_roots(container.roots),
             nested=self._nested(),
         )
+
+    def _tags(self) -> dict[str, tuple[str, ...]]:
+        """The devices that files of ranks say of what is made of them, by the ids of storages."""
+        found = (each.tags() for each in self.container.everything())
+        return {key: said for tags in found for key, said in tags.items()}
 
     def _warnings(self) -> Iterator[str]:
         for each in self.container.everything():
@@ -200,6 +208,7 @@ class Checkpoint:
         storages, origins = self.whole.storages, self._origins()
         graph = self.graph(nested=nested, program=program)
         records = [held for held in self._records() if not held.in_tree]
+        tags = self._tags()
         beside = list(dict.fromkeys(each.beside for each in container.everything() if each.beside))
         stored = {
             key: _cut(key, graph.cut[key], origins, storages)
@@ -215,6 +224,12 @@ class Checkpoint:
             )
         blobs = self._blobs()
         warnings = [*self.notes, *dict.fromkeys(self._warnings()), *_parts_cut(graph)]
+        untagged = {
+            key: ", ".join(tags.get(key, ()))
+            for each in container.everything()
+            if not each.tags_storages
+            for key in each.storages
+        }
         self._forget()
         return CheckpointGraph(
             path=container.source.path,
@@ -222,6 +237,7 @@ class Checkpoint:
             origin=self,
             graph=graph,
             stored=stored,
+            untagged=untagged,
             sources=self.sources,
             section=container.section,
             blobs=blobs,

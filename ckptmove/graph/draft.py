@@ -185,6 +185,8 @@ class CheckpointGraph:
     graph: Graph
     stored: dict[str, StorageBytes]
     sources: Sequence[Source]
+    #: the storages that have no device in the source, with those of files that they are made of
+    untagged: Mapping[str, str] = field(default_factory=dict)
     #: what its tensors serve where nothing else tells
     section: Section = Section.OTHER
     #: `id()` of bytes in the graph that were passed over → what holds them

@@ -202,6 +202,8 @@ class Manifest(Report):
         metadata: the metadata of safetensors, text by key.
         divisions: how a distributed checkpoint divides its tensors into chunks, by their names:
             `rows/4`, `2×2`, `one copy, rank 2`.
+        tags: the devices that the files of ranks say of tensors that are put together of several,
+            and so have none themselves; by their names.
         chunks: those chunks, where they lie in their tensors and in which file, if asked for.
         aliases: containers that are listed before under another path.
         globals: every name that unpickling would import.
@@ -232,6 +234,7 @@ class Manifest(Report):
     records: tuple[OtherRecord, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     divisions: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     chunks: tuple[Chunk, ...] = ()
     aliases: tuple[Alias, ...] = ()
     globals: tuple[str, ...] = ()
@@ -335,25 +338,30 @@ class Manifest(Report):
     def verdict(self) -> str:
         """One line: `uniform cuda:0`, or `mixed: cuda:0 98.7 %, cpu 1.3 % (2 optimizer steps)`.
 
-        `stores no devices` where all is in files such as safetensors.
+        `stores no devices` where all is in files such as safetensors; `merged of files tagged
+        cuda:0, cuda:1` where tensors are put together of what ranks saved.
         """
         devices = self.devices
         if not devices:
             return "no tensors"
+        tags = list(dict.fromkeys(tag for each in self.tags.values() for tag in each))
+        merged = f"merged of files tagged {join_names(tags, _MOST_NAMED)}" if tags else ""
         said = [device for device in devices if device != NOT_STORED]
         by_role = any(each.role is Role.UNTAGGED for each in self.tensors)
         if not said or (self.divisions and said == ["cpu"] and not by_role):
-            return "stores no devices"
+            return merged or "stores no devices"
         if len(said) == 1:
             without = devices.get(NOT_STORED)
-            besides = f"; {plural(without.tensors, 'tensor')} stored without one" if without else ""
-            return f"uniform {said[0]}{besides}"
+            if without is None:
+                return f"uniform {said[0]}"
+            count = plural(without.tensors, "tensor")
+            return f"uniform {said[0]}; {count} {merged or 'stored without one'}"
         whole = sum(total.nbytes for total in devices.values())
         shares = [
             f"{device} {_percent(total.nbytes, whole)}{self._explained(device)}"
             for device, total in devices.items()
         ]
-        return "mixed: " + ", ".join(shares)
+        return "mixed: " + ", ".join(shares) + (f"; {merged}" if merged else "")
 
     def _explained(self, device: str) -> str:
         """The common roles of tensors on a device, or that they have no values."""
@@ -378,18 +386,24 @@ class Manifest(Report):
 
         RNG states and optimizer steps of a checkpoint for `cuda:0` are on the CPU, as torch keeps
         them; numpy arrays have no device. What is stored without one, as in safetensors, is loaded
-        wherever one asks.
+        wherever one asks, unless it is put together of files that say other devices.
         `cuda` without an index matches all of its type.
         """
         wanted = parse(device)
+
+        def is_there(said: str, role: Role | None) -> bool:
+            return wanted in (said, kind_of(said)) or (role is not None and said == "cpu")
+
         return tuple(
             entry
             for entry in self.tensors
-            if entry.device != wanted
-            and kind_of(entry.device) != wanted
-            and not (entry.role is not None and entry.device == "cpu")
-            and not self.is_untagged(entry)
+            if not all(is_there(said, entry.role) for said in self._said_of(entry))
         )
+
+    def _said_of(self, entry: TensorEntry) -> tuple[str, ...]:
+        """The devices that are said of a tensor."""
+        told = self.tags.get(entry.name)
+        return told or (() if self.is_untagged(entry) else (entry.device,))
 
     def require(self, device: str) -> None:
         """Raise unless everything is on `device`, as `elsewhere` counts it.
@@ -407,7 +421,8 @@ class Manifest(Report):
             why = [f"{what}: {join_names(names, _MOST_NAMED)}" for what, names in lists if names]
             raise CheckFailed("; ".join(why), path=self.path)
         if elsewhere:
-            told = join_names([f"{e.name!r} is on {e.device}" for e in elsewhere], _MOST_NAMED)
+            said = ((e.name, join_names(self._said_of(e), _MOST_NAMED)) for e in elsewhere)
+            told = join_names([f"{name!r} is on {where}" for name, where in said], _MOST_NAMED)
             raise CheckFailed(f"not on {device}: {told}", path=self.path)
         if not self.tensors:
             raise CheckFailed(f"not on {device}: there are no tensors", path=self.path)

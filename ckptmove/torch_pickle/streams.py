@@ -94,6 +94,8 @@ class Container:
     inert = False
     #: whether it says on which devices its tensors are
     stores_devices = True
+    #: whether that is true of its own storages, as they are here
+    tags_storages = True
 
     def __init__(self, source: Readable) -> None:
         self.source = source
@@ -174,6 +176,10 @@ class Container:
 
     def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
         """How tensors are divided into chunks, by their names; none where nothing is."""
+        return {}
+
+    def tags(self) -> dict[str, tuple[str, ...]]:
+        """The devices that files of ranks say of which its own storages are made, by their ids."""
         return {}
 
     def chunks(self, tensors: Sequence[TensorEntry]) -> Iterator[Chunk]:

@@ -444,6 +444,23 @@ def test_a_plain_file_of_tensors_against_its_checkpoint(tmp_path: Path) -> None:
     assert ("changed", "w") in kinds(diff(one, tmp_path / "b.safetensors"))
 
 
+def test_a_device_that_is_not_stored_is_no_other_device(tmp_path: Path, run_cli: RunCli) -> None:
+    save_tagged({"w": torch.ones(2), "b": torch.ones(1)}, tmp_path / "a.pt", "cuda:0")
+    ckptmove.convert(tmp_path / "a.pt", tmp_path / "bare.safetensors", bare=True)
+    ckptmove.convert(tmp_path / "bare.safetensors", tmp_path / "dcp", format="dcp")
+    ckptmove.relocate(tmp_path / "a.pt", tmp_path / "cpu.pt", to="cpu")
+    for name in ("bare.safetensors", "dcp"):
+        path = tmp_path / name
+        found = diff(path, tmp_path / "a.pt").of("moved")
+        assert {(each.old, each.new) for each in found} == {("not stored", "cuda:0")}
+        assert not diff(tmp_path / "a.pt", path, ignore_devices=True).of("moved")
+        assert not diff(path, tmp_path / "cpu.pt").of("moved")  # it is loaded there
+        said = run_cli("diff", tmp_path / "a.pt", path, exit=1).stdout
+        assert "cuda:0 → not stored" in said
+    ckptmove.convert(tmp_path / "a.pt", tmp_path / "tree.safetensors")
+    assert diff(tmp_path / "a.pt", tmp_path / "tree.safetensors").equal  # its tree has devices
+
+
 def test_a_selection_leaves_out_the_rest(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -118,6 +118,10 @@ class _Whole(NamedTuple):
         """Where its bytes come from."""
         return [strip_of(each.item, self.tensor, box) for box, (_, _, each) in self.pieces.items()]
 
+    def tags(self) -> tuple[str, ...]:
+        """The devices that the files say which have it."""
+        return tuple(dict.fromkeys(each.tag for _, _, each in self.pieces.values()))
+
 
 class RanksContainer(MergedContainer):
     """The files of all ranks."""

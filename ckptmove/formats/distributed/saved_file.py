@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping as AbstractMapping
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ...errors import CorruptError, UnsupportedError
 from ...graph.reach import nodes_of
@@ -34,6 +35,8 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
     #: the checksum of the record that they lie in, if it has one
     proof: Proof | None = None
+    #: the device that its file says
+    tag: str = "cpu"
 
     @property
     def crc32(self) -> int | None:
@@ -93,7 +96,9 @@ class SavedFile:
         if piece is None or not is_contiguous(piece.shape, piece.item.stride):
             return None
         item, numel = piece.item, prod(piece.shape)
-        return Elements(item.source, item.at, piece.dtype, piece.shape, numel, piece.proof)
+        return Elements(
+            item.source, item.at, piece.dtype, piece.shape, numel, piece.proof, piece.tag
+        )
 
     def piece(self, node: Node) -> Piece | None:
         """A tensor whose elements follow each other in some order; None if it is none."""
@@ -107,12 +112,13 @@ class SavedFile:
         if storage.extent is None:
             if numel:
                 raise UnsupportedError("has compressed tensors", path=self.source.path)
-            return Piece(Item(self.source, 0, 0, tensor.stride, 0), tensor.dtype, tensor.shape)
+            item = Item(self.source, 0, 0, tensor.stride, 0)
+            return Piece(item, tensor.dtype, tensor.shape, None, storage.location)
         start, nbytes = storage.extent.start, storage.extent.nbytes
         crc32 = self.container.crc32(storage.id)
         proof = Proof(nbytes, crc32, storage.id, self.number, start) if crc32 else None
         item = Item(self.source, start + tensor.offset * width, numel * width, tensor.stride, 0)
-        return Piece(item, tensor.dtype, tensor.shape, proof)
+        return Piece(item, tensor.dtype, tensor.shape, proof, storage.location)
 
     def differs(self, piece: Piece, other: Piece) -> bool:
         """Whether a piece in it has other values, or other strides, than one in another file.
@@ -208,8 +214,22 @@ def by_name(node: Node) -> dict[str, Node]:
     return {str(key): value for key, value in pairs if isinstance(key, str)}
 
 
+class MadeOfRanks(Protocol):
+    """A tensor that is put together of what ranks have of it."""
+
+    def tags(self) -> tuple[str, ...]:
+        """The devices that the files say which have it."""
+
+
 class MergedContainer(PartsContainer):
     """What files of ranks hold together; none of them is a part that stands for itself."""
+
+    tags_storages = False
+    #: what makes a tensor, by the ids of storages
+    _wholes: AbstractMapping[str, MadeOfRanks]
+
+    def tags(self) -> dict[str, tuple[str, ...]]:
+        return {key: each.tags() for key, each in self._wholes.items()}
 
     @property
     def described_nbytes(self) -> int:

@@ -172,6 +172,7 @@ class TensorsContainer(Container):
         self.blobs = {known: self._bytes(*held, latest) for known, held in reader.blobs.items()}
         self.storages = {key: self._storage(reader, key) for key in reader.graph.storages}
         self.writer = "ckptmove" if reader.terms else ""
+        self.tags_storages = not self.is_canonical
 
     def role_at(self, path: Path) -> Role | None:
         return Role.UNTAGGED if self.is_canonical else None

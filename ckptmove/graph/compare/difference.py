@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...manifest.dtypes import BITS
+from ...manifest.manifest import NOT_STORED
 from ...pickles.nodes import Node
 from ...reports.diff import Difference, Kind
 from ...torch_pickle.values.strided import Tensor, reach_of
@@ -63,8 +64,13 @@ def can_cast(old: str, new: str) -> bool:
     return len(kinds) == 2 and kinds[0] == kinds[1]
 
 
-def unlike(old: Tensor, new: Tensor) -> Iterator[tuple[Kind, Any, Any]]:
-    """What two tensors differ in, but for their elements; a value is `requires_grad`."""
+def unlike(*pair: Held) -> Iterator[tuple[Kind, Any, Any]]:
+    """What two tensors differ in, but for their elements; a value is `requires_grad`.
+
+    What is stored without a device differs from any but the CPU, where it would be loaded; of what
+    both put together of files of ranks, those of the files count.
+    """
+    old, new = (each.tensor for each in pair)
     kinds = [
         each.kind if each.layout == "strided" else f"{each.kind}, {each.layout}"
         for each in (old, new)
@@ -73,12 +79,25 @@ def unlike(old: Tensor, new: Tensor) -> Iterator[tuple[Kind, Any, Any]]:
         (Kind.TYPE, kinds[0], kinds[1]),
         (Kind.RETYPED, old.dtype, new.dtype),
         (Kind.RESHAPED, list(old.shape), list(new.shape)),
-        (Kind.MOVED, old.device, new.device),
+        (Kind.MOVED, *_devices(*pair)),
         (Kind.VALUE, old.requires_grad, new.requires_grad),
     )
     for kind, mine, other in facts:
         if mine != other:
             yield kind, mine, other
+
+
+def _devices(*pair: Held) -> tuple[str, str]:
+    said = [each.draft.untagged.get(each.tensor.storage or "") for each in pair]
+    devices = [each.tensor.device for each in pair]
+    if said[0] and said[1]:
+        return said[0], said[1]
+    if devices[0] == devices[1]:
+        return devices[0], devices[1]
+    old, new = (
+        device if tags is None else NOT_STORED for tags, device in zip(said, devices, strict=True)
+    )
+    return old, new
 
 
 def shared(pairs: Iterable[tuple[Held, Held]]) -> Iterator[Difference]:

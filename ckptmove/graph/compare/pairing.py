@@ -198,7 +198,7 @@ class _Pairing:
         pair = self.old.held(name, old, mine), self.new.held(name, new, other)
         if where.chosen:
             self.both.append(pair)
-        alike = self.attributes(mine, other, where)
+        alike = self.attributes(pair, where)
         if known:
             return
         if alike and (pair[0].shown is None or pair[1].shown is None):
@@ -206,16 +206,16 @@ class _Pairing:
         olds, news = children_edges(mine.children), children_edges(other.children)
         self.edges(olds, news, where)
 
-    def attributes(self, old: Tensor, new: Tensor, where: Where) -> bool:
+    def attributes(self, pair: tuple[Held, Held], where: Where) -> bool:
         """Whether two tensors are alike, but for their device and what they hold."""
         alike = True
-        for kind, mine, other in unlike(old, new):
+        for kind, mine, other in unlike(*pair):
             if kind is Kind.MOVED:
                 if not where.rest:
                     self.move(kind, where, mine, other)
             elif kind is Kind.VALUE:
                 self.differ(kind, self.inside(where, ("requires_grad",)), mine, other)
-            elif kind is not Kind.RETYPED or not (self.cast and can_cast(old.dtype, new.dtype)):
+            elif kind is not Kind.RETYPED or not (self.cast and can_cast(mine, other)):
                 alike = False
                 self.differ(kind, where, mine, other)
         return alike

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import ckptmove
-from ckptmove.errors import CkptmoveError, CorruptError, InputError, RefusedError, UnsupportedError
+from ckptmove.errors import (
+    CheckFailed,
+    CkptmoveError,
+    CorruptError,
+    InputError,
+    RefusedError,
+    UnsupportedError,
+)
 from tests.conftest import RunCli, examples
 from tests.making.building import at_most
 from tests.making.saving import tagging
@@ -466,7 +473,12 @@ def test_shapes_that_lie_are_refused(tmp_path: Path) -> None:
 def test_what_the_files_say_of_devices_is_told(tmp_path: Path) -> None:
     with tagging("cuda:3"):
         folder = save_zero(tmp_path, run())
-    [note] = ckptmove.inspect(folder).warnings
+    found = ckptmove.inspect(folder)
+    [note] = found.warnings
+    assert found.verdict.endswith("merged of files tagged cuda:3")
+    found.require("cuda:3")
+    with pytest.raises(CheckFailed, match="is on cuda:3"):
+        found.require("cuda:0")
     assert note == "its files are tagged cuda:3; the whole tensors made of them are shown without"
 
 

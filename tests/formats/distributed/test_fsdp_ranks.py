@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptmove
-from ckptmove.errors import CkptmoveError, CorruptError, InputError, UnsupportedError
+from ckptmove.errors import CheckFailed, CkptmoveError, CorruptError, InputError, UnsupportedError
 from tests.conftest import RunCli, examples
 from tests.making.distributed import boxes_of
 from tests.making.ranks import divided, save_ranks, sharded
@@ -76,7 +76,7 @@ def test_verl(sizes: tuple[int, ...], tmp_path: Path, run_cli: RunCli) -> None:
     whole = {"extra_state": ranks, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     assert_same_tree(ckptmove.load(folder), whole)
     found = ckptmove.inspect(folder)
-    assert (found.format, found.verdict) == ("fsdp-ranks", "stores no devices")
+    assert (found.format, found.verdict) == ("fsdp-ranks", "merged of files tagged cpu")
     assert found.divisions["model.0.weight"] == f"rows/{sizes[-1]}"
     assert not found.warnings
     assert not found.unknown_callables
@@ -182,6 +182,7 @@ def test_plain_tensors_that_differ_are_not_put_together(spelled: str, tmp_path: 
 
 def test_files_of_ranks_are_relocated_as_a_whole(tmp_path: Path) -> None:
     folder = save_verl(tmp_path / "actor", (2,))
+    before = ckptmove.inspect(folder)
     ckptmove.relocate(folder, tmp_path / "moved", to="cuda:0")
     assert contents(tmp_path / "moved").keys() == contents(folder).keys()
     found = ckptmove.inspect(tmp_path / "moved" / "model_world_size_2_rank_1.pt")
@@ -189,6 +190,14 @@ def test_files_of_ranks_are_relocated_as_a_whole(tmp_path: Path) -> None:
     assert devices == {"cuda:0"}
     moved = ckptmove.inspect(tmp_path / "moved")
     assert any("tagged cuda:0" in each for each in moved.warnings)
+    assert moved.verdict == "merged of files tagged cuda:0, cpu"  # steps are on the CPU
+    moved.require("cuda:0")
+    for manifest, device in ((moved, "cpu"), (moved, "cuda:1"), (before, "cuda:0")):
+        with pytest.raises(CheckFailed, match=r"is on c(pu|uda:0)"):
+            manifest.require(device)
+    before.require("cpu")
+    differing = ckptmove.diff(folder, tmp_path / "moved")
+    assert {(each.old, each.new) for each in differing.of("moved")} == {("cpu", "cuda:0")}
     assert ckptmove.diff(folder, tmp_path / "moved", ignore_devices=True).equal
     (folder / "optim_world_size_2_rank_1.pt").unlink()
     with pytest.raises(InputError, match=r"optim_world_size_2_rank_1\.pt"):

@@ -157,6 +157,8 @@ def _open(probe: Probe, saved: Saved) -> dict[str, Source]:
 class DcpContainer(PartsContainer):
     """The items of all ranks."""
 
+    tags_storages = False
+
     def __init__(
         self, probe: Probe, saved: Saved, files: Mapping[str, Source], metadata: Sequence[Stream]
     ) -> None:

@@ -31,6 +31,8 @@ class Elements(NamedTuple):
     numel: int
     #: the checksum of the record that they lie in, if it has one
     proof: Proof | None = None
+    #: the device that its file says
+    tag: str = "cpu"
 
     def first(self, numel: int) -> Elements:
         """The first of them."""
@@ -116,6 +118,10 @@ class Whole(NamedTuple):
         for each in self.slices():
             row = self.rows[each.row]
             yield from (row.flats[n] for n, _, _ in row.within(each.start, each.numel))
+
+    def tags(self) -> tuple[str, ...]:
+        """The devices that the files say which have it."""
+        return tuple(dict.fromkeys(flat.tag for flat in self.flats()))
 
     def pieces(self) -> int:
         """How many ranks have elements of it."""

@@ -345,8 +345,8 @@ MUTANTS = (
     Mutant(
         "--require always holds",
         "manifest/manifest.py",
-        "            if entry.device != wanted\n            and kind_of(entry.device) != wanted\n",
-        "            if False\n",
+        "            if not all(is_there(",
+        "            if not any(is_there(",
         "tests/manifest/test_manifest.py tests/api/test_inspect.py",
     ),
     Mutant(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from ..errors import CorruptError
+from ..sources.budget import Budget
 from .nodes import Call, Dict, List, Node, Set, Text, Tuple
 from .nodes import Mapping as MappingNode
 from .opcodes.pairs import keys_of
@@ -20,8 +21,6 @@ _MOST_ALIKE = 100  # different keys of one hash; by accident there are no two
 _LEAST_BUCKETS = 1 << 12
 _TEXTS = frozenset((str, Text))
 _LARGEST_KEY = 4096  # items of the tuples in it, each counted wherever it is
-_LARGEST_KEYS = 1 << 14  # the same, of all keys of a dict that are larger than usual
-_USUAL_KEY = 32
 _OF_ITEMS = {
     *("builtins.set", "builtins.frozenset", "builtins.dict"),
     *("collections.OrderedDict", "collections.Counter"),
@@ -33,48 +32,51 @@ class _Unknown(Exception):
     """A key is none of those that are hashed by value."""
 
 
-def check_keys(node: Tuple | List | Set | Dict | Call) -> None:
+def check_keys(node: Tuple | List | Set | Dict | Call, budget: Budget) -> None:
     """Check the keys, or items, that a container is looked up by; CorruptError if too costly."""
     if isinstance(node, MappingNode) and node.pairs:
-        _check(keys_of(node.pairs))
+        _check(keys_of(node.pairs), budget)
     if isinstance(node, (Set, Call)) and node.items:
-        _check(node.items)
+        _check(node.items, budget)
     if isinstance(node, Call) and node.qualname in _OF_ITEMS and isinstance(node.args, Tuple):
         for each in node.args.items[:1]:
             if isinstance(each, (List, Tuple, Set)):
-                _check(each.items)
+                _check(each.items, budget)
                 pairs = [e.items for e in each.items if isinstance(e, (List, Tuple)) and e.items]
-                _check([pair[0] for pair in pairs])
+                _check([pair[0] for pair in pairs], budget)
             elif isinstance(each, Dict):
-                _check(keys_of(each.pairs))
+                _check(keys_of(each.pairs), budget)
 
 
-def check_added(every: Sequence[Node], added: int) -> None:
+def check_added(every: Sequence[Node], added: int, budget: Budget) -> None:
     """Check the keys of a container after the last `added` of them were; soon, whatever there are.
 
     Those that came one by one are looked at whenever their number has doubled.
     """
     count = len(every)
-    if added > _MOST_ALIKE:
-        _check(every if added == count else every[-added:])
-    elif count > _MOST_ALIKE and not count & (count - 1):
-        _check(every)
+    if count <= _MOST_ALIKE:
+        _check_sizes(every[-added:] if added else (), budget)
+    elif added > _MOST_ALIKE:
+        _check(every if added == count else every[-added:], budget)
+    elif not count & (count - 1):
+        _check(every, budget)
 
 
-def _check(keys: Sequence[Node]) -> None:
+def _check(keys: Sequence[Node], budget: Budget) -> None:
     if isinstance(keys, array) or _TEXTS.issuperset(map(type, keys)):
         return  # eight integers of 63 bits have one hash; and those of text can't be foreseen
-    if len(keys) <= _MOST_ALIKE and not any(isinstance(key, Tuple) for key in keys):
+    if len(keys) <= _MOST_ALIKE:
+        _check_sizes(keys, budget)
         return
     # Most keys have a hash of their own: a bucket of a few bytes tells that of many.
     many = max(_LEAST_BUCKETS, len(keys) // 8)
     counts = array("L", bytes(array("L").itemsize * many))
-    for value in _values(keys):
+    for value in _values(keys, budget):
         counts[hash(value) % many] += 1
     if max(counts) <= _MOST_ALIKE:
         return
     alike: dict[int, set[str]] = defaultdict(set)
-    for value in _values(keys):
+    for value in _values(keys, budget):
         if counts[hash(value) % many] > _MOST_ALIKE:
             found = alike[hash(value)]
             found.add(_text(value))
@@ -82,18 +84,23 @@ def _check(keys: Sequence[Node]) -> None:
                 raise CorruptError("a dict has too many keys with the same hash")
 
 
-def _values(keys: Sequence[Node]) -> Iterator[object]:
+def _check_sizes(keys: Sequence[Node], budget: Budget) -> None:
+    tuples = [key for key in keys if type(key) is Tuple]
+    for _ in _values(tuples, budget) if tuples else ():
+        pass  # what is too large is refused
+
+
+def _values(keys: Sequence[Node], budget: Budget) -> Iterator[object]:
     """The values of keys that are plain, but for text.
 
-    CorruptError if their tuples are very large, as a small file makes them of one they share.
+    CorruptError if their tuples are very large, as a small file makes them of one they share: in a
+    dict, or in many.
     """
-    left = _LARGEST_KEYS + _USUAL_KEY * len(keys)
     for key in keys:
         if not isinstance(key, str):
             with suppress(_Unknown):
                 value = _value(key)
-                left -= len(value) if isinstance(value, tuple) else 0
-                if left < 0:
+                if isinstance(value, tuple) and not budget.take_key(len(value)):
                     raise CorruptError("the keys of a dict are too large")
                 yield value
 

@@ -18,8 +18,8 @@ _UNPACKED_FLOOR = 1 << 18  # bytes of records that are packed more tightly than 
 _UNPACKED_SHARE = 32  # bytes for each stored one; a repetitive pickle of real tensors has ten
 _CONTENT_FLOOR = 32 << 20  # bytes of tensors that are inflated in memory
 _CONTENT_SHARE = 8  # for each stored byte
-
-
+_KEY_ITEMS = 1 << 14  # of the tuples in keys that are larger than usual
+_USUAL_KEY = 32
 _SMALLEST = 8  # bytes of an object in an index, beside what any pickle may have
 
 #: The kinds of what a pickle builds, or asks for.
@@ -52,6 +52,7 @@ class Budget:
         self._used = [0] * len(_SHARES)
         self._unpacked = _UNPACKED_FLOOR
         self._content = _CONTENT_FLOOR
+        self._key_items = _KEY_ITEMS
 
     def rooms(self) -> list[int]:
         """For each kind, how many there may be of it in the next pickle, whatever its length."""
@@ -68,6 +69,11 @@ class Budget:
         """Count what was built of a pickle, and the bytes that it took of its own."""
         self._walked += walked
         self._used = [before + now for before, now in zip(self._used, used, strict=True)]
+
+    def take_key(self, items: int) -> bool:
+        """Whether tuples in a key may have so many items; those of an unusual one are counted."""
+        self._key_items -= max(0, items - _USUAL_KEY)
+        return self._key_items >= 0
 
     def unpack(self, stored_nbytes: int, nbytes: int) -> bool:
         """Whether a record that is to be parsed may be inflated; if so, that is counted."""

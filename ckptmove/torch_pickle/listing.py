@@ -14,6 +14,7 @@ from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Se
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.plain_tensors import PlainTensor, is_compact
 from ..placement.device import names_device
+from ..sources.budget import Budget
 from .children import TRANSPARENT, breadth, reachable, visits_of
 from .listing_budget import Allowance
 from .pickled_modules import (
@@ -138,6 +139,7 @@ class _Listing(Allowance):
         self.arrays = arrays
         self.recogniser = recogniser
         self.contents = Contents()
+        self.budget = Budget()  # of keys that are looked at
         self.first: dict[int, Path] = {}  # container → where it was met first
         self.roles: dict[int, Role] = {}  # tensor → its role in an optimizer
         self.internal: set[int] = set()  # nodes that name a device, but for no use of the user's
@@ -267,7 +269,7 @@ class _Listing(Allowance):
     def enter(self, node: Tuple | List | Set | Dict | Call, path: Path, context: Context) -> None:
         """List what is inside a container or object, once."""
         if id(node) not in self.first:
-            check_keys(node)
+            check_keys(node, self.budget)
         before = self.first.setdefault(id(node), path)
         if before is not path and not self.is_module_again(node, path, before, context.way):
             return

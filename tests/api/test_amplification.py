@@ -111,6 +111,7 @@ COLLIDING = {
     "a set": b"\x80\2c__builtin__\nset\n](" + items(_MULTIPLES) + b"e\x85R.",
     "a frozen set": b"\x80\2c__builtin__\nfrozenset\n](" + items(_MULTIPLES) + b"e\x85R.",
     "tuples": dict_of((number, 0) for number in _MULTIPLES),
+    "a tuple in many dicts": b"\x80\2((" + b"K\1" * 4000 + b"tq\0" + b"}h\0Ns" * 60_000 + b"l.",
     "a doubled tuple": b"\x80\2})" + b"q\0h\0\x86" * 60 + b"Ns.",
 }
 

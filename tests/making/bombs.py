@@ -88,6 +88,7 @@ FLOODS: dict[str, tuple[bytes, bytes, bytes]] = {
     "memoized": (b"]", b"\x94", b"."),
     "doubled_tuples": (b")q\0", b"h\0h\0\x86q\0", b"."),
     "doubled_lists": (b"]Naq\0", b"](h\0h\0eq\0", b"."),
+    "tuple_keys": (b"((" + b"K\1" * 4000 + b"tq\0", b"}h\0Ns", b"l."),
     "storages": (
         b"((\x8c\7storagectorch\nFloatStorage\n\x8c\x010\x8c\3cpuK\0tq\0Q",
         b"h\0Q",

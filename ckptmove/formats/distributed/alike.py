@@ -164,8 +164,22 @@ def _by_key(node: Node) -> dict[tuple[str, str], Node]:
 def _kind_and_text(key: Node) -> tuple[str, str]:
     if isinstance(key, str):
         return "str", str(key)
-    is_long = isinstance(key, int) and key.bit_length() > _LONG  # in hex, since decimals take long
-    return type(key).__name__, hex(key) if is_long else repr(key)  # type: ignore[arg-type]
+    texts, todo = list[str](), [key]
+    while todo:  # without recursion; what a key may hold was limited when it was read
+        each = todo.pop()
+        if isinstance(each, Tuple):
+            texts.append(f"tuple/{len(each.items)}")
+            todo += reversed(each.items)
+        elif isinstance(each, Call):
+            texts.append(f"{each.qualname}, made of")
+            todo.append(each.args)
+        elif isinstance(each, Global):
+            texts.append(each.qualname)
+        elif isinstance(each, int) and each.bit_length() > _LONG:  # decimals take long
+            texts.append(hex(each))
+        else:
+            texts.append(repr(str(each) if isinstance(each, str) else each))
+    return type(key).__name__, " ".join(texts)
 
 
 def _below(name: str, key: str) -> str:

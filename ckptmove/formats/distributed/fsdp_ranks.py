@@ -27,7 +27,7 @@ from ...plans.plan import Proof
 from ...reports.display.phrases import join_names, plural
 from ...sources.joined import Joined, Strip
 from ...sources.source import Memory
-from ...torch_pickle.values.strided import contiguous_stride
+from ...torch_pickle.values.strided import contiguous_stride, is_contiguous
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
 from ..folders.layouts import is_several
@@ -135,6 +135,7 @@ class RanksContainer(MergedContainer):
         self._graph = Graph(None)
         self._wholes: dict[str, _Whole] = {}
         self._known: dict[tuple[object, ...], Node] = {}
+        self._stored: dict[tuple[object, ...], Node] = {}
         merged = [
             (group, Alike({rank: files[name] for rank, name in group.files.items()}))
             for group in groups
@@ -237,19 +238,27 @@ class RanksContainer(MergedContainer):
         held = ((each.number, piece.item.at, box) for box, (_, each, piece) in pieces.items())
         key = (tensor.dtype, tensor.shape, places := tuple(held))
         if not places or key not in self._known:
-            whole = _Whole(tensor, pieces)
-            numel = sum(box.numel for box in pieces)
-            nbytes = nbytes_of(numel, tensor.dtype)
+            dtype, shape, stride = tensor.dtype, tensor.shape, contiguous_stride(tensor.shape)
+            node = self._storage(name, _Whole(tensor, pieces))
+            self._known[key] = self._graph.tensor(node, dtype, shape, stride, 0)
+        return self._known[key]
+
+    def _storage(self, name: str, whole: _Whole) -> Node:
+        """The storage of a tensor; one piece is that of all tensors that see it in other shapes."""
+        dtype, numel = whole.tensor.dtype, sum(box.numel for box in whole.pieces)
+        key: tuple[object, ...] = (len(self._wholes),)
+        if numel and len(whole.pieces) == 1:
+            [(_, file, piece)] = whole.pieces.values()
+            if is_contiguous(piece.shape, piece.item.stride):
+                key = (dtype, file.number, piece.item.at, numel)
+        if key not in self._stored:
+            nbytes = nbytes_of(numel, dtype)
             at = self.joined.add(nbytes, whole.strips)
             id = f"{self._base}{len(self._wholes)}/{name}"
             self._wholes[id] = whole
-            self.storages[id] = Storage(id, "cpu", nbytes, tensor.dtype, Extent(at, nbytes))
-            node = self._graph.storage(id, tensor.dtype, nbytes, "cpu")
-            shape = tensor.shape
-            self._known[key] = self._graph.tensor(
-                node, tensor.dtype, shape, contiguous_stride(shape), 0
-            )
-        return self._known[key]
+            self.storages[id] = Storage(id, "cpu", nbytes, dtype, Extent(at, nbytes))
+            self._stored[key] = self._graph.storage(id, dtype, nbytes, "cpu")
+        return self._stored[key]
 
     # -- the bytes -----------------------------------------------------------------------------
 

@@ -209,7 +209,7 @@ class Machine(Literals):
 
     def op_frozenset(self) -> None:
         items = packed(self.to_mark())
-        check_added(items, len(items))
+        check_added(items, len(items), self.budget)
         self.contain(Set(items, frozen=True))
 
     def op_empty_dict(self) -> None:
@@ -238,7 +238,7 @@ class Machine(Literals):
         if (isinstance(target, Set) and target.frozen) or not isinstance(target, (Set, Call)):
             raise self.fault("the pickle adds to something that is no set")
         target.items = extended(target.items, items) if target.items else packed(items)
-        check_added(target.items, len(items))
+        check_added(target.items, len(items), self.budget)
 
     def op_setitem(self) -> None:
         value = self.stack.pop()
@@ -253,7 +253,7 @@ class Machine(Literals):
             raise self.fault("the pickle sets items of something that is no mapping")
         self.count(PAIRS, len(flat) // 2)
         target.pairs = with_pairs(target.pairs, flat)
-        check_added(keys_of(target.pairs), len(flat) // 2)
+        check_added(keys_of(target.pairs), len(flat) // 2, self.budget)
 
     # -- globals, calls, persistent ids ------------------------------------------------------
 

@@ -408,3 +408,35 @@ def test_views_of_the_same_bytes(tmp_path: Path) -> None:
     folder = save_ranks(tmp_path / "views", 2, state)
     with pytest.raises(UnsupportedError, match="too many tensors that share their bytes"):
         ckptmove.inspect(folder)
+
+
+def test_shapes_of_one_storage_stay_shapes_of_one(tmp_path: Path) -> None:
+    base, other = torch.arange(1 << 16), torch.arange(6.0).reshape(2, 3)
+    plain = {f"{n}": base.view(1 << n, -1) for n in range(16)}
+    plain |= {"a": other, "b": other.t(), "c": other.clone(), "e": torch.ones(0)}
+
+    def state(_: int) -> dict[str, Any]:
+        return {"w": divided(WEIGHT, (2,), [SHARD]), **plain}
+
+    folder = save_ranks(tmp_path / "views", 2, state)
+    ckptmove.convert(folder, tmp_path / "out.pt")
+    assert (tmp_path / "out.pt").stat().st_size < 600_000
+    found = ckptmove.load(tmp_path / "out.pt")["model"]
+    assert all(torch.equal(found[key], {"w": WEIGHT, **plain}[key]) for key in found)
+    assert found.keys() == {"w", *plain}
+    assert len({found[f"{n}"].data_ptr() for n in range(16)}) == 1
+    assert found["a"].data_ptr() != found["c"].data_ptr()
+    assert ckptmove.diff(folder, tmp_path / "out.pt").equal
+
+
+def test_keys_of_any_kind_are_compared_by_what_they_are(tmp_path: Path) -> None:
+    rows = {(1, "a"): 1, (1, ("a",)): 2, torch.float32: 3, (): 4, True: 5, 2.5: 6, b"x": 7}
+
+    def state(rank: int) -> dict[str, Any]:
+        return {"w": divided(WEIGHT, (2,), [SHARD]), "rows": rows, "own": {(rank,): 1}}
+
+    folder = save_ranks(tmp_path / "keys", 2, state)
+    assert ckptmove.load(folder)["model"]["rows"] == rows
+    [told] = ckptmove.inspect(folder).warnings
+    assert told.startswith("ranks differ in 1 value ")
+    assert told.endswith(": own")

@@ -164,7 +164,7 @@ def _by_key(node: Node) -> dict[tuple[str, str], Node]:
 def _kind_and_text(key: Node) -> tuple[str, str]:
     if isinstance(key, str):
         return "str", str(key)
-    texts, todo = list[str](), [key]
+    texts, todo = list[str](), list[Node]([key])
     while todo:  # without recursion; what a key may hold was limited when it was read
         each = todo.pop()
         if isinstance(each, Tuple):

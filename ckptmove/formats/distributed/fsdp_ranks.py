@@ -22,7 +22,7 @@ from ...graph.reach import replace_nodes
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.manifest import Extent, Section, Storage, TensorEntry
 from ...manifest.other_records import Chunk
-from ...pickles.nodes import Node
+from ...pickles.nodes import Node, Persistent
 from ...plans.plan import Proof
 from ...reports.display.phrases import join_names, plural
 from ...sources.joined import Joined, Strip
@@ -135,7 +135,7 @@ class RanksContainer(MergedContainer):
         self._graph = Graph(None)
         self._wholes: dict[str, _Whole] = {}
         self._known: dict[tuple[object, ...], Node] = {}
-        self._stored: dict[tuple[object, ...], Node] = {}
+        self._stored: dict[tuple[object, ...], Persistent] = {}
         merged = [
             (group, Alike({rank: files[name] for rank, name in group.files.items()}))
             for group in groups
@@ -243,7 +243,7 @@ class RanksContainer(MergedContainer):
             self._known[key] = self._graph.tensor(node, dtype, shape, stride, 0)
         return self._known[key]
 
-    def _storage(self, name: str, whole: _Whole) -> Node:
+    def _storage(self, name: str, whole: _Whole) -> Persistent:
         """The storage of a tensor; one piece is that of all tensors that see it in other shapes."""
         dtype, numel = whole.tensor.dtype, sum(box.numel for box in whole.pieces)
         key: tuple[object, ...] = (len(self._wholes),)

@@ -274,7 +274,7 @@ MUTANTS = (
     Mutant(
         "untrusted callable written",
         "api/conversion/trust.py",
-        "    if trusted or not draft.inert or not unknown:\n",
+        "    if trusted or not added:\n",
         "    if True:\n",
         "tests/api/test_trust.py",
     ),

@@ -230,6 +230,7 @@ class Checkpoint:
             if not each.tags_storages
             for key in each.storages
         }
+        not_run = self._not_run()
         self._forget()
         return CheckpointGraph(
             path=container.source.path,
@@ -252,6 +253,7 @@ class Checkpoint:
             beside=beside,
             warnings=warnings,
             inert=container.inert,
+            not_run=not_run,
             bytecode=container.bytecode,
         )
 
@@ -262,6 +264,14 @@ class Checkpoint:
         self.whole = whole(self.container)
         for name in ("contents", "manifest"):
             vars(self).pop(name, None)
+
+    def _not_run(self) -> frozenset[str]:
+        """The unknown callables that only files name of which the loaders run nothing."""
+        names: dict[bool, set[str]] = {True: set(), False: set()}
+        every = list(self.container.everything())
+        for each in every if any(each.inert for each in every) else ():
+            names[each.inert].update(each.unknown_callables())
+        return frozenset(names[True] - names[False])
 
     def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
         """What it holds, in canonical form; the arguments are those of `draft`."""

@@ -201,6 +201,8 @@ class CheckpointGraph:
     warnings: list[str] = field(default_factory=list)
     #: whether the loaders of its format run nothing that it names
     inert: bool = False
+    #: the unknown callables that only those of its files name whose loaders run nothing
+    not_run: frozenset[str] = frozenset()
     #: as `streams.Container` has it
     bytecode: str = ""
     #: the checkpoint that it was taken from, which is of no use any more

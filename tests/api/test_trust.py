@@ -323,6 +323,29 @@ def test_shards_and_folders_are_sources_that_run_nothing(tmp_path: Path) -> None
     assert ckptmove.convert(folder, f"{tmp_path}/again/", format="safetensors").written
 
 
+@pytest.mark.parametrize("beside", ["none", "a pickle", "a pickle that runs another"])
+def test_files_of_a_folder_that_run_nothing(beside: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    torch.save({"w": torch.ones(1), "more": Runs()}, tmp_path / "made.pt")
+    ckptmove.convert(tmp_path / "made.pt", folder / "model.safetensors")
+    (folder / "trainer_state.json").write_text("{}")
+    state: dict[str, Any] = {"state": {}, "param_groups": []}
+    if beside == "a pickle that runs another":
+        state["own"] = argparse.ArgumentParser
+    if beside != "none":
+        torch.save(state, folder / "optimizer.pt")
+    for to in ("out.pt", "dcp"):
+        with pytest.raises(RefusedError, match=r"system at '(model\.)?more'"):
+            ckptmove.convert(folder, tmp_path / to, format="dcp" if to == "dcp" else None)
+        assert not (tmp_path / to).exists()
+    report = ckptmove.convert(folder, tmp_path / "out.pt", drop=["*more"])
+    assert any(name.endswith("more") for name, _ in report.dropped)
+    assert not any("system" in name for name in report.unknown_callables)
+    assert bool(report.unknown_callables) == (beside == "a pickle that runs another")
+    assert ckptmove.convert(folder, tmp_path / "all.pt", trust_objects=True).unknown_callables
+
+
 def test_the_command_line(tmp_path: Path, run_cli: RunCli) -> None:
     tree(tmp_path / "in.safetensors", held("reduce"))
     done = run_cli("convert", "in.safetensors", "out.pt", exit=4)

@@ -2,7 +2,7 @@
 
 A reader of safetensors runs no code, so nobody checks what the tree in its header names; a pickle
 made from it would run it. From one pickle to another the risk stays the same, so the report only
-lists the names.
+lists the names. Of a folder of both, what its pickles name themselves is no new risk.
 """
 
 from __future__ import annotations
@@ -48,18 +48,26 @@ def plan_trusted(
     """
     plan = format.plan_write(draft, options)
     unknown = _unknown(plan, draft)
-    if trusted or not draft.inert or not unknown:
+    added = _added(unknown, draft)
+    if trusted or not added:
         return TrustedPlan(plan, (), unknown)
     dropped = list[Place]()
-    refuse_places(_kept_places(drops, _places(plan, draft), dropped))
+    places = (each for each in _places(plan, draft) if _added([each.callable], draft))
+    refuse_places(_kept_places(drops, places, dropped))
     leave_out(dropped)
     tensors = plan.tensors
     plan = format.plan_write(draft, options)
     if tensors and not plan.tensors:
         raise RefusedError("no tensor is left: all are held by what would be left out")
     # the listing of what would be written counts, wherever it is
-    refuse_places(Place("", name, None, 0) for name in _unknown(plan, draft))
-    return TrustedPlan(plan, tuple(map(_loss, dropped)), ())
+    unknown = _unknown(plan, draft)
+    refuse_places(Place("", name, None, 0) for name in _added(unknown, draft))
+    return TrustedPlan(plan, tuple(map(_loss, dropped)), unknown)
+
+
+def _added(unknown: Iterable[str], draft: CheckpointGraph) -> list[str]:
+    """Those of unknown callables that nothing would run which reads the source."""
+    return [name for name in unknown if draft.inert or name in draft.not_run]
 
 
 def refuse_places(places: Iterable[Place], *, hint: str = _HINT) -> None:

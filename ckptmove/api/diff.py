@@ -5,26 +5,32 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from math import isfinite
 from typing import Annotated
 
 from .. import formats
 from ..errors import RefusedError, StrPath, UsageError
+from ..formats.checkpoint import Checkpoint
 from ..formats.writing import FOLDER
 from ..graph.compare.difference import Held, can_cast, shared, unlike
-from ..graph.compare.other_content import Beside, compare_beside, is_code
+from ..graph.compare.other_content import Beside, compare_beside, compare_records, is_code
 from ..graph.compare.pairing import Pairs, pair
 from ..graph.draft import CheckpointGraph
 from ..graph.edit.numpy_arrays import tensors_for_arrays
 from ..graph.edit.select import named_by
 from ..graph.patterns import is_name
 from ..manifest.manifest import Role
+from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..manifest.paths import spell
 from ..reports.diff import Diff, Difference, Kind
 from ..reports.display.phrases import plural
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
 from ..sources import place_of
+from ..sources.place import EntryKind
+from ..sources.source import Source
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
 from .options import FollowLinks, Option, Strict, declare_options
@@ -126,11 +132,47 @@ def diff(
             findings.compare(pairs)
         if chosen is None:
             findings.add(compare_beside(old, new, ignore_devices=ignore_devices))
+            if place_of(a).is_folder() and place_of(b).is_folder():
+                findings.add(_compare_other_files(first, second, follow_links))
         if ignore_code:
             findings.ignore(lambda each: is_code(each, old, new))
         for source in (*old.sources, *new.sources):
             source.check_unchanged()
     return findings.report(old, new, notes, time.monotonic() - started)
+
+
+def _compare_other_files(old: Checkpoint, new: Checkpoint, follow_links: bool) -> Beside:
+    """Compare the files of one name beside two checkpoints in folders, such as code and settings.
+
+    Those that only one has are no content of the other: a tool may have left them out.
+    """
+    with ExitStack() as stack:
+        mine, others = (_other_files(each, stack, follow_links) for each in (old, new))
+        both = [(mine[name], others[name]) for name in mine if name in others]
+        return Beside(list(compare_records(both)), len(both), 0)
+
+
+def _other_files(
+    checkpoint: Checkpoint, stack: ExitStack, follow_links: bool
+) -> dict[str, HeldRecord]:
+    """The files right beside what was read of a checkpoint, which are open until a stack is."""
+    place = place_of(checkpoint.container.source.path)
+    folder = place if place.is_folder() else place.parent
+    read = {source.path.removeprefix(folder.path).strip("/") for source in checkpoint.sources}
+
+    def content(name: str, _: bool) -> Source:
+        place = folder.child(name)
+        if not follow_links:
+            place.check_link(folder)
+        return stack.enter_context(place.open())
+
+    found = dict[str, HeldRecord]()
+    for entry in folder.entries():
+        if entry.kind is EntryKind.FILE and entry.name not in read:
+            kind = RecordKind.CODE if entry.name.endswith(".py") else RecordKind.DATA
+            about = OtherRecord(entry.name, kind, entry.nbytes)
+            found[entry.name] = HeldRecord(about, partial(content, entry.name))
+    return found
 
 
 def _selected_names(
@@ -195,7 +237,7 @@ class _Findings:
     def add(self, beside: Beside) -> None:
         """Take up what was found in other records."""
         self.differences += beside.differences
-        self.records = beside.compared
+        self.records += beside.compared
         self.devices_ignored += beside.devices
 
     def ignore(self, is_ignored: Callable[[Difference], bool]) -> None:

@@ -461,6 +461,33 @@ def test_a_device_that_is_not_stored_is_no_other_device(tmp_path: Path, run_cli:
     assert diff(tmp_path / "a.pt", tmp_path / "tree.safetensors").equal  # its tree has devices
 
 
+@pytest.mark.parametrize("kind", ["model folder", "training folder"])
+def test_other_files_of_folders_are_compared(kind: str, tmp_path: Path, run_cli: RunCli) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        torch.save({"w": torch.ones(2)}, tmp_path / name / "pytorch_model.bin")
+        (tmp_path / name / "config.json").write_text('{"layers": 1}')
+        (tmp_path / name / "modeling.py").write_text("scale = 1\n")
+        if kind == "training folder":
+            torch.save({"state": {}, "param_groups": []}, tmp_path / name / "optimizer.pt")
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert (diff(a, b).equal, diff(a, b).records) == (True, 2)
+    ckptmove.convert(a, tmp_path / "converted", format="safetensors")
+    assert diff(a, tmp_path / "converted").equal
+    (b / "modeling.py").write_text("scale = 2\n")
+    assert kinds(diff(a, b)) == [("record", "modeling.py")]
+    assert diff(a, b, ignore_code=True).equal
+    assert run_cli("validate", b, "--against", a, exit=1).stdout.count("modeling.py")
+    (b / "config.json").write_text('{"layers": 2}')
+    assert kinds(diff(a, b, ignore_code=True)) == [("record", "config.json")]
+    assert diff(a, b, select="*w").equal
+    (b / "config.json").unlink()
+    (b / "config.json").symlink_to(a / "config.json")
+    assert kinds(diff(a, b, ignore_code=True)) == []
+    assert diff(a, b).of("not compared")
+    assert diff(a, b, follow_links=True, ignore_code=True).equal
+
+
 def test_a_selection_leaves_out_the_rest(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())

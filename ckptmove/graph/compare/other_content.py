@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ...errors import UnsupportedError
@@ -137,6 +137,14 @@ def _alone(old: HeldRecord | None, new: HeldRecord | None) -> Difference:
         return Difference(Kind.RECORD_REMOVED, old.record.name, _said(old.record), None)
     assert new is not None
     return Difference(Kind.RECORD_ADDED, new.record.name, None, _said(new.record))
+
+
+def compare_records(pairs: Iterable[tuple[HeldRecord, HeldRecord]]) -> Iterator[Difference]:
+    """How records of one name differ; nothing of those that do not."""
+    for old, new in pairs:
+        difference = _unlike(old, new, no_devices=False)
+        if difference is not None:
+            yield difference
 
 
 def _unlike(old: HeldRecord, new: HeldRecord, *, no_devices: bool) -> Difference | None:

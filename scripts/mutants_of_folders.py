@@ -26,7 +26,7 @@ OF_FOLDERS = (
         "formats/distributed/boxes.py",
         "    if covered > wanted or (len(filled) > 1 and not",
         "    if covered > wanted and (len(filled) > 1 and not",
-        "tests/formats/test_dcp.py",
+        "tests/formats/test_dcp.py tests/sources/test_joined.py",
     ),
     Mutant(
         "missing chunks accepted",

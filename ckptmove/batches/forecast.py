@@ -47,7 +47,7 @@ def forecast_item(task: Task) -> ItemOutcome:
         if task.options.get("strict"):
             refuse_unknown_in(item.path, otherwise="without --strict it is copied unchanged")
         if task.in_place:
-            return ItemOutcome(None, 0)
+            return ItemOutcome(None, 0, copied=True)
         is_folder = item.kind == "folder"
         sizes = tree_at(item.path).sizes() if is_folder else {"": copy_of(task).nbytes}
         _check_size(task, sizes)

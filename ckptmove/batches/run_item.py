@@ -45,7 +45,7 @@ class ItemOutcome(NamedTuple):
 
     report: Mapping[str, Any] | None  #: as plain data
     bytes_written: int  #: how much it wrote
-    copied: bool = False  #: whether the file was copied unchanged, as it is no checkpoint
+    copied: bool = False  #: whether it is as it was: copied unchanged, or in place
     reason: str = ""  #: what it found wrong, in one line
     hint: str | None = None  #: what to do about it
 
@@ -153,7 +153,7 @@ def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
         if task.options.get("strict"):
             refuse_unknown_in(task.item.path, otherwise="without --strict it is copied unchanged")
         if task.in_place:
-            return ItemOutcome(None, 0)
+            return ItemOutcome(None, 0, copied=True)
         if kind == "folder":
             return _folder_copied(task, output, force)
         return _copied(task, output, force)
@@ -182,7 +182,9 @@ def _relocated(task: Task, output: str, force: bool) -> ItemOutcome:
 def of_relocation(report: RelocateReport, bytes_written: int) -> ItemOutcome:
     """The outcome of a relocation; a folder in which no file stores devices was copied."""
     copied = bool(report.files) and not any(each.stores_devices for each in report.files)
-    return ItemOutcome(report.to_json(), bytes_written, copied=copied and not report.in_place)
+    if report.in_place:
+        copied = report.method == "none"
+    return ItemOutcome(report.to_json(), bytes_written, copied=copied)
 
 
 def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -> ConvertReport:

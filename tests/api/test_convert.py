@@ -54,7 +54,10 @@ def content(folder: Path) -> dict[str, bytes]:
 FAULTS: dict[str, tuple[int, str]] = {
     "run.pt --max-shard-size 1GB": (2, "the destination is missing"),
     "run.pt --format onnx": (2, "the destination is missing"),
-    "run.pt out": (2, "the suffix '' names no format to write"),
+    "run.pt out": (
+        2,
+        "'out' has no suffix and names no format to write (out/ is a folder",
+    ),
     "run.pt out.xyz": (2, "the suffix '.xyz' names no format to write (--format"),
     "run.pt out.pt --format onnx": (2, "'onnx' is no format that can be written"),
     "run.pt out.pt --preset nope": (2, "there is no preset 'nope'"),

@@ -25,7 +25,7 @@ from tests.oracles.sameness import assert_same_tree
 
 #: Libraries that take seconds to load a model.
 SLOW = ("diffusers", "sentence_transformers", "open_clip")
-PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".tar")
 
 
 def devices(folder: Path) -> dict[str, str]:

@@ -32,6 +32,9 @@ def test_the_summary_names_what_failed_and_the_command_to_retry(
     refused, failed, summary, again = done.stdout.splitlines()
     assert refused == "refused empty.pt: is empty"
     assert failed.startswith("failed  a/cut.pt: the zip directory is missing")
+    assert "(ckptmove salvage tree/a/cut.pt DST keeps what is left)" in failed
+    moved = run_cli("batch", "relocate", "tree", "new", "--to", "cpu", "--include=/a/*", exit=1)
+    assert "(ckptmove salvage tree/a/cut.pt DST keeps what is left)" in moved.stdout
     assert summary.startswith("converted 5 items, ")
     assert summary.endswith("; 1 refused; 1 failed; 1 other file left out")
     assert done.stderr == "ckptmove: tree: 2 of 7 items failed or were refused\n"

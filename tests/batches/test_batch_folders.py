@@ -95,6 +95,20 @@ def test_in_place_a_folder_is_an_item_and_what_stores_no_devices_is_done(tree: P
     assert changed == {"alone.pt"} | {f"{folder}/{part}" for folder in folders for part in parts}
 
 
+def test_in_place_what_did_not_change_is_counted_so(tmp_path: Path, run_cli: RunCli) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    save(tree / "a.pt", {"w": torch.ones(2)}, "cuda:1")
+    save(tree / "b.pt", {"w": torch.ones(2)}, "cpu")
+    save_file({"w": torch.ones(2)}, tree / "c.safetensors")
+    words = ("batch", "relocate", "tree", "--to", "cpu", "--in-place")
+    assert "relocate 1 item, " in (told := run_cli(*words, "--dry-run", exit=0).stdout)
+    assert "; 2 unchanged; " in told
+    told = run_cli(*words, exit=0).stdout
+    assert told.startswith("relocated 1 item, ")
+    assert told.endswith("; 2 unchanged\n")
+
+
 def test_in_place_all_files_of_a_folder_change_or_none(tree: Path) -> None:
     held = tree / "a" / "checkpoint-1" / "optimizer.bin"
     (tree / "a" / "link.bin").hardlink_to(held)  # not changed without --force

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import ckptmove
 from ckptmove import CheckFailed, CorruptError, InputError, UnsupportedError, inspect, relocate
 from tests.conftest import RunCli
-from tests.making.nemo import nemo_model
+from tests.making.nemo import nemo_model, restored_by_nemo, saved_by_nemo
 from tests.oracles.sameness import assert_same_tree
 
 
@@ -85,6 +85,21 @@ def test_it_goes_anywhere_and_back(to: str, tmp_path: Path) -> None:
     assert set(inspect(back).devices) == {"cuda:1"}
     again = unpacked(back, tmp_path / "again") / "model_weights.ckpt"
     assert ckptmove.diff(again, old / "model_weights.ckpt").equal
+
+
+def test_nemo_restores_what_it_saved_elsewhere(tmp_path: Path) -> None:
+    saved_by_nemo(path := tmp_path / "m.nemo", "cuda:1")
+    assert set(inspect(path).devices) == {"cuda:1"}
+    relocate(path, moved := tmp_path / "moved.nemo", to="cuda:0")
+    relocate(moved, back := tmp_path / "back.nemo", to="cuda:1")
+    assert back.read_bytes() == path.read_bytes()
+    relocate(path, to="cpu", in_place=True)
+    state = restored_by_nemo(back)
+    assert_same_tree(restored_by_nemo(path), state)
+    ckptmove.convert(back, safe := tmp_path / "m.safetensors", drop="<record *")
+    assert_same_tree(ckptmove.load(safe, "cpu"), state)
+    path.write_bytes(path.read_bytes()[:-5000])
+    assert not ckptmove.validate(path).ok
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

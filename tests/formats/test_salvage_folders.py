@@ -171,3 +171,10 @@ def test_what_a_tar_looks_like(make: Callable[[Tensors], bytes], tmp_path: Path)
             ckptmove.inspect(path)
         assert what in str(caught.value)
         assert f"ckptmove salvage {path} DST" in (caught.value.hint or "")
+
+
+def test_of_a_run_the_only_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoint-5").mkdir(parents=True)
+    torch.save({"w": torch.ones(2)}, tmp_path / "run" / "checkpoint-5" / "model.pt")
+    report = ckptmove.salvage(tmp_path / "run", tmp_path / "out.pt")
+    assert "checkpoint-5 is the only checkpoint in it" in report.warnings

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import ckptmove
 from ckptmove import CheckFailed, CorruptError, InputError, UnsupportedError, formats, inspect, load
 from tests.conftest import RunCli
-from tests.making import model_folders, training_folders
+from tests.making import libraries, model_folders, training_folders
 from tests.making.frameworks import hf_trainer_folder
 from tests.making.saving import tagging
 from tests.oracles.sameness import assert_same_tree
@@ -100,7 +100,7 @@ WRITTEN: dict[str, tuple[Callable[[Path], Path], dict[str, tuple[str, set[str], 
         },
     ),
     "Meta": (
-        lambda path: training_folders.meta_consolidated(path, "cuda:0"),
+        lambda path: libraries.meta_consolidated(path, "cuda:0"),
         {
             "consolidated.00.pth": ("consolidated.0", {"model"}, {"cuda:0"}),
             "consolidated.01.pth": ("consolidated.1", {"model"}, {"cuda:0"}),
@@ -141,7 +141,7 @@ def test_each_file_of_a_librarys_folder_is_told(layout: str, tmp_path: Path) -> 
 
 
 def test_deepspeed_without_zero_is_one_file(tmp_path: Path) -> None:
-    folder = training_folders.deepspeed_zero0(tmp_path, "cuda:0")
+    folder = libraries.deepspeed_zero0(tmp_path, "cuda:0")
     assert set(inspect(folder).sections) == {"model", "optimizer"}
 
 
@@ -326,3 +326,37 @@ def test_of_very_many_other_files_some_are_looked_into_and_that_is_said(tmp_path
     found = ckptmove.inspect(tmp_path)
     assert [each.name for each in found.files if each.format] == ["a-state", "model.pt"]
     assert [each for each in found.warnings if "201 files in it are not called like" in each]
+
+
+@pytest.mark.parametrize("name", ["model_best.pth.tar", "agent.pkl"])
+def test_a_folder_of_anything_that_torch_saved_is_a_checkpoint(name: str, tmp_path: Path) -> None:
+    """As PyTorch's example of ImageNet and timm's training script call what they save."""
+    with tagging("cuda:0"):
+        torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / name)
+    (tmp_path / "args.yaml").write_text("lr: 1\n")
+    assert set(inspect(tmp_path).devices) == {"cuda:0"}
+    assert ckptmove.validate(tmp_path).ok
+
+
+def test_the_epochs_of_torchtune_go_with_its_recipe(tmp_path: Path) -> None:
+    """As `FullModelMetaCheckpointer` writes them; other folders of epochs are on their own."""
+    for folder in ("epoch_0", "epoch_1", "recipe_state"):
+        (tmp_path / folder).mkdir()
+    weights = {"w": torch.ones(2)}
+    for n in range(2):
+        with tagging("cuda:0"):
+            torch.save(weights, tmp_path / f"epoch_{n}" / "model-00001-of-00001.bin")
+    optimizer = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}
+    torch.save({"optimizer": optimizer, "seed": 1}, tmp_path / "recipe_state" / "recipe_state.pt")
+    found = inspect(tmp_path)
+    assert {each.name: each.section for each in found.tensors} == {
+        "epoch_0.w": "model",
+        "epoch_1.w": "model",
+        "recipe_state.optimizer.state.0.exp_avg": "optimizer",
+    }
+    assert ckptmove.validate(tmp_path).of("container").outcome == "passed"
+    ckptmove.relocate(tmp_path, to="cpu", in_place=True)
+    assert set(inspect(tmp_path).devices) == {"cpu"}
+    shutil.rmtree(tmp_path / "recipe_state")
+    with pytest.raises(UnsupportedError, match="epoch_0, epoch_1 in it are checkpoints"):
+        inspect(tmp_path)

@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.making.saving import HOST_RNG_NBYTES, Storage, tagging
+from tests.making.saving import HOST_RNG_NBYTES, Keep, Storage, tagging
 
 
-def _counter_or_rng(storage: Storage) -> bool:
-    """Whether the tiny models below leave this on the CPU: 0-d steps and the RNG state."""
+def on_the_host(storage: Storage) -> bool:
+    """Whether tiny models leave this on the CPU: 0-d steps and the RNG state."""
     return storage.nbytes() in (4, HOST_RNG_NBYTES)
+
+
+def on_the_host_if_fused(storage: Storage) -> bool:
+    """As `on_the_host` for a fused optimizer, whose steps are on the device."""
+    return storage.nbytes() == HOST_RNG_NBYTES
+
+
+@contextmanager
+def saving(tag: str, keep_cpu: Keep = on_the_host) -> Iterator[None]:
+    """What is saved meanwhile comes from a device with this tag."""
+    with tagging(tag, keep_cpu), quietly():
+        yield
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Libraries may warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def is_here(name: str) -> bool:
+    """Whether a library is installed."""
+    return importlib.util.find_spec(name) is not None
+
+
+def library(name: str) -> Any:
+    """A module of an optional library; without it the test is skipped."""
+    with quietly():
+        return pytest.importorskip(name)
+
+
+def net_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A tiny model after a step."""
+    torch.manual_seed(7)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    return net, optimizer
 
 
 def trainer_arguments(transformers: Any, directory: Path, **options: Any) -> Any:
@@ -37,8 +81,7 @@ def hf_trainer_folder(directory: Path, tag: str = "cpu") -> Path:
     arguments = trainer_arguments(transformers, directory, max_steps=2, save_steps=2)
     tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
     trainer = transformers.Trainer(tiny_gpt2(transformers), arguments, train_dataset=tokens)
-    with tagging(tag, _counter_or_rng), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with saving(tag):
         trainer.train()
     return directory / "checkpoint-2"
 
@@ -56,8 +99,7 @@ def tiny_gpt2(transformers: Any) -> torch.nn.Module:
 def lightning_checkpoint(path: Path, tag: str = "cpu") -> Path:
     """The file that a Lightning trainer saves after two steps."""
     lightning: Any = pytest.importorskip("lightning")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quietly():
         trainer = lightning.Trainer(
             max_steps=2,
             accelerator="cpu",
@@ -69,7 +111,7 @@ def lightning_checkpoint(path: Path, tag: str = "cpu") -> Path:
         )
         inputs = torch.utils.data.TensorDataset(torch.randn(8, 3))
         trainer.fit(regression(lightning), torch.utils.data.DataLoader(inputs))
-        with tagging(tag, _counter_or_rng):
+        with saving(tag):
             trainer.save_checkpoint(path)
     return path
 

@@ -14,13 +14,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.making.frameworks import tiny_gpt2
+from tests.making.frameworks import is_here, library, tiny_gpt2
 from tests.making.saving import tagging
 
 Maker = Callable[[Path, str], object]
@@ -120,6 +121,12 @@ def peft_adapter(folder: Path, tag: str = "cpu") -> None:
 
 def timm_model(folder: Path, tag: str = "cpu") -> None:
     """What `timm.models.save_for_hf` writes: the weights in both forms, and a configuration."""
+    if is_here("timm"):
+        torch.manual_seed(0)
+        model = library("timm").create_model("test_vit", num_classes=2)
+        with tagging(tag):
+            library("timm.models").save_for_hf(model, str(folder), safe_serialization="both")
+        return
     folder.mkdir(parents=True)
     state = _small_state()
     with tagging(tag):
@@ -129,13 +136,30 @@ def timm_model(folder: Path, tag: str = "cpu") -> None:
     (folder / "config.json").write_text(json.dumps(said))
 
 
+#: A CLIP of a few layers.
+_CLIP: Mapping[str, Any] = {
+    "embed_dim": 8,
+    "vision_cfg": {"image_size": 16, "layers": 1, "width": 64, "patch_size": 8},
+    "text_cfg": {"context_length": 8, "vocab_size": 16, "width": 64, "heads": 1, "layers": 1},
+}
+
+
 def open_clip_model(folder: Path, tag: str = "cpu") -> None:
-    """What `open_clip.push_to_hf_hub` writes."""
-    folder.mkdir(parents=True)
-    with tagging(tag):
-        torch.save(_small_state(), folder / "open_clip_pytorch_model.bin")
-    said = {"model_cfg": {"embed_dim": 4}, "preprocess_cfg": {}}
-    (folder / "open_clip_config.json").write_text(json.dumps(said))
+    """What `open_clip.push_to_hf_hub` writes, without the files of a tokenizer."""
+    if is_here("open_clip"):
+        torch.manual_seed(0)
+        model = library("open_clip").CLIP(**_CLIP)
+        model.visual.image_mean, model.visual.image_std = (0.5,) * 3, (0.2,) * 3
+        write = library("open_clip.push_to_hf_hub").save_for_hf
+        with tagging(tag):
+            no_tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
+            write(model, no_tokenizer, dict(_CLIP), str(folder), safe_serialization=False)
+    else:
+        folder.mkdir(parents=True)
+        with tagging(tag):
+            torch.save(_small_state(), folder / "open_clip_pytorch_model.bin")
+        said = {"model_cfg": {"embed_dim": 4}, "preprocess_cfg": {}}
+        (folder / "open_clip_config.json").write_text(json.dumps(said))
     (folder / "README.md").write_text("# a model\n")
 
 
@@ -166,11 +190,11 @@ def cached_on_hub(whole: Path, folder: Path) -> Path:
 SNAPSHOT = f"snapshots/{'ab' * 20}"
 
 
-def skorch_run(folder: Path, tag: str = "cpu") -> None:
-    """What the callback `Checkpoint(dirname=…)` of skorch writes."""
+def skorch_net(**options: Any) -> Any:
+    """A tiny net of skorch."""
     skorch: Any = pytest.importorskip("skorch")
     torch.manual_seed(0)
-    net = skorch.NeuralNet(
+    return skorch.NeuralNet(
         torch.nn.Linear,
         torch.nn.CrossEntropyLoss,
         module__in_features=3,
@@ -180,8 +204,14 @@ def skorch_run(folder: Path, tag: str = "cpu") -> None:
         train_split=None,
         max_epochs=1,
         verbose=0,
-        callbacks=[skorch.callbacks.Checkpoint(dirname=folder, monitor=None)],
+        **options,
     )
+
+
+def skorch_run(folder: Path, tag: str = "cpu") -> None:
+    """What the callback `Checkpoint(dirname=…)` of skorch writes."""
+    callbacks: Any = pytest.importorskip("skorch.callbacks")
+    net = skorch_net(callbacks=[callbacks.Checkpoint(dirname=folder, monitor=None)])
     with tagging(tag):
         net.fit(torch.rand(8, 3), torch.arange(8) % 2)
 

@@ -1,13 +1,16 @@
-"""Models as NeMo saves them."""
+"""Models as NeMo saves them, and by NeMo where it is installed (`scripts/libraries`)."""
 
 from __future__ import annotations
 
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from tests.making.frameworks import library, quietly
 from tests.making.saving import tagging
 
 
@@ -28,3 +31,38 @@ def nemo_model(
         with tarfile.open(path, "w:gz" if compressed else "w:") as tar:
             tar.add(made, arcname=".")
     return state
+
+
+def saved_by_nemo(path: Path, tag: str) -> None:
+    """What NeMo itself saves, where it is installed."""
+    with quietly():
+        model = _model_class()(library("omegaconf").OmegaConf.create({"width": 8}))
+        with tagging(tag):
+            model.save_to(str(path))
+
+
+def restored_by_nemo(path: Path) -> Mapping[str, torch.Tensor]:
+    """What NeMo restores from such a file."""
+    with quietly():
+        model = _model_class().restore_from(str(path), map_location="cpu")
+    found: Mapping[str, torch.Tensor] = model.state_dict()
+    return found
+
+
+def _model_class() -> Any:
+    base: Any = library("nemo.core.classes").ModelPT
+
+    class Tiny(base):
+        def __init__(self, cfg: Any, trainer: Any = None) -> None:
+            super().__init__(cfg=cfg, trainer=trainer)
+            torch.manual_seed(0)
+            self.layers = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.BatchNorm1d(8))
+
+        def setup_training_data(self, train_data_config: Any) -> None: ...
+
+        def setup_validation_data(self, val_data_config: Any) -> None: ...
+
+        @classmethod
+        def list_available_models(cls) -> None: ...
+
+    return Tiny

@@ -1,4 +1,4 @@
-"""Folders that training frameworks save, all but a few written by the frameworks themselves.
+"""Folders that training frameworks save, written by the frameworks themselves.
 
 `FOLDERS[name](directory, tag)` makes one below `directory`, as a machine whose device has that tag
 would have, and gives what its users name. `GOES_ON[name]` has the library train on from one.
@@ -6,13 +6,9 @@ would have, and gives what its users name. `GOES_ON[name]` has the library train
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +17,31 @@ import pytest
 import torch
 from torch import nn, optim
 
-from tests.making.frameworks import regression, tiny_gpt2, trainer_arguments
-from tests.making.saving import HOST_RNG_NBYTES, Keep, Storage, save, tagging
+from tests.making.frameworks import (
+    library,
+    net_and_optimizer,
+    on_the_host_if_fused,
+    regression,
+    saving,
+    tiny_gpt2,
+    trainer_arguments,
+)
+from tests.making.libraries import (
+    deepspeed_goes_on,
+    deepspeed_zero0,
+    fairseq_goes_on,
+    fairseq_run,
+    meta_consolidated,
+    meta_goes_on,
+    mmengine_goes_on,
+    mmengine_run,
+    torchtune_goes_on,
+    torchtune_run,
+)
 
 Maker = Callable[[Path, str], Path]
 
 _SEED = 7
-
-
-def _on_the_host(storage: Storage) -> bool:
-    """Whether the tiny models below leave this on the CPU: 0-d steps and the RNG state."""
-    return storage.nbytes() in (4, HOST_RNG_NBYTES)
-
-
-def _on_the_host_if_fused(storage: Storage) -> bool:
-    """As `_on_the_host` for a fused optimizer, whose steps are on the device."""
-    return storage.nbytes() == HOST_RNG_NBYTES
-
-
-@contextmanager
-def _saving(tag: str, keep_cpu: Keep = _on_the_host) -> Iterator[None]:
-    """What is saved meanwhile comes from a device with this tag."""
-    with tagging(tag, keep_cpu), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 # Hugging Face: Trainer
@@ -63,7 +60,7 @@ def _trainer(directory: Path, steps: int) -> Any:
 
 def trainer_run(directory: Path, tag: str, steps: int = 4) -> Path:
     """The folder of a run of the Trainer, with `checkpoint-2` and `checkpoint-4` in it."""
-    with _saving(tag, _on_the_host_if_fused):  # which the Trainer's is by default
+    with saving(tag, on_the_host_if_fused):  # which the Trainer's is by default
         _trainer(directory, steps).train()
     return directory
 
@@ -136,7 +133,7 @@ def accelerate_state(directory: Path, tag: str) -> Path:
     """What `save_state` of accelerate writes."""
     training = _Accelerated(directory)
     training.epoch()
-    with _saving(tag):
+    with saving(tag):
         training.it.save_state(str(directory / "state"))
     return directory / "state"
 
@@ -163,7 +160,7 @@ def accelerate_goes_on(folder: Path, scratch: Path) -> Mapping[str, object]:
 def lightning_run(directory: Path, tag: str) -> Path:
     """The folder of a version of a Lightning run: `checkpoints/`, `hparams.yaml`, `metrics.csv`."""
     lightning: Any = pytest.importorskip("lightning")
-    with _saving(tag):
+    with saving(tag):
         trainer = lightning.Trainer(
             max_steps=2,
             accelerator="cpu",
@@ -228,7 +225,7 @@ def poutyne_experiment(directory: Path, tag: str) -> Path:
         poutyne.OptimizerCheckpoint(f"{start}.optim"),
         poutyne.RandomStatesCheckpoint(f"{start}.randomstate"),
     ]
-    with _saving(tag):
+    with saving(tag):
         model.fit_generator(batches, epochs=1, callbacks=saved, verbose=False)
     return folder
 
@@ -248,113 +245,35 @@ def poutyne_goes_on(folder: Path, scratch: Path) -> Mapping[str, object]:
     }
 
 
-# Written here, as the sources of those that are too heavy to install say
+# ignite
 
 
-def _net_and_optimizer() -> tuple[nn.Module, optim.Optimizer]:
-    torch.manual_seed(_SEED)
-    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    optimizer = optim.AdamW(net.parameters())
-    net(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    return net, optimizer
+def _ignite(directory: Path) -> tuple[Any, dict[str, Any], list[torch.Tensor]]:
+    """An engine of ignite that trains, what it saves all of, and an epoch of data."""
+    engine_of: Any = pytest.importorskip("ignite.engine")
+    net, optimizer = net_and_optimizer()
 
+    def step(engine: Any, batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        net(batch + torch.rand(3)).square().mean().backward()
+        optimizer.step()
 
-def deepspeed_zero0(directory: Path, tag: str) -> Path:
-    """DeepSpeed without ZeRO: one file has all (`runtime/engine.py`, `_save_checkpoint`)."""
-    net, optimizer = _net_and_optimizer()
-    folder = directory / "run"
-    (folder / "global_step2").mkdir(parents=True)
-    saved: dict[str, object] = {
-        "module": net.state_dict(),
-        "buffer_names": [],
-        "optimizer": {"optimizer_state_dict": optimizer.state_dict()},
-        "param_shapes": None,
-        "lr_scheduler": {"last_batch_iteration": 1},
-        "sparse_tensor_module_names": set[str](),
-        "skipped_steps": 0,
-        "global_steps": 2,
-        "dp_world_size": 1,
-        "mp_world_size": 1,
-        "ds_version": "0.17.1",
-    }
-    save(folder / "global_step2" / "mp_rank_00_model_states.pt", saved, tag, keep_cpu=_on_the_host)
-    (folder / "latest").write_text("global_step2")
-    (folder / "zero_to_fp32.py").write_text("# a script\n")
-    return folder
-
-
-def meta_consolidated(directory: Path, tag: str) -> Path:
-    """Weights as Meta publishes them: a file for each of two tensor-parallel ranks."""
-    folder = directory / "llama"
-    folder.mkdir(parents=True)
-    for rank in range(2):
-        weights = {
-            "tok_embeddings.weight": torch.full((8, 4), rank + 0.5, dtype=torch.bfloat16),
-            "layers.0.attention.wq.weight": torch.full((4, 8), rank + 1.5, dtype=torch.bfloat16),
-            "norm.weight": torch.ones(8, dtype=torch.bfloat16),
-        }
-        save(folder / f"consolidated.{rank:02}.pth", weights, tag)
-    (folder / "params.json").write_text(json.dumps({"dim": 8, "n_layers": 1, "n_heads": 2}))
-    (folder / "tokenizer.model").write_bytes(b"\x0a\x05<unk>")
-    return folder
-
-
-def mmengine_run(directory: Path, tag: str) -> Path:
-    """The work folder of a Runner of MMEngine (`runner/runner.py`, `save_checkpoint`)."""
-    net, optimizer = _net_and_optimizer()
-    folder = directory / "work"
-    (folder / "vis_data").mkdir(parents=True)
-    for epoch in (1, 2):
-        saved = {
-            "meta": {"epoch": epoch, "iter": 4 * epoch, "seed": _SEED, "dataset_meta": {}},
-            "state_dict": OrderedDict(net.state_dict()),
-            "message_hub": {"log_scalars": {}, "runtime_info": {}, "resumed_keys": {}},
-            "optimizer": optimizer.state_dict(),
-            "param_schedulers": [{"last_step": epoch}],
-        }
-        save(folder / f"epoch_{epoch}.pth", saved, tag, keep_cpu=_on_the_host)
-    (folder / "last_checkpoint").write_text("epoch_2.pth")
-    (folder / "config.py").write_text("model = dict()\n")
-    (folder / "vis_data" / "scalars.json").write_text("{}\n")
-    return folder
-
-
-def fairseq_run(directory: Path, tag: str) -> Path:
-    """The checkpoints of a run of fairseq (`trainer.py`, `state_dict`)."""
-    net, optimizer = _net_and_optimizer()
-    folder = directory / "checkpoints"
-    folder.mkdir(parents=True)
-    saved = {
-        "args": argparse.Namespace(arch="tiny", device="cuda:0", lr=[1e-3]),
-        "cfg": None,
-        "model": net.state_dict(),
-        "criterion": {},
-        "optimizer_history": [{"optimizer_name": "FairseqAdam", "num_updates": 2}],
-        "task_state": {},
-        "extra_state": {"metrics": OrderedDict(), "previous_training_time": 1.5},
-        "last_optimizer_state": optimizer.state_dict(),
-    }
-    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
-        save(folder / name, saved, tag, keep_cpu=_on_the_host)
-    return folder
+    trainer = engine_of.Engine(step)
+    return trainer, {"model": net, "optimizer": optimizer, "trainer": trainer}, [torch.ones(2, 3)]
 
 
 def ignite_run(directory: Path, tag: str) -> Path:
     """What `Checkpoint` of ignite saves through a DiskSaver: all of it, and the best model."""
-    pytest.importorskip("ignite")
-    from ignite.engine import Engine, Events
+    trainer, parts, data = _ignite(directory)
+    from ignite.engine import Events
     from ignite.handlers import Checkpoint, DiskSaver, global_step_from_engine
 
-    net, optimizer = _net_and_optimizer()
     folder = directory / "run"
-    trainer = Engine(lambda engine, batch: None)
-    parts = {"model": net, "optimizer": optimizer, "trainer": trainer}
     saver = DiskSaver(folder, create_dir=True, require_empty=False)
     step = global_step_from_engine(trainer)
     everything = Checkpoint(parts, saver, filename_prefix="training", global_step_transform=step)
     best = Checkpoint(
-        {"model": net},
+        {"model": parts["model"]},
         saver,
         filename_prefix="best",
         score_function=lambda engine: 0.5,
@@ -363,9 +282,61 @@ def ignite_run(directory: Path, tag: str) -> Path:
     )
     for handler in (everything, best):
         trainer.add_event_handler(Events.COMPLETED, handler)
-    with _saving(tag):
-        trainer.run([0] * 4, max_epochs=1)
+    with saving(tag):
+        trainer.run(data * 4, max_epochs=1)
     return folder
+
+
+def ignite_goes_on(folder: Path, scratch: Path) -> Mapping[str, object]:
+    """What ignite has after another epoch from such a folder."""
+    trainer, parts, data = _ignite(scratch)
+    from ignite.handlers import Checkpoint
+
+    saved = torch.load(folder / "training_checkpoint_1.pt", weights_only=True)
+    Checkpoint.load_objects(parts, saved)
+    torch.manual_seed(_SEED)
+    trainer.run(data * 4, max_epochs=2)
+    assert trainer.state.epoch == 2
+    return {name: each.state_dict() for name, each in parts.items()}
+
+
+# timm
+
+
+def _timm() -> tuple[Any, optim.Optimizer]:
+    library("timm")
+    torch.manual_seed(_SEED)
+    model = library("timm").create_model("test_vit", num_classes=2)
+    return model, optim.AdamW(model.parameters())
+
+
+def _timm_step(model: Any, optimizer: optim.Optimizer) -> None:
+    torch.manual_seed(_SEED)
+    model(torch.rand(2, 3, 160, 160)).square().mean().backward()
+    optimizer.step()
+
+
+def timm_run(directory: Path, tag: str) -> Path:
+    """What the `CheckpointSaver` of timm's training script writes."""
+    model, optimizer = _timm()
+    _timm_step(model, optimizer)
+    folder = directory / "train"
+    folder.mkdir(parents=True)
+    saver = library("timm.utils").CheckpointSaver(
+        model, optimizer, checkpoint_dir=str(folder), recovery_dir=str(folder)
+    )
+    with saving(tag):
+        saver.save_checkpoint(0, 0.5)
+    return folder
+
+
+def timm_goes_on(folder: Path, scratch: Path) -> Mapping[str, object]:
+    """What timm has after another step from such a folder."""
+    model, optimizer = _timm()
+    path = str(folder / "last.pth.tar")
+    assert library("timm.models").resume_checkpoint(model, path, optimizer) == 1
+    _timm_step(model, optimizer)
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 FOLDERS: Mapping[str, Maker] = {
@@ -378,6 +349,8 @@ FOLDERS: Mapping[str, Maker] = {
     "fairseq": fairseq_run,
     "ignite": ignite_run,
     "poutyne": poutyne_experiment,
+    "timm_run": timm_run,
+    "torchtune": torchtune_run,
 }
 
 #: What the library has after more steps from such a folder: (folder, scratch) → its state.
@@ -386,4 +359,11 @@ GOES_ON: Mapping[str, Callable[[Path, Path], Mapping[str, object]]] = {
     "accelerate": accelerate_goes_on,
     "lightning": lightning_goes_on,
     "poutyne": poutyne_goes_on,
+    "ignite": ignite_goes_on,
+    "deepspeed": deepspeed_goes_on,
+    "fairseq": fairseq_goes_on,
+    "meta": meta_goes_on,
+    "mmengine": mmengine_goes_on,
+    "timm_run": timm_goes_on,
+    "torchtune": torchtune_goes_on,
 }

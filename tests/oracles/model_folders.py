@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.making.frameworks import tiny_gpt2
-from tests.making.model_folders import SNAPSHOT, accelerate_run
+from tests.making.frameworks import is_here, library, tiny_gpt2
+from tests.making.model_folders import SNAPSHOT, accelerate_run, skorch_net
 
 State = Mapping[str, Any]
 
@@ -54,7 +54,7 @@ def _peft(folder: Path) -> State:
 
 
 def _one_file(*names: str) -> Callable[[Path], State]:
-    """The first of these files that is there, as timm, open_clip and skorch load one."""
+    """The first of these files that is there, as timm and open_clip load one."""
 
     def load(folder: Path) -> State:
         path = next(path for path in (folder / name for name in names) if path.exists())
@@ -66,6 +66,36 @@ def _one_file(*names: str) -> Callable[[Path], State]:
     return load
 
 
+def _timm(folder: Path) -> State:
+    if not is_here("timm"):
+        return _one_file("model.safetensors", "pytorch_model.bin")(folder)
+    model: Any = library("timm").create_model(f"local-dir:{folder}", pretrained=True)
+    return {**model.state_dict(), "pixels": model.eval()(torch.ones(1, 3, 160, 160))}
+
+
+def _open_clip(folder: Path) -> State:
+    if not is_here("open_clip"):
+        names = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+        return _one_file(*names)(folder)
+    model: Any = library("open_clip").create_model(f"local-dir:{folder}")
+    return {**model.state_dict(), "text": model.encode_text(torch.ones(1, 8, dtype=torch.long))}
+
+
+def _skorch(folder: Path) -> State:
+    """The net after another epoch."""
+    callbacks: Any = pytest.importorskip("skorch.callbacks")
+    checkpoint = callbacks.Checkpoint(dirname=folder, monitor=None)
+    suffix = ".safetensors" if (folder / "params.safetensors").exists() else ".pt"
+    if suffix == ".safetensors":
+        checkpoint.use_safetensors = True
+        for name in ("params", "optimizer", "criterion"):
+            setattr(checkpoint, f"f_{name}", f"{name}.safetensors")
+    net = skorch_net().initialize()
+    net.load_params(checkpoint=checkpoint)
+    net.partial_fit(torch.arange(24.0).view(8, 3) / 24, torch.arange(8) % 2)
+    return {**net.module_.state_dict(), "optimizer": net.optimizer_.state_dict()}
+
+
 def _accelerate(folder: Path) -> State:
     """The model after two more steps."""
     accelerator, step, model = accelerate_run()
@@ -75,8 +105,6 @@ def _accelerate(folder: Path) -> State:
     return {**model.state_dict(), "total": counter.total}
 
 
-_open_clip = _one_file("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-
 LOADERS: Mapping[str, Callable[[Path], State]] = {
     "accelerate": _accelerate,
     "diffusers": _diffusers,
@@ -84,8 +112,8 @@ LOADERS: Mapping[str, Callable[[Path], State]] = {
     "open_clip": _open_clip,
     "peft": _peft,
     "sentence_transformers": _sentence_transformers,
-    "skorch": _one_file("params.pt", "params.safetensors"),
-    "timm": _one_file("model.safetensors", "pytorch_model.bin"),
+    "skorch": _skorch,
+    "timm": _timm,
     "transformers": _transformers,
 }
 

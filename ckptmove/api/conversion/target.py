@@ -216,9 +216,11 @@ def target_of(
     if format is None:
         found = next((each for each in formats.WRITABLE if suffix in each.suffixes), None)
         if found is None and not is_folder:
+            says = f"the suffix {suffix!r} names" if suffix else f"{path!r} has no suffix and names"
+            folder = "" if suffix else f"{path}/ is a folder; or "
             raise UsageError(
-                f"the suffix {suffix!r} names no format to write",
-                hint=f"--format {' or --format '.join(writable)}",
+                f"{says} no format to write",
+                hint=f"{folder}--format {' or --format '.join(writable)}",
             )
         found = found or next(iter(writable.values()))
     elif format in writable:

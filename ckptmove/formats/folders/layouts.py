@@ -140,6 +140,8 @@ LAYOUTS: tuple[Layout, ...] = (
             Rule(r"(?:recipe_state/)?recipe_state\.pt", Section.OTHER, "recipe_state"),
             Rule(r"((?:hf_|meta_)?model_\d+(?:_\d+)?)\.pt", Section.MODEL, r"\1"),
             Rule(r"(adapter_\d+)\.pt", Section.MODEL, r"\1"),
+            Rule(r"(epoch_\d+)/model-0+1-of-0+1\.(?:bin|safetensors)", Section.MODEL, r"\1"),
+            Rule(r"(epoch_\d+)/adapter_model\.(?:pt|bin)", Section.MODEL, r"\1_adapter"),
         ),
         weights="the model",
     ),

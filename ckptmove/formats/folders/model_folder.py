@@ -24,7 +24,7 @@ from ...sources.place import EntryKind
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint, Folder
 from ..probe import Probe
-from .runs import own_folders_in, several_checkpoints
+from .runs import LIKE_CHECKPOINTS, own_folders_in, several_checkpoints
 from .strangers import refuse_stranger
 from .training_folder import TrainingFolder, holds_only, read_folder, unusual_checkpoints
 from .weight_names import FAMILIES, INDEX, INDEXES, NOT_COMPARED, shard_name, whole_of
@@ -152,7 +152,7 @@ def _may_hold_weights(probe: Probe, unusual: Sequence[str]) -> list[str]:
     if not indexes:
         refuse_stranger(probe)
     if not (found or unusual) and not any(
-        name.endswith(_LIKE_WEIGHTS) for name in _names_below(probe)
+        name.endswith(LIKE_CHECKPOINTS) for name in _names_below(probe)
     ):
         raise UnsupportedError(
             "is a directory without any file that usually holds weights",

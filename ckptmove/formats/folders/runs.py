@@ -28,6 +28,7 @@ UNLIKE_CHECKPOINTS = (
 )
 _MOST_FILES = 100_000
 _OWN = re.compile(r"(?:checkpoint|step|epoch)[-_](\d+)")
+_EPOCH = re.compile(r"epoch_\d+/")
 
 
 def is_own(name: str) -> bool:
@@ -38,8 +39,12 @@ def is_own(name: str) -> bool:
 def own_folders(names: Iterable[str]) -> list[str]:
     """The outermost folders that files are in and that are checkpoints of their own, by number.
 
-    The name of a folder ends with a slash.
+    The name of a folder ends with a slash. Those of torchtune (`epoch_0`) hold the weights alone,
+    and `recipe_state` beside them holds what they are trained with.
     """
+    names = list(names)
+    if any(each.startswith("recipe_state/") for each in names):
+        names = [each for each in names if not _EPOCH.match(each)]
     return sorted({own for name in names for own in _own(name)}, key=_in_order)
 
 

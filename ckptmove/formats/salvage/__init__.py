@@ -74,7 +74,9 @@ def remains_of(path: StrPath, *, follow_links: bool = False) -> Iterator[Remains
         opener = Opener(stack, formats.read_probe, formats.sniffed, follow_links=follow_links)
         probe = opener.probe(path, formats.new_session())
         with formats.uncollected():
-            yield _read(probe)
+            remains = _read(probe)
+        remains.warnings[:0] = opener.notes
+        yield remains
 
 
 def _read(probe: Probe, depth: int = 0) -> Remains:

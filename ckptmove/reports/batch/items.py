@@ -142,7 +142,7 @@ class Result(NamedTuple):
         output: what was written, or None.
         nbytes: the size of the source.
         bytes_written: the bytes written; in a dry run, those that would be.
-        copied: whether it is no checkpoint, and was copied unchanged.
+        copied: whether nothing in it was to change: it was copied, or in place left as it is.
         source_removed: whether the source was removed, after the output was read again.
         seconds: how long it took.
         source_stamp: what the file system or the store tells of the version of the source.

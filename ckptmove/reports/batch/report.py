@@ -145,7 +145,9 @@ class BatchPlan(Report):
         nbytes = sum(task.item.nbytes for task in tasks)
         copied = sum(each.copied for each in self.forecasts or ())
         told = [f"would {self.verb} {plural(len(rows) - copied, 'item')}, {size(nbytes)}"]
-        told += [f"would copy {copied:,} unchanged"] if copied else []
+        in_place = self.destination in (None, self.source)
+        unchanged = f"{copied:,} unchanged" if in_place else f"would copy {copied:,} unchanged"
+        told += [unchanged] if copied else []
         told += self._told()
         held_up = sum(bool(task.obstacle) for task in tasks)
         if held_up:
@@ -188,7 +190,7 @@ class BatchReport(Report):
     Attributes:
         verb, source, destination: as in the plan.
         outcomes: the numbers of items that are `done`, `skipped`, `refused` and `failed`.
-        copied: how many of those done are no checkpoints, and were copied unchanged.
+        copied: how many of those done have nothing to change: copied, or in place left as they are.
         sources_removed: how many had their source removed.
         failures: the results of items that were refused or failed.
         remaining: the names of items without a result, because the run was stopped.
@@ -255,7 +257,8 @@ class BatchReport(Report):
         parts = [f"{_DID[self.verb]} {plural(done, 'item')}, {size(self.nbytes)}"]
         parts[0] += f" in {self.seconds:.2f} s"
         if self.copied:
-            parts.append(f"{self.copied:,} copied unchanged")
+            in_place = self.destination in (None, self.source)
+            parts.append(f"{self.copied:,} {'unchanged' if in_place else 'copied unchanged'}")
         if self.sources_removed:
             parts.append(f"{plural(self.sources_removed, 'source')} removed")
         parts += [

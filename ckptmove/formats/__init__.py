@@ -183,7 +183,7 @@ def named(path: StrPath) -> tuple[str, Sequence[str]]:
 def read(source: Readable) -> Checkpoint:
     """Read a checkpoint of one file of any format, without its tensors."""
     probe = Probe(source, new_session())
-    with _explaining(probe), uncollected():
+    with explaining(probe.path, probe.file), uncollected():
         return read_probe(probe)
 
 

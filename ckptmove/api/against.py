@@ -58,7 +58,8 @@ def compare(
     except InputError as error:
         if place_of(against).is_unreachable(error):
             raise
-        return Finding("against", FAILED, f"it can't be compared: {error}")
+        hint = () if error.hint is None else (error.hint,)
+        return Finding("against", FAILED, f"it can't be compared: {error}", hint)
     unlike = list(found.differences)
     if subset:
         moved = _moved_values(found.differences)

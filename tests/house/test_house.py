@@ -363,6 +363,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.salvage.zero_fill",
         "formats.salvage.listing",
         "formats.salvage.pickled",
+        "formats.salvage.zero_fill",
         "formats.salvage.zipped",
         "formats.salvage.safetensors",
         "formats.salvage.readable",

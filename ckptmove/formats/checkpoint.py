@@ -8,8 +8,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from ..errors import UnsupportedError, WriteError
-from ..graph.canonical import Graph, StorageSlice, canonical
-from ..graph.draft import CheckpointGraph, StorageBytes
+from ..graph.canonical import Graph, canonical
+from ..graph.draft import CheckpointGraph
 from ..graph.program_tensors import state_dict
 from ..manifest.manifest import Manifest, Storage, TensorEntry
 from ..manifest.other_records import HeldRecord, RecordKind
@@ -17,7 +17,7 @@ from ..manifest.paths import Path
 from ..pickles.compare import difference
 from ..pickles.nodes import Call, Node
 from ..placement.place import Moves
-from ..plans.plan import Plan, Proof
+from ..plans.plan import Plan
 from ..reports.convert import Loss
 from ..sources.source import MAX_NBYTES, FetchStats, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
@@ -25,6 +25,7 @@ from ..torch_pickle.streams import Container, LocationEdits, Stream, whole
 from ..torch_pickle.tree import join_roots
 from ..torch_pickle.values.tensors import device_text
 from .file_shares import shares_of
+from .storage_bytes import bytes_of_part, stored_bytes
 
 
 class Carries(NamedTuple):
@@ -211,7 +212,7 @@ class Checkpoint:
         tags = self._tags()
         beside = list(dict.fromkeys(each.beside for each in container.everything() if each.beside))
         stored = {
-            key: _cut(key, graph.cut[key], origins, storages)
+            key: bytes_of_part(key, graph.cut[key], origins, storages)
             if key in graph.cut
             else stored_bytes(origins[key], storages[key])
             for key in graph.storages
@@ -384,38 +385,6 @@ def _raw_tensor(graph: Graph, entry: TensorEntry, storages: Mapping[str, Storage
     )
 
 
-def stored_bytes(container: Container, storage: Storage) -> StorageBytes:
-    """Where the bytes of a storage come from."""
-    if storage.extent is None and storage.nbytes:
-        content = container.content(storage.id)
-        return StorageBytes(
-            id=storage.id,
-            location=storage.location,
-            dtype=storage.dtype,
-            nbytes=len(content),
-            content=content,
-            big_endian=container.big_endian,
-        )
-    return StorageBytes(
-        id=storage.id,
-        location=storage.location,
-        dtype=storage.dtype,
-        nbytes=storage.nbytes,
-        source=0 if storage.extent is None else storage.extent.source,
-        start=0 if storage.extent is None else storage.extent.start,
-        crc32=container.crc32(storage.id),
-        big_endian=container.big_endian,
-        proofs=_proofs(container, storage),
-    )
-
-
-def _proofs(container: Container, storage: Storage) -> Sequence[Proof]:
-    """The checksums of a storage's parts, by the numbers that its files have among all."""
-    proofs = container.proofs(storage.id)
-    first = 0 if storage.extent is None else storage.extent.source
-    return [each._replace(source=first + each.source) for each in proofs] if first else proofs
-
-
 def _parts_cut(graph: Graph) -> Iterator[str]:
     if graph.cut:
         n = len(graph.cut)
@@ -423,22 +392,6 @@ def _parts_cut(graph: Graph) -> Iterator[str]:
         if n > 1:
             each = "parts of storages are used as storages: each becomes"
         yield f"{n:,} {each} a separate storage"
-
-
-def _cut(
-    key: str, cut: StorageSlice, origins: Mapping[str, Container], storages: Mapping[str, Storage]
-) -> StorageBytes:
-    """A part of a storage as one of its own."""
-    whole = stored_bytes(origins[cut.storage], storages[cut.storage])
-    content = whole.content
-    return whole._replace(
-        id=key,
-        nbytes=cut.nbytes,
-        start=whole.start + cut.start,
-        crc32=0,
-        proofs=(),
-        content=None if content is None else content[cut.start : cut.start + cut.nbytes],
-    )
 
 
 def _difference(old: Stream, new: Stream, spelling: LocationEdits) -> str | None:

@@ -202,8 +202,7 @@ class Manifest(Report):
         metadata: the metadata of safetensors, text by key.
         divisions: how a distributed checkpoint divides its tensors into chunks, by their names:
             `rows/4`, `2×2`, `one copy, rank 2`.
-        tags: the devices that the files of ranks say of tensors that are put together of several,
-            and so have none themselves; by their names.
+        tags: the devices that files of ranks say of tensors put together of several, by name.
         chunks: those chunks, where they lie in their tensors and in which file, if asked for.
         aliases: containers that are listed before under another path.
         globals: every name that unpickling would import.
@@ -385,9 +384,8 @@ class Manifest(Report):
         """Return the tensors that are not on `device`, except those that belong on the CPU.
 
         RNG states and optimizer steps of a checkpoint for `cuda:0` are on the CPU, as torch keeps
-        them; numpy arrays have no device. What is stored without one, as in safetensors, is loaded
-        wherever one asks, unless it is put together of files that say other devices.
-        `cuda` without an index matches all of its type.
+        them. What is stored without a device, as in safetensors, is loaded wherever one asks,
+        unless files that say other devices make it up. `cuda` matches each index.
         """
         wanted = parse(device)
 
@@ -402,8 +400,7 @@ class Manifest(Report):
 
     def _said_of(self, entry: TensorEntry) -> tuple[str, ...]:
         """The devices that are said of a tensor."""
-        told = self.tags.get(entry.name)
-        return told or (() if self.is_untagged(entry) else (entry.device,))
+        return self.tags.get(entry.name) or (entry.device,) * (not self.is_untagged(entry))
 
     def require(self, device: str) -> None:
         """Raise unless everything is on `device`, as `elsewhere` counts it.

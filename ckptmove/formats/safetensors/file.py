@@ -28,8 +28,9 @@ from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
 from ...torch_pickle.values.strided import MOST_DIMENSIONS
 from ..base import PickledFormat, WritableFormat, runs_nothing
-from ..checkpoint import Carries, Checkpoint, stored_bytes
+from ..checkpoint import Carries, Checkpoint
 from ..probe import Probe
+from ..storage_bytes import stored_bytes
 from ..writing import WriteOptions, WritePlan
 from .header import LENGTH_NBYTES, Entry, quote, read_header
 from .metadata import other_names

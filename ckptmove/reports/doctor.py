@@ -149,8 +149,11 @@ def _nothing(found: Diagnosis) -> str:
             return f"nothing is wrong{rest}"
         first = "training step" if trace.steps == 1 else f"{trace.steps:,} training steps"
         if found.not_run:
-            were = "were" if len(found.not_run) > 1 else "was"
-            rest = f"; {' and '.join(found.not_run)} {were} not run{rest}"
+            missed = " and ".join((", ".join(found.not_run[:-1]), found.not_run[-1])).removeprefix(
+                " and "
+            )
+            were = "was" if found.not_run in (("evaluation",), ("saving",)) else "were"
+            rest = f"; {missed} {were} not run{rest}"
         return f"no device fault in the first {first}{rest}"
     if trace is None or not trace.calls:
         return "could not be simulated" if found.not_simulated else "nothing was watched"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..live.tracing.operations import is_table
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import said
 from ..live.tracing.trace import diagnose
@@ -193,11 +194,12 @@ class _Run:
         here = trace.operations.get(trace.device, 0)
         most = failed is None and 2 * here > sum(trace.operations.values())
 
-        def rank(model: torch.nn.Module) -> tuple[bool, bool, bool, int, int]:
+        def rank(model: torch.nn.Module) -> tuple[bool, bool, bool, bool, int, int]:
             parameters = list(model.parameters())
             return (
                 any(names.fed(each) for each in parameters),
                 any(id(each) in trained for each in parameters),
+                not is_table(model),  # which may stay on the CPU
                 # What stays elsewhere beside a model that does the work is meant to, as a table.
                 most and parameters[0].device == self.home,
                 sum(map(_count, parameters)),
@@ -237,11 +239,12 @@ class _Run:
         return _noted(found, f"the script was stopped: no optimizer took a step in {waited}")
 
     def _not_run(self) -> tuple[str, ...]:
-        """What the script has and was not run, as far as its text tells."""
+        """What the script has and was not run: later steps, and what its text tells."""
         evaluates = "evaluation" if _EVALUATES.search(self._text) else ""
         saves = "saving" if _SAVES.search(self._text) else ""
         missed = (saves, evaluates if not self.recorder.evaluated else "")
-        return tuple(each for each in reversed(missed) if each)
+        later = f"steps after the first {self.recorder.steps:,}" if self.recorder.steps else ""
+        return tuple(each for each in (later, *reversed(missed)) if each)
 
     def raised(self, error: BaseException) -> Diagnosis:
         """The diagnosis after the script raised an exception."""

@@ -49,6 +49,11 @@ def root_variable(name: str) -> str:
     return found if found.isidentifier() else ""
 
 
+def is_assignable(name: str) -> bool:
+    """Whether code may assign to a name: `x`, `self.x`, `batch['x']`; but not `batch[0]`."""
+    return re.fullmatch(r"(self\.)?[^\W\d]\w*(\[(['\"]).*\3\])?", name) is not None
+
+
 def changed_operand(case: Evidence) -> Operand | None:
     """What the failed operation would have changed in place, such as an average, or None."""
     error = case.trace.error if case.trace is not None else None
@@ -64,14 +69,14 @@ def _brought(name: str, device: str) -> str:
     A tuple takes no item, and a name with a dot or a number may be one's.
     """
     variable = root_variable(name)
-    if name == variable or re.fullmatch(r"self\.\w+|\w+\[(['\"]).*\1\]", name):
+    if is_assignable(name):
         return f'{name} = {name}.to("{device}")'
     return f'{variable} = ckptmove.to_device({variable}, "{device}")'
 
 
 def _is_target(operand: Operand, case: Evidence) -> bool:
     """Whether the user's loop made it for a loss, as a batch is made."""
-    if operand.held != "made" or operand.module or not root_variable(operand.variable):
+    if operand.held != "made" or operand.owner or not root_variable(operand.variable):
         return False
     if _WEIGHT.search(case.failed or ""):  # of the classes, which is no part of a batch
         return False
@@ -130,10 +135,12 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
         first = f"what {case.trace.error} takes" if case.trace is not None else first
         names = {first: broken[0]}
     where = " and ".join(sorted({each.device for each in names.values()}))
-    one = _brought(first if variable else "x", case.device)
-    fix = f"{one} in the loop; or the whole batch: {findings.batch_fix(case.device)}"
-    if one == findings.batch_fix(case.device):
-        fix = f"{one} in the loop"
+    whole = findings.batch_fix(case.device)
+    if not variable:
+        fix = f'bring it before: .to("{case.device}"); of a batch, all of it: {whole}'
+    else:
+        one = _brought(first, case.device)
+        fix = f"{one} in the loop" + (f"; or the whole batch: {whole}" if one != whole else "")
     lines = lines or [f"{each}" for each in broken if bare_name(each.name) != each.name]
     evidence = lines[:MOST_LINES] or ([case.failed] if case.failed else [])
     yield findings.batch(list(names), where, fix, evidence)

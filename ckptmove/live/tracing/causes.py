@@ -23,7 +23,7 @@ from .batch_causes import (
     changed_operand,
     copied_away,
     dropped,
-    root_variable,
+    is_assignable,
 )
 from .device_choice import Choice
 from .evidence import MOST_LINES, UNKNOWN, Evidence
@@ -207,7 +207,10 @@ def _hidden(case: Evidence) -> Iterator[Verdict]:
         entry = entries.get(names[group][0])
         those = sorted(names[group])
         where = "cpu" if entry is None else entry.device
-        fix = advice.get(those[0], f'move it to the device of the model: .to("{case.device}")')
+        attribute = those[0].rpartition(".")[2]
+        registered = f'self.register_buffer("{attribute}", …, persistent=False)'
+        there = f'move it to the device of the model: .to("{case.device}")'
+        fix = advice.get(those[0], registered if attribute.isidentifier() else there)
         yield findings.unregistered(
             those, fix, where=f"on {where}", evidence=told[:MOST_LINES], severity=worst[group]
         )
@@ -251,7 +254,7 @@ def _made(case: Evidence) -> Iterator[Verdict]:
         fix = (
             f"create it on the device of the tensor that it is used with: {op}(…, device=x.device)"
         )
-        bring = f"{root_variable(made) or 'it'}.to(x.device)"
+        bring = f"{made} = {made}.to(x.device)" if is_assignable(made) else "it.to(x.device)"
         if made == PARAMETER:
             fix = "make the module once, in __init__: there model.to moves it, and it is trained"
         yield Verdict(

@@ -144,7 +144,12 @@ class _Source:
 
     def assigned(self, values: Mapping[str, str], is_on: str) -> Choice | None:
         """A variable that is moved to, and was given the wrong device."""
-        used = self._moved_to()
+        used, values = self._moved_to(), dict(values)
+        for target, value in [*self._assignments()][::-1]:  # `self.device = device`
+            name, other = ast.unparse(target), ast.unparse(value)
+            if name in used and name in values and isinstance(value, (ast.Name, ast.Attribute)):
+                used.add(other)
+                values[other] = values[name]
         found: Choice | None = None  # of several assignments, the last
         for target, value in self._assignments():
             name = ast.unparse(target)
@@ -277,12 +282,13 @@ class _Source:
                     found = self._argument(each.attr)
                 elif isinstance(each, ast.Call):
                     found = self._environment(each)
-                elif isinstance(each, ast.Name) and each.id not in known:
-                    known.add(each.id)
-                    for target, given in self._assignments():
+                if isinstance(each, (ast.Name, ast.Attribute)):
+                    name = ast.unparse(each)
+                    for target, given in self._assignments() if name not in known else ():
                         plain = isinstance(given, ast.Call) and "parse" in ast.unparse(given.func)
-                        if ast.unparse(target) == each.id and given is not value and not plain:
-                            yield f"{each.id} = {self.code(given)} at {self.at(given)}", ""
+                        if ast.unparse(target) == name and given is not value and not plain:
+                            known.add(name)
+                            yield f"{name} = {self.code(given)} at {self.at(given)}", ""
                             todo.append(given)
                 if found is not None:
                     yield found

@@ -20,6 +20,7 @@ SYNCS = frozenset(
 COPIES = frozenset(("_copy_from", "_to_copy", "copy", "copy_"))
 #: Operations that compute nothing: other names for a tensor.
 NAMES = frozenset(("alias", "detach", "detach_", "lift", "lift_fresh", "lift_fresh_copy"))
+_TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 #: Shown for what copies a tensor to another device.
 COPY = "a copy"
 #: Shown for an operation without a name in Python.
@@ -96,6 +97,11 @@ def factory(op: str) -> str:
 def is_big(tensor: torch.Tensor) -> bool:
     """Whether a tensor is more than a mere number, which may be on any device."""
     return tensor.dim() > 0
+
+
+def is_table(module: torch.nn.Module) -> bool:
+    """Whether a module has parameters in embeddings alone, which may be too large for a device."""
+    return all(type(each) in _TABLES for each in module.modules() if each._parameters)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

@@ -34,6 +34,7 @@ from .operations import (
     Failing,
     indexed,
     is_big,
+    is_table,
     kind_of_operation,
     operands_of,
     runs_for,
@@ -54,8 +55,6 @@ from .tensor_names import Names, key_of
 from .unused_copies import Copies, Copy
 
 _MOST_LINES = 1 << 17  # operations of which a backward pass may ask the line
-#: Modules that may stay on the CPU because they are large.
-_TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _MOST_CAUSES = 16  # of an exception
 
 
@@ -208,7 +207,7 @@ class Recorder(TorchDispatchMode):
         def spelled(argument: str, tensor: torch.Tensor) -> str:
             if frame is None or indexed(tensor.device) == self._home:
                 return argument
-            return variable(frame, tensor) or argument
+            return variable(frame, tensor) or self.names.kept(frame, tensor) or argument
 
         given = self.names.called(module, args, kwargs, spelled, frame)
         self._copies.use(given, moved=False)
@@ -226,8 +225,8 @@ class Recorder(TorchDispatchMode):
         parameter = next(module.parameters(), None)
         if frame is None or parameter is None or indexed(parameter.device) == self._home:
             return
-        if all(type(each) in _TABLES for each in module.modules() if each._parameters):
-            return  # they may be too large for the device
+        if is_table(module):
+            return  # it may be too large for the device
         self._callers.note(module, frame)
         if not self.steps:
             return  # what runs once, before all steps, may be slow

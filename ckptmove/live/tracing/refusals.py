@@ -6,22 +6,90 @@ Its texts are those of torch 2.x on CUDA, which `trial/simulation` raises too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from typing import NamedTuple
 
 from ...reports.doctor import Verdict
 
 _AT = re.compile(r" \(at (?P<line>[^()]*)\)$")
-_NUMPY = re.compile(r"can't convert (?P<device>\S+) device type tensor to numpy")
-_LENGTHS = re.compile(
-    r"'lengths' argument should be a 1D CPU int64 tensor, but got \S+ (?P<is>\S+)"
+
+
+class Refusal(NamedTuple):
+    """A text of torch, and what is wrong then.
+
+    Title and fix are formatted with the groups of the pattern, `line`, where it was raised, and
+    `device`, where everything is meant to be.
+    """
+
+    pattern: re.Pattern[str]
+    cause: str
+    title: str
+    fix: str
+
+
+_REFUSALS = (
+    Refusal(
+        re.compile(r"can't convert (?P<found>\S+) device type tensor to numpy"),
+        "host-value",
+        "NumPy reads only the CPU's memory, and is given a tensor on {found} at {line}",
+        "bring it first: x.detach().cpu().numpy(); of a loss that is kept, loss.item()",
+    ),
+    Refusal(
+        re.compile(
+            r"'lengths' argument should be a 1D CPU int64 tensor, but got \S+ (?P<found>\S+)"
+        ),
+        "host-value",
+        "the lengths of packed sequences are on {found} at {line}; torch wants them on cpu",
+        "lengths.cpu() there; move the sequences alone",
+    ),
+    Refusal(
+        re.compile(
+            r"Expected a '?cpu'? (?:device type|generator device) for generator but found "
+            r"'?(?P<found>[\w:]+)'?"
+        ),
+        "generator-elsewhere",
+        "the generator is on {found}, and the random numbers are made on cpu at {line}",
+        'generator = torch.Generator("cpu")',
+    ),
+    Refusal(
+        re.compile(
+            r"Expected a '?(?P<wanted>[\w:]+)'? (?:device type|generator device) for generator but "
+            r"found '?(?P<found>[\w:]+)'?"
+        ),
+        "generator-elsewhere",
+        "the generator is on {found}, and the random numbers are made on {wanted} at {line}",
+        'generator = torch.Generator("{device}"); after torch.set_default_device, a DataLoader '
+        'that shuffles needs DataLoader(…, generator=torch.Generator("{device}"))',
+    ),
+    Refusal(
+        re.compile(r"Cannot re-initialize CUDA in forked subprocess"),
+        "device-in-worker",
+        "a worker of the DataLoader uses {device} at {line}, which a forked process can't",
+        "let the dataset give tensors on the CPU, and move each batch in the loop",
+    ),
+    Refusal(
+        re.compile(r"cannot pin '(?P<type>\S+)'"),
+        "pinned-elsewhere",
+        "pin_memory is given what is on {device} already ({type}) at {line}",
+        "drop pin_memory=True; or let the dataset give tensors on the CPU, and move each batch",
+    ),
+    Refusal(
+        re.compile(r"can't optimize a non-leaf Tensor"),
+        "parameter-moved",
+        "the optimizer at {line} is given a copy of a parameter, which can't be trained",
+        "move the values before they become a parameter: "
+        'nn.Parameter(values.to("{device}")), or torch.randn(…, device=…, requires_grad=True)',
+    ),
+    Refusal(
+        re.compile(
+            r"on device (?P<first>\S+) \(device_ids\[0\]\) but found one of them on device: "
+            r"(?P<found>(?!cpu)\w+:(?P<index>\d+))"
+        ),
+        "model-never-moved",
+        "DataParallel starts from {first} (device_ids[0]), and its model is on {found}, at {line}",
+        'model.to("{first}"); or name its device first: '
+        "nn.DataParallel(model, device_ids=[{index}])",
+    ),
 )
-_GENERATOR = re.compile(
-    r"Expected a '?(?P<wanted>[\w:]+)'? (?:device type|generator device) for generator but "
-    r"found '?(?P<is>[\w:]+)'?"
-)
-_FORKED = re.compile(r"Cannot re-initialize CUDA in forked subprocess")
-_PINNED = re.compile(r"cannot pin '(?P<type>\S+)'")
-_NO_LEAF = re.compile(r"can't optimize a non-leaf Tensor")
 
 
 def refusal(failed: str, device: str) -> Verdict | None:
@@ -33,79 +101,9 @@ def refusal(failed: str, device: str) -> Verdict | None:
     """
     at = _AT.search(failed)
     line = at["line"] if at else "an unknown line"
-    for pattern, verdict in _REFUSALS:
+    for pattern, cause, title, fix in _REFUSALS:
         found = pattern.search(failed)
         if found is not None:
-            cause, title, fix = verdict(found, line, device)
-            return Verdict(cause, title, fix, (failed,))
+            known = {**found.groupdict(), "line": line, "device": device}
+            return Verdict(cause, title.format(**known), fix.format(**known), (failed,))
     return None
-
-
-_Found = tuple[str, str, str]  # cause, title, fix
-
-
-def _numpy(found: re.Match[str], line: str, device: str) -> _Found:
-    return (
-        "host-value",
-        f"NumPy reads only the CPU's memory, and is given a tensor on {found['device']} at {line}",
-        "bring it first: x.detach().cpu().numpy(); of a loss that is kept, loss.item()",
-    )
-
-
-def _lengths(found: re.Match[str], line: str, device: str) -> _Found:
-    return (
-        "host-value",
-        f"the lengths of packed sequences are on {found['is']} at {line}; torch wants them on cpu",
-        "lengths.cpu() there; move the sequences alone",
-    )
-
-
-def _generator(found: re.Match[str], line: str, device: str) -> _Found:
-    wanted = found["wanted"]
-    made = f'torch.Generator("{device if wanted != "cpu" else "cpu"}")'
-    fix = f"generator = {made}"
-    if wanted != "cpu":
-        fix += (
-            "; after torch.set_default_device, a DataLoader that shuffles needs "
-            f"DataLoader(…, generator={made})"
-        )
-    return (
-        "generator-elsewhere",
-        f"the generator is on {found['is']}, and the random numbers are made on {wanted} at {line}",
-        fix,
-    )
-
-
-def _forked(found: re.Match[str], line: str, device: str) -> _Found:
-    return (
-        "device-in-worker",
-        f"a worker of the DataLoader uses {device} at {line}, which a forked process can't",
-        "let the dataset give tensors on the CPU, and move each batch in the loop",
-    )
-
-
-def _pinned(found: re.Match[str], line: str, device: str) -> _Found:
-    return (
-        "pinned-elsewhere",
-        f"pin_memory is given what is on {device} already ({found['type']}) at {line}",
-        "drop pin_memory=True; or let the dataset give tensors on the CPU, and move each batch",
-    )
-
-
-def _no_leaf(found: re.Match[str], line: str, device: str) -> _Found:
-    return (
-        "parameter-moved",
-        f"the optimizer at {line} is given a copy of a parameter, which can't be trained",
-        "move the values before they become a parameter: "
-        f'nn.Parameter(values.to("{device}")), or torch.randn(…, device=…, requires_grad=True)',
-    )
-
-
-_REFUSALS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], str, str], _Found]], ...] = (
-    (_NUMPY, _numpy),
-    (_LENGTHS, _lengths),
-    (_GENERATOR, _generator),
-    (_FORKED, _forked),
-    (_PINNED, _pinned),
-    (_NO_LEAF, _no_leaf),
-)

@@ -31,7 +31,12 @@ _OURS = str(Path(__file__).parents[2]) + os.sep
 #: Our code that replaces code of torch, and is called by the user's.
 _LIKE_TORCH = f"{_OURS}trial{os.sep}simulation{os.sep}"
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_PACKAGES = tuple(str(Path(sysconfig.get_path(kind))) + os.sep for kind in ("purelib", "platlib"))
+_PACKAGES = tuple(
+    str(each) + os.sep
+    for kind in ("purelib", "platlib")
+    for path in [Path(sysconfig.get_path(kind))]
+    for each in (path, path.resolve())  # a virtual environment may be a link
+)
 _STDLIB = str(Path(sysconfig.get_path("stdlib"))) + os.sep
 #: Where torch's Python calls the engine of backward passes.
 _ENGINE = str(Path("torch", "autograd", "graph.py"))

@@ -19,10 +19,19 @@ from ...reports.events import Operand, Site
 from ..inventory.holdings import COMPILED, Ownership, holdings, written
 from ..inventory.object_walk import Reach
 from .operations import COPY, UNNAMED, factory
-from .source_lines import is_outer, is_within, items_of, locals_of, modules_in, variable
+from .source_lines import (
+    is_outer,
+    is_within,
+    items_of,
+    locals_of,
+    modules_in,
+    user_frame,
+    variable,
+)
 
 _MOST_KEPT = 4096  # inputs, and tensors that were made, of which something is remembered
 _MOST_SOURCES = 16  # of what was computed of another, one after the other
+_MOST_CALLERS = 8  # whose variables are looked at for what a tensor is of
 _MOST_WALKS = 32  # through the model to find a name
 #: Made where no model runs; and computed of such there, as a batch is.
 _OUTSIDE, _GIVEN = "outside", "given"
@@ -166,9 +175,23 @@ class Names:
             self._called.pop(id(model), None)
             self._called[id(model)] = weakref.ref(model)
         for name, tensor in _arguments(model, args, kwargs):
-            self._inputs.note(tensor, spelled(name, tensor))
+            made: Site | None = self._made.about(tensor)
+            if made is None or not made.phase or made.op == COPY:  # else a model's own doing
+                self._inputs.note(tensor, spelled(name, tensor))
             found.append(tensor)
         return found
+
+    def kept(self, frame: FrameType | None, tensor: torch.Tensor) -> str:
+        """The variable, of a frame or its callers, that holds what a tensor is of; or ""."""
+        keys = self._chain(tensor)
+        for _ in range(_MOST_CALLERS):
+            if frame is None or not keys:
+                return ""
+            name, _tensor = kept_in(frame, keys) or ("", None)
+            if name:
+                return name
+            frame = user_frame(frame.f_back)
+        return ""
 
     def made(self, tensor: torch.Tensor, site: Site) -> None:
         """Remember where a tensor was made."""
@@ -213,6 +236,10 @@ class Names:
                 return Operand(inner, device, tuple(tensor.shape), held, "", "", owner)
         if held in _LOOSE:
             other = "" if frame is None else variable(frame, tensor)
+            if held == _OUTSIDE and frame is not None and _is_of_module(frame, other):
+                name, module = other.removeprefix("self."), type(frame.f_locals["self"]).__name__
+                held = str(Ownership.UNREGISTERED)
+                return Operand(name, device, tuple(tensor.shape), held, "", "", module)
             if held == _OUTSIDE:  # made where it is used, or once; else passed on, like a batch
                 line = name.rpartition(" at ")[2]
                 here = frame is not None and (is_within(frame, line) or is_outer(frame, other))
@@ -249,6 +276,7 @@ class Names:
         holder, kept = (other, tensor)
         if frame is not None and not other:
             holder, kept = kept_in(frame, self._chain(tensor)) or ("", tensor)
+            holder = holder or self.kept(user_frame(frame.f_back), tensor)
         if holder.startswith("self."):
             origin = _spell(self._origins.about(kept) or self._made.about(kept))
             maker, _, line = origin.rpartition(" at ")
@@ -287,7 +315,8 @@ class Names:
             return derived
         if made is not None:
             held = "made" if made.phase else _OUTSIDE
-            return _Name(f"what {_maker(made.op)} makes at {made.source}", held, made.module)
+            name = f"what {_maker(made.op)} makes at {made.source}"
+            return _Name(name, held, made.module, made.phase)
         sizes = ", ".join(map(str, tensor.shape))
         return _Name(f"a {str(tensor.dtype).removeprefix('torch.')} tensor [{sizes}]", "", "")
 
@@ -340,6 +369,13 @@ def kept_in(frame: FrameType, keys: Sequence[int]) -> tuple[str, torch.Tensor] |
             if isinstance(each, torch.Tensor) and key_of(each) in keys:
                 return f"{name}{key}", each
     return None
+
+
+def _is_of_module(frame: FrameType, name: str) -> bool:
+    """Whether a frame's variable is an attribute of the module whose method it runs."""
+    of = locals_of(frame).get("self")
+    attribute = name.removeprefix("self.")
+    return isinstance(of, nn.Module) and attribute != name and attribute in vars(of)
 
 
 def _spell(made: Site | None) -> str:

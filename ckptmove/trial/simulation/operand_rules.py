@@ -91,13 +91,16 @@ class Rules:
         taken = [(name, each) for name, value in operands.items() for each in tensors_in(value)]
         if not any(is_there(each) for _, each in taken):
             return
+        numbers = 0
         for name, each in taken:
             if is_there(each):
                 if self.name in _MATRICES:
                     _check_matrix(self.name, each)
                 continue
             if self._numbers and not each.dim() and name not in self.written:
-                continue  # a number may be on the CPU
+                numbers += 1
+                if numbers == 1 or self._lists or self.name == "where":
+                    continue  # a number may be on the CPU; two may not, but for `where`
             if not self._numbers:
                 raise RuntimeError(
                     f"Expected all tensors to be on the same device, but got {name} is on "

@@ -5,6 +5,7 @@ The kernels are those of `device`; here is what Python code sees of the device, 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import warnings
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.jit._script import RecursiveScriptModule
+from torch.utils._device import _device_constructors
 
 from .device import install
 from .device_kernels import generators, type_name
@@ -35,8 +37,9 @@ def hosting(device: torch.device) -> Iterator[None]:
     Raises:
         NotSimulated: it can't be.
     """
-    # It lists functions of torch by identity, so before they are replaced.
+    # These list functions of torch by identity, so before they are replaced.
     importlib.import_module("torch._dynamo")
+    _device_constructors()
     install(device)
     with ExitStack() as stack:
         for target, name, value in (*answers(str(device)), *_seen(device), *_asked(device)):
@@ -174,6 +177,12 @@ def _asked(device: torch.device) -> list[tuple[Any, str, Any]]:
     accelerator = getattr(torch, "accelerator", None)
     found: list[tuple[Any, str, Any]] = [
         (torch, "Generator", _generator()),
+        *(
+            (of, name, _drawing(getattr(of, name), device.type))
+            for of in (torch, Tensor, torch.utils.data.dataset)
+            for name in _DRAWING
+            if hasattr(of, name)
+        ),
         (torch, "device", _Named("device", (), {"__module__": "torch"})),
         (torch, "compile", _compile),
         *((torch, name, _autocast(name, device.type)) for name in _AUTOCAST),
@@ -212,6 +221,12 @@ def _count(device: torch.device) -> int:
 _visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # before the script
 _INDEX = ("current_device_index", "current_device_idx")
 _ACCELERATED = ("set_device_index", "set_device_idx", "synchronize", "set_stream", "empty_cache")
+#: What draws numbers, as functions of torch and methods of tensors; torch's data sets import one.
+_DRAWING = (
+    *("bernoulli", "multinomial", "normal", "poisson", "rand", "randint", "randn", "randperm"),
+    *("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_"),
+    *("random_", "uniform_"),
+)
 _AUTOCAST = (
     *("set_autocast_enabled", "is_autocast_enabled"),
     *("get_autocast_dtype", "set_autocast_dtype"),
@@ -285,6 +300,20 @@ def _generator() -> type:
             return shown.device if there else real.device.__get__(self)
 
     return Generator
+
+
+def _drawing(real: Any, kind: str) -> Callable[..., Any]:
+    """A function that draws numbers: on the CPU it takes no generator of the device."""
+
+    @functools.wraps(real)
+    def drawn(*args: Any, **kwargs: Any) -> Any:
+        made = real(*args, **kwargs)
+        key = getattr(kwargs.get("generator"), "_cdata", None)
+        if key in generators and not is_there(made):
+            raise RuntimeError(f"Expected a 'cpu' device type for generator but found '{kind}'")
+        return made
+
+    return drawn
 
 
 class _Compiled(torch.nn.Module):

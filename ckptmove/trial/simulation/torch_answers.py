@@ -258,10 +258,11 @@ def _alone(name: str) -> Callable[..., Any]:
     """`DataParallel.forward` where there is one device: that of its module, with its check."""
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        first = getattr(self, "src_device_obj", name)
         for each in (*self.module.parameters(), *self.module.buffers()):
-            if not each.is_cuda:
+            if str(each.device) != str(first):
                 raise RuntimeError(
-                    f"module must have its parameters and buffers on device {name} "
+                    f"module must have its parameters and buffers on device {first} "
                     f"(device_ids[0]) but found one of them on device: {each.device}"
                 )
 

@@ -50,12 +50,13 @@ def clean(found: Mapping[str, Any]) -> str:
     return "clean" if found["ok"] else "false alarm"
 
 
-#: The sets of programs; those of `forum` and `unseen` are the halves of one.
+#: The sets of programs; those of `forum` and `unseen` are the halves of one, and of one author.
 SETS = {
     "": Programs(FAULTS, RIGHT),
     "held out": Programs(held_out_faults.FAULTS, held_out_right.RIGHT),
     "forum": programs("forum"),
     "unseen": programs("unseen"),
+    "later": programs("later"),
 }
 #: The halves of the recipes, for which clones of the repositories are needed.
 PUBLIC = {"public": False, "public, unseen": True}

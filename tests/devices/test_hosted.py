@@ -283,6 +283,19 @@ WRONG = {
         "torch.randn(3, device='cuda', generator=torch.Generator())",
         "RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'",
     ),
+    "generator_there": (
+        "torch.utils.data.random_split(range(4), [2, 2], generator=torch.Generator('cuda'))",
+        "RuntimeError: Expected a 'cpu' device type for generator but found 'cuda'",
+    ),
+    "two_numbers": (
+        "torch.addcmul(x, torch.tensor(1.0), torch.tensor(2.0))",
+        "RuntimeError: Expected all tensors",
+    ),
+    "parallel_elsewhere": (
+        "p = nn.DataParallel(nn.Linear(4, 4)); p.src_device_obj = torch.device('cuda', 1); p(x)",
+        "RuntimeError: module must have its parameters and buffers on device cuda:1 (device_ids[0])"
+        " but found one of them on device: cuda:0",
+    ),
     "lengths": (
         "nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2, 1]).cuda(), batch_first=True)",
         "RuntimeError: 'lengths' argument should be a 1D CPU int64 tensor",

@@ -229,6 +229,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "live.inventory.manifest",
         "live.tracing.operations",
         "live.tracing.tally",
+        "live.tracing.places",
         "live.tracing.tensor_names",
         "live.tracing.unused_copies",
         "live.tracing.recorder",

@@ -204,7 +204,7 @@ def test_what_is_made_elsewhere_is_told_with_its_maker() -> None:
     assert (
         verdict.fix
         == "create it on the device of the tensor that it is used with, or move it there: "
-        "y.to(x.device)"
+        "y = y.to(x.device)"
     )
 
 

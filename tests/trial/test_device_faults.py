@@ -15,10 +15,12 @@ pytestmark = [
 ]
 
 #: What is known not to be found, or not with the names and lines that it should have.
-NOT_FOUND = {"stacked_parameters"}
+NOT_FOUND: set[str] = set()
 
 
 SOME = "averages_in_a_dict", "features_of_a_hook", "device_of_a_config", "devices_compared"
+
+LATER = "trainer_default_device", "generator_of_a_split", "lightning_tensor_attribute"
 
 
 def check(found: list[Judged]) -> None:
@@ -33,6 +35,7 @@ def check(found: list[Judged]) -> None:
 def test_some_programs() -> None:
     check(list(set_judged("", ("data_of_parameters", "autocast", "attention_mask"))))
     check(list(set_judged("forum", SOME)))
+    check(list(set_judged("later", LATER)))
 
 
 @pytest.mark.slow

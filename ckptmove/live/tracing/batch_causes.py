@@ -76,7 +76,8 @@ def _brought(name: str, device: str) -> str:
 
 def _is_target(operand: Operand, case: Evidence) -> bool:
     """Whether the user's loop made it for a loss, as a batch is made."""
-    if operand.held != "made" or operand.owner or not root_variable(operand.variable):
+    within = operand.module or operand.owner
+    if operand.held != "made" or within or not root_variable(operand.variable):
         return False
     if _WEIGHT.search(case.failed or ""):  # of the classes, which is no part of a batch
         return False

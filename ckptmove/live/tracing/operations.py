@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ COPIES = frozenset(("_copy_from", "_to_copy", "copy", "copy_"))
 #: Operations that compute nothing: other names for a tensor.
 NAMES = frozenset(("alias", "detach", "detach_", "lift", "lift_fresh", "lift_fresh_copy"))
 _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+_MOST_KINDS = 1 << 14
 #: Shown for what copies a tensor to another device.
 COPY = "a copy"
 #: Shown for an operation without a name in Python.
@@ -56,15 +56,22 @@ class Kind(NamedTuple):
     text: str  #: such as `aten.add.Tensor`
     asks: bool  #: it only asks a tensor about itself
     is_plain: bool  #: it computes, and neither copies, waits, makes nor renames
+    func: Any  #: itself, so that its id stays its own
 
 
-@functools.lru_cache(maxsize=4096)
+#: The kinds of operations by their id, since to hash one takes a call.
+KINDS: dict[int, Kind] = {}
+
+
 def kind_of_operation(func: Any) -> Kind:
-    """The kind of an operation."""
+    """The kind of an operation, kept for the next time."""
     name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
     makes = name.startswith("new_") or name.endswith("_like")
     special = name in COPIES or name in SYNCS or name in NAMES
-    return Kind(str(func), func.namespace == "prim", not (makes or special))
+    found = Kind(str(func), func.namespace == "prim", not (makes or special), func)
+    if len(KINDS) < _MOST_KINDS:
+        KINDS[id(func)] = found
+    return found
 
 
 def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -76,6 +83,14 @@ def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Te
         elif isinstance(each, (list, tuple)):
             found += [item for item in each if isinstance(item, torch.Tensor)]
     return found
+
+
+def are_all_on(device: torch.device, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all tensors are on a device."""
+    for each in tensors:  # noqa: SIM110 - `all` takes twice the time, and this is asked often
+        if each.device != device:
+            return False
+    return True
 
 
 def factory(op: str) -> str:
@@ -150,7 +165,7 @@ class Failing(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs) if kwargs else func(*args)
         except Exception as error:
             self._tell(error, f"torch.{getattr(func, '__name__', func)}", (args, kwargs))
             raise

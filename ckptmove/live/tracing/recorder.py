@@ -28,10 +28,12 @@ from .loop_tensors import LOOP, loop_tensors
 from .operations import (
     COPIES,
     COPY,
+    KINDS,
     NAMES,
     SYNCS,
     Facts,
     Failing,
+    are_all_on,
     indexed,
     is_big,
     is_table,
@@ -40,8 +42,8 @@ from .operations import (
     runs_for,
     tensors_of,
 )
+from .places import Places
 from .source_lines import (
-    backward_frame,
     frame_outside,
     is_asked,
     line_of,
@@ -50,11 +52,10 @@ from .source_lines import (
     user_line,
     variable,
 )
-from .tally import Noted, Tally, happened
+from .tally import Noted, Place, Tally, happened
 from .tensor_names import Names, key_of
 from .unused_copies import Copies, Copy
 
-_MOST_LINES = 1 << 17  # operations of which a backward pass may ask the line
 _MOST_CAUSES = 16  # of an exception
 
 
@@ -84,7 +85,7 @@ class Recorder(TorchDispatchMode):
         self._turn = turn
         self._tally = Tally()
         self._thread = 0
-        self._lines: dict[int, tuple[str, str]] = {}  # number of an operation → module and line
+        self._places = Places(self._tally)
         self._copies = Copies()
         self._callers = Callers()
         self._stepping = self._begun = False
@@ -245,7 +246,7 @@ class Recorder(TorchDispatchMode):
 
     def line_of_node(self, number: int) -> str:
         """The line of the operation behind a node of autograd, or ""."""
-        return self._lines.get(number, ("", ""))[1]
+        return self._places.lines.get(number, ("", ""))[1]
 
     def _phase(self) -> str:
         if torch._C._current_autograd_node() is not None:
@@ -288,60 +289,63 @@ class Recorder(TorchDispatchMode):
 
     # -- recording ---------------------------------------------------------------------------------
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch shall shield this from `torch.compile`, at the price of two calls each."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        kind = kind_of_operation(func)
+        kind = KINDS.get(id(func)) or kind_of_operation(func)
         if kind.asks:
             return func(*args, **kwargs)
         taken = operands_of(args, kwargs)
         home = self._home
         # Most operations are of what is where it should be, and make such again.
-        plain = kind.is_plain and bool(taken) and all(each.device == home for each in taken)
+        plain = kind.is_plain and bool(taken) and are_all_on(home, taken)
         seen = [] if plain else [Facts.of(each) for each in taken]
-        site = self._site(kind.text)
+        place = self._place(func, kind.text)
         try:
             out = func(*args, **kwargs)
         except BaseException as error:
-            self.failed(error, kind.text, taken, site)
+            self.failed(error, kind.text, taken, place.site)
             raise
         made = [out] if isinstance(out, torch.Tensor) else tensors_of(out)
-        self._tally.met(site)
-        if plain and all(each.device == home for each in made):
-            self._copies.use(taken, moved=False)
-            nbytes = sum(each.numel() * each.element_size() for each in made)
-            self._tally.use(site, self._called_home, nbytes)
+        place.count += 1
+        if plain and are_all_on(home, made):
+            if self._copies.watched:
+                self._copies.use(taken, moved=False)
+            self._tally.use(place, self._called_home, sum([each.numel() * each.element_size() for each in made]))
         else:
-            self._record(site, func, taken, seen or list(map(Facts.of, taken)), made, kwargs)
+            self._record(place, func, taken, seen or list(map(Facts.of, taken)), made, kwargs)
         return out
 
-    def _site(self, text: str) -> Site:
-        phase = self._phase()
-        self.backwards += phase == "backward" and not self._is_backward
-        self._is_backward = phase == "backward"
-        if phase == "backward":
-            node = torch._C._current_autograd_node()
-            module, line = self._lines.get(node._sequence_nr(), ("", ""))
-            line = line_of(backward_frame(sys._getframe(2).f_back)) or line
-            return Site(phase, module, text, line)
-        module = self.running[-1] if self.running else ""
-        line = line_of(user_frame(sys._getframe(2).f_back))
-        if torch.is_grad_enabled() and len(self._lines) < _MOST_LINES:
-            # Its node was numbered just before it came here.
-            self._lines.setdefault(torch._C._autograd._get_sequence_nr() - 1, (module, line))
-        return Site(phase, module, text, line)
+    def _place(self, func: Any, text: str) -> Place:
+        """Where an operation runs: its module, line and phase."""
+        frame = sys._getframe(1).f_back
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self.backwards += not self._is_backward
+            self._is_backward = True
+            return self._places.of_node(node, text, frame)
+        self._is_backward = False
+        phase = "forward" if self.running else "optimizer" if self._stepping else ""
+        return self._places.of(
+            func, text, phase, self.running[-1] if phase == "forward" else "", frame
+        )
 
     def _record(
         self,
-        site: Site,
+        place: Place,
         func: Any,
         taken: list[torch.Tensor],
         seen: list[Facts],
         out: list[torch.Tensor],
         kwargs: Any,
     ) -> None:
-        made = [Facts.of(each) for each in out]
+        site, made = place.site, [Facts.of(each) for each in out]
         name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
-        self._count(site, seen, made)
+        self._count(place, seen, made)
         if name in NAMES:
             if name.startswith("lift"):  # what torch.tensor ends with
                 self._created(site, out, made)
@@ -360,22 +364,22 @@ class Recorder(TorchDispatchMode):
             self._created(site, out, made)
             return
         if away and others:
-            self.names.derived(_at(out, away), taken[others[0]], site)
+            self.names.derived([out[n] for n in away], taken[others[0]], site)
         home = any(each.is_big and each.device == self._home for each in (*seen, *made))
         if away or (others and not home and name not in SYNCS):
             where = made[away[0]].device if away else seen[others[0]].device
-            self._note("stray", site, self._call(where), 0, _at(taken, others))
+            self._note("stray", site, self._call(where), 0, [taken[n] for n in others])
         elif others and home:
             devices = sorted({self._call(each.device) for each in seen if each.is_big})
-            self._note("mixed", site, " and ".join(devices), 0, _at(taken, others))
+            self._note("mixed", site, " and ".join(devices), 0, [taken[n] for n in others])
 
-    def _count(self, site: Site, seen: list[Facts], made: list[Facts]) -> None:
+    def _count(self, place: Place, seen: list[Facts], made: list[Facts]) -> None:
         both = [*made, *seen]  # torch chooses the device of results first, of numbers last
         where = next(
             (each.device for each in both if each.is_big), both[0].device if both else None
         )
-        if where and (site.phase or where == self._home):  # else data is prepared
-            self._tally.use(site, self._call(where), sum(each.nbytes for each in made))
+        if where and (place.site.phase or where == self._home):  # else data is prepared
+            self._tally.use(place, self._call(where), sum(each.nbytes for each in made))
 
     def _waits(self, site: Site, device: torch.device) -> bool:
         """Whether the host must wait for a value, or would if the model were on its device."""
@@ -430,7 +434,3 @@ class Recorder(TorchDispatchMode):
 
     def _call(self, device: torch.device) -> str:
         return self._call_it(str(device))
-
-
-def _at(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> list[torch.Tensor]:
-    return [tensors[n] for n in places]

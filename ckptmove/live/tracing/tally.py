@@ -24,6 +24,31 @@ class Noted:
     latest: tuple[int, int] | None = None  # of these turns
 
 
+class Place:
+    """What ran at a site.
+
+    Attributes:
+        site: the operation, in a module at a line in a phase.
+        count: how often it ran.
+        used: by device how often it computed there, and how many bytes it made.
+    """
+
+    __slots__ = ("count", "site", "used")
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.count = 0
+        self.used: dict[str, list[int]] = {}
+
+    def use(self, device: str, nbytes: int) -> None:
+        """The operation computed on a device, and made so many bytes."""
+        used = self.used.get(device)
+        if used is None:
+            used = self.used[device] = [0, 0]
+        used[0] += 1
+        used[1] += nbytes
+
+
 @dataclass(slots=True)
 class _Running:
     """What runs in one place, until something runs in another."""
@@ -38,6 +63,8 @@ class _Running:
     def is_at(self, site: Site) -> bool:
         """Whether an operation is of the same place; so is one whose place is not known."""
         own = self.site
+        if own is site:
+            return True
         if own.phase != site.phase:
             return False
         known = site.source or site.module
@@ -52,42 +79,37 @@ class Tally:
     """The totals of a run.
 
     Attributes:
-        operations: by device.
-        phases: operations by phase.
         happenings: what is worth a look.
         dropped: events that were not told apart.
     """
 
     def __init__(self) -> None:
-        self.operations: dict[str, int] = {}
-        self.phases: dict[str, int] = {}
         self.happenings: dict[Key, Noted] = {}
         self.dropped = 0
-        self._modules: dict[str, dict[str, list[int]]] = {}
-        self._sites: set[Site] = set()
+        self._places: dict[Site, Place] = {}
+        self._rest: dict[Site, Place] = {}  # those of many sites, by phase
         self._running: list[_Running] = []
         self._left_out = 0
         self._finished: Timeline | None = None
 
-    def met(self, site: Site) -> None:
-        """An operation ran."""
-        if len(self._sites) < MOST_SITES:
-            self._sites.add(site)
-        self.phases[site.phase] = self.phases.get(site.phase, 0) + 1
+    def place(self, site: Site) -> Place:
+        """What ran at a site; of too many, what ran at all others in its phase."""
+        found = self._places.get(site)
+        if found is None and len(self._places) < MOST_SITES:
+            found = self._places[site] = Place(site)
+        if found is None:
+            found = self._rest.setdefault(other := Site(site.phase, "", "", ""), Place(other))
+        return found
 
-    def use(self, site: Site, device: str, nbytes: int) -> None:
+    def use(self, place: Place, device: str, nbytes: int) -> None:
         """An operation computed on a device, and made so many bytes."""
-        self.operations[device] = self.operations.get(device, 0) + 1
-        if site.module in self._modules or len(self._modules) < MOST_SITES:
-            used = self._modules.setdefault(site.module, {}).setdefault(device, [0, 0])
-            used[0] += 1
-            used[1] += nbytes
+        place.use(device, nbytes)
         running = self._running[-1] if self._running else None
-        if running is None or running.device != device or not running.is_at(site):
+        if running is None or running.device != device or not running.is_at(place.site):
             if len(self._running) >= _MOST_SPANS:
                 self._left_out += 1
                 return
-            self._running.append(running := _Running(site, device))
+            self._running.append(running := _Running(place.site, device))
         running.operations += 1
         running.nbytes += nbytes
 
@@ -141,15 +163,36 @@ class Tally:
     @property
     def sites(self) -> int:
         """How many places ran operations."""
-        return len(self._sites)
+        return len(self._places)
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """The number of operations by phase."""
+        found: dict[str, int] = {}
+        for each in (*self._places.values(), *self._rest.values()):
+            if each.count:
+                found[each.site.phase] = found.get(each.site.phase, 0) + each.count
+        return found
+
+    @property
+    def operations(self) -> dict[str, int]:
+        """The number of operations by device."""
+        found: dict[str, int] = {}
+        for each in (*self._places.values(), *self._rest.values()):
+            for device, (count, _) in each.used.items():
+                found[device] = found.get(device, 0) + count
+        return found
 
     @property
     def modules(self) -> dict[str, dict[str, Usage]]:
         """What each module used, by device."""
-        return {
-            name: {device: Usage(*usage) for device, usage in each.items()}
-            for name, each in self._modules.items()
-        }
+        found: dict[str, dict[str, Usage]] = {}
+        for each in self._places.values():
+            for device, (count, nbytes) in each.used.items():
+                devices = found.setdefault(each.site.module, {})
+                before = devices.get(device, Usage(0, 0))
+                devices[device] = Usage(before.operations + count, before.nbytes + nbytes)
+        return found
 
 
 def happened(noted: dict[Key, Noted]) -> Iterator[Happening]:

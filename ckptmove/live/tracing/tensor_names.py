@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import weakref
@@ -341,14 +342,26 @@ class Names:
                 self._held.note(each.tensor, _Name(each.name, str(each.held), each.module, owner))
 
 
+def _names_of(model: nn.Module) -> Sequence[str]:
+    """The arguments of a model's `forward`."""
+    if "forward" in vars(model):  # which may hold the model
+        return _signature.__wrapped__(model.forward, 0)
+    return _signature(type(model).forward, 1)
+
+
+@functools.lru_cache(maxsize=1024)  # asked at each call
+def _signature(forward: Any, first: int) -> Sequence[str]:
+    try:
+        return list(inspect.signature(forward).parameters)[first:]
+    except (TypeError, ValueError):
+        return ()
+
+
 def _arguments(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors among arguments, each with the name of its argument."""
-    try:
-        names = list(inspect.signature(model.forward).parameters)
-    except (TypeError, ValueError):
-        names = []
+    names = _names_of(model)
     reach = Reach()
     for n, value in enumerate(args):
         name = names[n] if n < len(names) else f"argument {n}"

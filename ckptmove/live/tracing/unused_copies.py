@@ -33,6 +33,11 @@ class Copies:
         self._sources: set[int | None] = set()
         self._missed: set[int | None] = set()  # what was copied, and then used where it was
 
+    @property
+    def watched(self) -> int:
+        """How many copies are watched."""
+        return len(self._unused)
+
     def watch(self, made: torch.Tensor, source: torch.Tensor, copy: Copy) -> None:
         """Watch a copy, `made` of `source`."""
         key = key_of(made)

@@ -177,6 +177,34 @@ class _Source:
             argument = self._argument(key) or self._setting(key, kind_of(is_on))
             if argument:
                 return Choice(f"{name} is {values[name]}: {argument[0]}", argument[1], ())
+        for name in sorted(used & set(values)):
+            given = self._given(name.rpartition(".")[2], kind_of(is_on))
+            if given is not None and kind_of(values[name]) == kind_of(is_on):
+                title = f"{name} is {values[name]}: {self.code(given)} at {self.at(given)}"
+                return Choice(title, f'give "{self._wanted}" there', ())
+        return None
+
+    def _given(self, parameter: str, kind: str) -> ast.Call | None:
+        """The call that gives a parameter of a function or class its device, by position."""
+        makers = {
+            id(each): of.name
+            for of in self._nodes
+            if isinstance(of, ast.ClassDef)
+            for each in of.body
+            if isinstance(each, ast.FunctionDef) and each.name == "__init__"
+        }
+        at = {}  # by the name that is called
+        for each in self._nodes:
+            if isinstance(each, ast.FunctionDef):
+                names = [arg.arg for arg in (*each.args.posonlyargs, *each.args.args)]
+                if parameter in names:
+                    bound = names[0] in ("self", "cls")
+                    at[makers.get(id(each), each.name)] = names.index(parameter) - bound
+        for each in self._nodes:
+            if isinstance(each, ast.Call):
+                n = at.get(ast.unparse(each.func).rpartition(".")[2], len(each.args))
+                if n < len(each.args) and _named(each.args[n]) == kind:
+                    return each
         return None
 
     def _setting(self, key: str, kind: str) -> tuple[str, str] | None:

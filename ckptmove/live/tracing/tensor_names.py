@@ -52,6 +52,11 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a tensor; none for a parameter that has no shape yet."""
+    return () if nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
+
+
 def key_of(tensor: torch.Tensor) -> int | None:
     """A key of a tensor's storage, unique while the storage lives."""
     storage = storage_of(tensor)
@@ -234,13 +239,13 @@ class Names:
             of_other = self._of_other(tensor, frame)  # a model that was never called: averages, say
             if of_other is not None:
                 inner, owner, held = of_other
-                return Operand(inner, device, tuple(tensor.shape), held, "", "", owner)
+                return Operand(inner, device, shape_of(tensor), held, "", "", owner)
         if held in _LOOSE:
             other = "" if frame is None else variable(frame, tensor)
             if held == _OUTSIDE and frame is not None and _is_of_module(frame, other):
                 name, module = other.removeprefix("self."), type(frame.f_locals["self"]).__name__
                 held = str(Ownership.UNREGISTERED)
-                return Operand(name, device, tuple(tensor.shape), held, "", "", module)
+                return Operand(name, device, shape_of(tensor), held, "", "", module)
             if held == _OUTSIDE:  # made where it is used, or once; else passed on, like a batch
                 line = name.rpartition(" at ")[2]
                 here = frame is not None and (is_within(frame, line) or is_outer(frame, other))
@@ -252,7 +257,7 @@ class Names:
                 held = "made" if found.held == _OUTSIDE else str(Ownership.PARAMETER)
             of_model = None if held else self._of_model(tensor)
             if of_model is not None:
-                return Operand(of_model.name, device, tuple(tensor.shape), *of_model[1:3], other)
+                return Operand(of_model.name, device, shape_of(tensor), *of_model[1:3], other)
             name = name if held else other or name
             if not held:
                 held, name, other = self._as_state(tensor, frame, name, other)
@@ -261,7 +266,7 @@ class Names:
         if held == "made" and not other and frame is not None:
             other, _ = kept_in(frame, self._chain(tensor, self._parents)) or ("", None)
         other = other.partition(", made by ")[0]
-        return Operand(name, device, tuple(tensor.shape), held, found.module, other, found.owner)
+        return Operand(name, device, shape_of(tensor), held, found.module, other, found.owner)
 
     def _of_model(self, tensor: torch.Tensor) -> _Name | None:
         """The tensor that a model only holds, of which another was computed."""
@@ -318,7 +323,7 @@ class Names:
             held = "made" if made.phase else _OUTSIDE
             name = f"what {_maker(made.op)} makes at {made.source}"
             return _Name(name, held, made.module, made.phase)
-        sizes = ", ".join(map(str, tensor.shape))
+        sizes = ", ".join(map(str, shape_of(tensor)))
         return _Name(f"a {str(tensor.dtype).removeprefix('torch.')} tensor [{sizes}]", "", "")
 
     def _of_other(self, tensor: torch.Tensor, frame: FrameType) -> tuple[str, str, str] | None:

@@ -315,7 +315,9 @@ class Recorder(TorchDispatchMode):
         if plain and are_all_on(home, made):
             if self._copies.watched:
                 self._copies.use(taken, moved=False)
-            self._tally.use(place, self._called_home, sum([each.numel() * each.element_size() for each in made]))
+            self._tally.use(
+                place, self._called_home, sum([each.numel() * each.element_size() for each in made])
+            )
         else:
             self._record(place, func, taken, seen or list(map(Facts.of, taken)), made, kwargs)
         return out

@@ -59,6 +59,7 @@ def _engine(rank: int, count: int, meet: str, run: str, tag: str, result: str) -
 
     What it then has is in the file `result`.
     """
+    library("tests.making.mended_libraries")  # it looks for fairseq
     deepspeed = library("deepspeed")
     os.environ["LOCAL_RANK"] = str(rank)
     library("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False  # minutes to compile

@@ -216,7 +216,7 @@ class _Change(Protocol):
 @contextmanager
 def _opened_file(src: StrPath, rules: Rules, *, force: bool) -> Iterator[_Change]:
     notes = recover_if_interrupted(src)
-    with open_source(src) as source, formats.explaining(source.path, source):
+    with open_source(src) as source:
         yield _FileChange(source, rules, notes, force=force)
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..errors import InputError, RefusedError, StrPath, UnsupportedError
 from ..sources import place_of
 from ..sources.place import FolderEntry
-from ..sources.source import Readable, Source
+from ..sources.source import Readable
 from ..torch_pickle.streams import Container
 from .base import Format, PickledFormat, WritableFormat
 from .bundle import ZipBundle
@@ -120,7 +120,7 @@ def opened(
         session = new_session()
         session.weights = weights
         probe = opener.probe(path, session)
-        with explaining(probe.path, None if probe.is_folder else probe.file):
+        with _explaining(probe):
             with uncollected():
                 checkpoint = read(probe)
             if weights is not None and not session.has_two_weights:
@@ -145,7 +145,7 @@ def opened_folder(
     with ExitStack() as stack:
         opener = Opener(stack, read_probe, sniffed, follow_links=follow_links)
         probe = opener.probe(path, new_session())
-        with explaining(probe.path, None if probe.is_folder else probe.file):
+        with _explaining(probe):
             with uncollected():
                 if Dcp().sniff(probe) or HuggingFaceShards().sniff(probe):
                     raise no_devices(probe.path)
@@ -161,12 +161,12 @@ def opened_folder(
 
 
 @contextlib.contextmanager
-def explaining(named: str, first: Source | None) -> Iterator[None]:
-    """A context in which errors say what a broken file looks like; arguments as of `explain`."""
+def _explaining(probe: Probe) -> Iterator[None]:
+    """A context in which errors say what a broken file looks like."""
     try:
         yield
     except InputError as error:
-        explain(error, named, first)
+        explain(error, probe.path, None if probe.is_folder else probe.file)
         raise
 
 
@@ -183,7 +183,7 @@ def named(path: StrPath) -> tuple[str, Sequence[str]]:
 def read(source: Readable) -> Checkpoint:
     """Read a checkpoint of one file of any format, without its tensors."""
     probe = Probe(source, new_session())
-    with explaining(probe.path, probe.file), uncollected():
+    with _explaining(probe), uncollected():
         return read_probe(probe)
 
 

@@ -234,15 +234,18 @@ def _pack(shape: str, names: str, fields: Fields, replaced: Fields | None) -> by
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Fail instead of hanging if the code inside does not end in time."""
+    """Fail instead of hanging if the code inside takes more time of the processor than that.
+
+    How busy the machine is doesn't count.
+    """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise TimeoutError(f"still at it after {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

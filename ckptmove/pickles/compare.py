@@ -90,6 +90,7 @@ class _Comparison:
         self.met_new: dict[int, Node] = {}
         # those of old tensors and storages → of their counterparts
         self.forms: dict[int, Form | StorageForm] = {}
+        self.differing: str | None = None  # what differs, wherever that is
         self.alike: dict[int, Node] = {}  # text or bytes, which may be long → what it was last like
 
     def add(self, pairs: Iterable[tuple[Node, Node]], what: str) -> None:
@@ -100,27 +101,31 @@ class _Comparison:
             if type(old) is PlainTensor and type(new) is PlainTensor:
                 known, found = id(old), id(new)
                 if known not in self.met and found not in self.met_new:
-                    if self.same_compact(old, new, what):
+                    alike = self.same_compact(old, new, what)
+                    if alike:
                         self.met[known], self.met_new[found] = new, old
                         continue
-                    self.forget(old, new)
+                    if alike is False:
+                        self.start_again(what)
             self.todo.append((old, new, what))
 
     def are_met(self, old: Node, new: Node) -> bool:
         """Whether these two are known to be counterparts."""
         return self.met.get(id(old), _NOBODY) is new and self.met_new.get(id(new), _NOBODY) is old
 
-    def forget(self, old: PlainTensor, new: PlainTensor) -> None:
-        """Have the storages of two tensors be compared again, which may not be the same."""
-        if self.met.get(id(old.storage)) is new.storage:
-            del self.met[id(old.storage)], self.met_new[id(new.storage)]
+    def start_again(self, what: str) -> None:
+        """Something differs: take nothing for counterparts any more, to find out where it is."""
+        self.differing = what
+        self.met.clear()
+        self.met_new.clear()
+        self.forms.clear()
 
     def run(self) -> str | None:
         while self.todo:
             old, new, where = self.todo.pop()
             if not self.same(old, new, where):
                 return where
-        return None
+        return self.differing
 
     def same(self, old: Node, new: Node, where: str) -> bool:
         if self.are_met(old, new):

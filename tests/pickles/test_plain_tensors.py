@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptmove.errors import CkptmoveError
+from ckptmove.pickles.compare import difference
 from ckptmove.pickles.nodes import Blob, Call, Dict, Global, List, Persistent, Set, Text, Tuple
 from ckptmove.pickles.opcodes.machine import Machine
 from ckptmove.pickles.opcodes.plain_tensors import PlainTensor, is_compact
@@ -306,3 +307,23 @@ def test_mutated_pickles(dice: random.Random) -> None:
             start = dice.randrange(len(data))
             data[at : at + length] = data[start : start + length]
     assert_same(bytes(data))
+
+
+def test_what_differs_is_seen_as_opcode_by_opcode() -> None:
+    data = pickle_of(tensors(4))
+    seen = 0
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        try:
+            differs = [
+                difference(
+                    walk(data, machine_type=kind), walk(bytes(changed), machine_type=kind), {}, {}
+                )
+                for kind in (Machine, TensorMachine)
+            ]
+        except CkptmoveError:
+            continue
+        assert (differs[0] is None) == (differs[1] is None), (at, data[at - 9 : at + 9])
+        seen += differs[0] is not None
+    assert seen > 100

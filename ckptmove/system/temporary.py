@@ -1,22 +1,26 @@
 """Temporary folders. If a process is killed that has one, the next one that needs one removes it.
 
-Who has a folder holds a lock on it, which ends with the process.
+Who has a folder holds a lock on it, which ends with the process. No user calls a folder as these
+are called; and each machine removes its own alone, as file systems of several may not share locks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import re
 import secrets
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 
 from .files import NO_LINK, READ, user
 from .locks import lock_file
 
-_PREFIX = "ckptmove-run-"
+_RANDOM_NBYTES = 16
 _SOON = 10.0  # seconds in which whoever makes a folder has locked it
 
 
@@ -26,8 +30,11 @@ def temporary_folder() -> Iterator[str]:
 
     Raises OSError.
     """
-    _remove_abandoned(tempfile.gettempdir())
-    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    machine = zlib.crc32(platform.node().encode(errors="replace"))
+    above, start = tempfile.gettempdir(), f"ckptmove-run-{machine:08x}-"
+    _remove_abandoned(above, start)
+    folder = os.path.join(above, start + secrets.token_hex(_RANDOM_NBYTES))
+    os.mkdir(folder, 0o700)
     with contextlib.ExitStack() as held:
         held.callback(_remove, folder)
         with contextlib.suppress(OSError):  # a system without locks on folders
@@ -37,11 +44,12 @@ def temporary_folder() -> Iterator[str]:
         yield folder
 
 
-def _remove_abandoned(above: str) -> None:
+def _remove_abandoned(above: str, start: str) -> None:
     """Remove folders of processes of this user that were killed, as far as locks tell."""
+    ours = re.compile(re.escape(start) + f"[0-9a-f]{{{2 * _RANDOM_NBYTES}}}")
     with contextlib.suppress(OSError), os.scandir(above) as found:
         for each in found:
-            if each.name.startswith(_PREFIX) and each.is_dir(follow_symlinks=False):
+            if ours.fullmatch(each.name) and each.is_dir(follow_symlinks=False):
                 with contextlib.suppress(OSError):
                     _remove_if_abandoned(each.path)
 
@@ -67,7 +75,7 @@ def _remove(folder: str) -> None:
 
 def _flatten(folder: str) -> None:
     """Move folders that lie in others up to a folder, until none lies in another."""
-    top = os.open(folder, os.O_RDONLY)
+    top = os.open(folder, os.O_RDONLY | NO_LINK)
     try:
         todo = _folders(top)
         for name in todo:  # which grows

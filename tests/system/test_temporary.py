@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,11 +74,18 @@ def test_nothing_else_is_removed(above: Path) -> None:
     precious = above / "precious"
     precious.mkdir()
     (precious / "file").touch()
-    (above / "ckptmove-run-link").symlink_to(precious)
-    (above / "ckptmove-run-file").touch()
-    (above / "ckptmove-mine").mkdir()
-    new = above / "ckptmove-run-new"  # which will be locked in a moment
+    with temporary_folder() as usual:
+        name = Path(usual).name
+    start, tail = name[:-4], itertools.count(1000)
+    (above / f"{start}{next(tail)}").symlink_to(precious)
+    (above / f"{start}{next(tail)}").touch()
+    for chosen in ("ckptmove-run-1", "ckptmove-run-yogaxeu0", f"{name}-kept", f"old-{name}"):
+        (above / chosen).mkdir()  # by the user, who may call folders so
+        (above / chosen / "file").touch()
+    new = above / f"{start}{next(tail)}"  # which will be locked in a moment
     new.mkdir()
+    elsewhere = above / re.sub("run-[0-9a-f]{8}", "run-00000000", name)
+    elsewhere.mkdir()  # of another machine, whose locks may not be known here
     before = sorted(above.rglob("*"))
     for each in above.iterdir():
         if each != new:

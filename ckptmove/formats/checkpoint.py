@@ -231,7 +231,7 @@ class Checkpoint:
             if not each.tags_storages
             for key in each.storages
         }
-        not_run = self._not_run()
+        runs = self._runs()
         self._forget()
         return CheckpointGraph(
             path=container.source.path,
@@ -253,8 +253,7 @@ class Checkpoint:
             records=records,
             beside=beside,
             warnings=warnings,
-            inert=container.inert,
-            not_run=not_run,
+            runs=runs,
             bytecode=container.bytecode,
         )
 
@@ -266,13 +265,26 @@ class Checkpoint:
         for name in ("contents", "manifest"):
             vars(self).pop(name, None)
 
-    def _not_run(self) -> frozenset[str]:
-        """The unknown callables that only files name of which the loaders run nothing."""
-        names: dict[bool, set[str]] = {True: set(), False: set()}
+    def _runs(self) -> frozenset[str] | None:
+        """The unknown callables that loading it would run; None if whatever it names may be run.
+
+        Where loaders run nothing of some files, it is only what the others name, and what these
+        have in bytes.
+        """
+        if self.container.inert:
+            return frozenset()
         every = list(self.container.everything())
-        for each in every if any(each.inert for each in every) else ():
-            names[each.inert].update(each.unknown_callables())
-        return frozenset(names[True] - names[False])
+        within = {
+            id(nested.container)
+            for each in every
+            for stream in each.streams
+            for nested in stream.nested
+        }
+        files = [each for each in every if id(each) not in within]
+        if not any(each.inert for each in files):
+            return None
+        run = (each for file in files if not file.inert for each in Container.everything(file))
+        return frozenset(name for each in run for name in each.unknown_callables())
 
     def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
         """What it holds, in canonical form; the arguments are those of `draft`."""

@@ -199,10 +199,8 @@ class CheckpointGraph:
     #: what of the source is nowhere in here, in a few words each
     beside: Sequence[str] = ()
     warnings: list[str] = field(default_factory=list)
-    #: whether the loaders of its format run nothing that it names
-    inert: bool = False
-    #: the unknown callables that only those of its files name whose loaders run nothing
-    not_run: frozenset[str] = frozenset()
+    #: the unknown callables that loading the source would run; None: all that it names
+    runs: frozenset[str] | None = None
     #: as `streams.Container` has it
     bytecode: str = ""
     #: the checkpoint that it was taken from, which is of no use any more

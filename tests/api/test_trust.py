@@ -346,6 +346,19 @@ def test_files_of_a_folder_that_run_nothing(beside: str, tmp_path: Path) -> None
     assert ckptmove.convert(folder, tmp_path / "all.pt", trust_objects=True).unknown_callables
 
 
+@pytest.mark.parametrize("form", ["dotted_call", "getattr_of_known", "loaded_from_bytes", "bytes"])
+def test_what_is_named_otherwise_when_it_is_written(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    tree(folder / "model.safetensors", held(form))
+    (folder / "trainer_state.json").write_text("{}")
+    torch.save({"state": {}, "param_groups": []}, folder / "optimizer.pt")
+    with pytest.raises(RefusedError, match="not known to be harmless"):
+        ckptmove.convert(folder, tmp_path / "out.pt")
+    assert not (tmp_path / "out.pt").exists()
+    assert ckptmove.convert(folder, tmp_path / "out.pt", drop=["*more*"]).unknown_callables == ()
+
+
 def test_the_command_line(tmp_path: Path, run_cli: RunCli) -> None:
     tree(tmp_path / "in.safetensors", held("reduce"))
     done = run_cli("convert", "in.safetensors", "out.pt", exit=4)

@@ -67,7 +67,7 @@ def plan_trusted(
 
 def _added(unknown: Iterable[str], draft: CheckpointGraph) -> list[str]:
     """Those of unknown callables that nothing would run which reads the source."""
-    return [name for name in unknown if draft.inert or name in draft.not_run]
+    return [] if draft.runs is None else [name for name in unknown if name not in draft.runs]
 
 
 def refuse_places(places: Iterable[Place], *, hint: str = _HINT) -> None:

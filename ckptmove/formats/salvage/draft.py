@@ -59,7 +59,7 @@ def draft_of(
         sources=sources,
         section=Section.MODEL,
         metadata=metadata,
-        inert=True,
+        runs=frozenset(),
     )
 
 

@@ -298,6 +298,7 @@ def _convert_to_file(
         )
         weights = plan.weights
         part = PlannedPart(weights, graph.sources, {name: name for name in weights.files})
+        source = graph.path if found.folder is None else found.folder.path
         graph.release()
         if options.dry_run:
             target.check([part], (), force=options.force)
@@ -306,7 +307,7 @@ def _convert_to_file(
         files = target.sizes([part], ())
         left_out = (*(packed.left_out if packed is not None else ()), *changes.left_out)
         return ConvertReport(
-            source=graph.path if found.folder is None else found.folder.path,
+            source=source,
             destination=target.path,
             source_format=graph.format,
             format=target.format.name,

@@ -333,3 +333,11 @@ def test_what_is_deployed_has_no_optimizer_and_says_its_dtype(
     assert {each.dtype for each in loaded("transformers", tmp_path / "out").values()} == {
         torch.bfloat16
     }
+
+
+def test_the_report_names_the_folder_that_the_user_named(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"w": torch.ones(3)}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text("{}")
+    assert convert(folder, tmp_path / "out.pt").source == str(folder)

@@ -9,7 +9,7 @@ import queue
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from ..reports.batch.report import BatchPlan, BatchReport
 from ..reports.batch.table import InspectedItem
 from ..reports.display.phrases import plural
 from ..sources import place_of
-from ..system.files import sync_folder
+from ..system.files import sync_folder, with_those_above
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
 from .executors.bundle import Threads, bundles_of, foretell, work
@@ -367,7 +367,7 @@ class _Run:
     def _tidy_up(self) -> None:
         """Sync the names of new files, and remove temporary files."""
         plan = self._plan
-        for folder in sorted(_with_those_above(self._folders, plan.destination or "")):
+        for folder in sorted(with_those_above(self._folders, plan.destination or "")):
             try:
                 sync_folder(folder)
             except FileNotFoundError:  # what was in it is gone, as what was only compared
@@ -394,15 +394,3 @@ def _name_of(tasks: _Tasks) -> str:
 
 def _totals(plan: BatchPlan) -> tuple[int, int]:
     return len(plan.tasks), plan.nbytes
-
-
-def _with_those_above(folders: Iterable[str], root: str) -> set[str]:
-    """Folders, and those that they are in, up to the root: they may be new as well."""
-    found, top = set[str](), os.path.abspath(root)
-    for folder in folders:
-        while folder not in found:
-            found.add(folder)
-            if folder == top or not folder.startswith(top):
-                break
-            folder = os.path.dirname(folder)
-    return found

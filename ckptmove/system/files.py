@@ -16,7 +16,7 @@ import shutil
 import struct
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -368,6 +368,18 @@ class OpenFolder:
 
 #: What a file system says that can't do a thing at all.
 NOT_HERE = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ENOTTY}
+
+
+def with_those_above(folders: Iterable[str], root: str) -> set[str]:
+    """Folders, and those that they are in, up to the root: they may be new as well."""
+    found, top = set[str](), os.path.abspath(root)
+    for folder in folders:
+        while folder not in found:
+            found.add(folder)
+            if folder == top or not folder.startswith(top):
+                break
+            folder = os.path.dirname(folder)
+    return found
 
 
 def sync_folder(path: str) -> None:

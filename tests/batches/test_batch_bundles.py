@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.batches.executors import bundle
-from ckptmove.reports.batch.items import Result
+from ckptmove.batches.executors import bundle, worker
+from ckptmove.batches.source_removal import remove_source
+from ckptmove.reports.batch.items import Result, Task
 from ckptmove.system import files
 from ckptmove.writing.staged_file import LocalFile, sync_together
 from tests.faults.power import disk_of
@@ -123,6 +125,35 @@ def test_after_a_power_cut_all_that_is_done_is_there(
         relocated(tree, disk.path / "out")
         with disk.after_the_cut() as after:
             assert dict(contents(after / "out")) == alone
+
+
+def test_the_name_of_an_output_is_on_disk_before_its_source_goes(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, out = tmp_path / "tree", tmp_path / "out"
+    shutil.copytree(tree, copy)
+    synced, gone = set[tuple[int, int]](), list[str]()
+    fsync = os.fsync
+
+    def syncs(fd: int) -> None:
+        fsync(fd)
+        about = os.fstat(fd)
+        synced.add((about.st_dev, about.st_ino))
+
+    def removes(task: Task) -> None:
+        for each in (Path(task.item.output).parent, out):
+            assert (each.stat().st_dev, each.stat().st_ino) in synced
+        gone.append(task.item.name)
+        remove_source(task)
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(worker, "remove_source", removes)
+    with ThreadPoolExecutor(1) as executor:
+        work = ckptmove.batch(
+            "relocate", copy, out, to="cpu", jobs=1, executor=executor, delete_source=True
+        )
+        removed = [each.name for each in work if each.source_removed]
+    assert len(removed) == len(gone) == COUNT
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from ...sources.known_objects import KnownObjects, remembering
 from ...sources.passing_digests import PassingDigests, collecting_digests
 from ...sources.range_request import CHANGED
 from ...sources.source import NO_MEMORY
+from ...system.files import sync_folder, with_those_above
 from ...writing.final_name import failure_of, syncing_later
 from ...writing.in_place.undo import recover_if_interrupted
 from ..fingerprints import begun_key_of, is_done, key_of, refresh_entry, source_stamp, tags_of
@@ -297,6 +298,10 @@ def _without_source(task: Task, ledger: Ledger, entry: Entry, result: Result) ->
         reason = f"{result.reason}; " if result.reason else ""
         return result._replace(reason=f"{reason}its source was kept: {kept}")
     try:
+        if place_of(task.item.output).opens_by_path:  # its name is on disk before the source goes
+            named = os.path.dirname(os.path.abspath(task.item.output))
+            for folder in with_those_above([named], os.path.dirname(ledger.path)):
+                sync_folder(folder)
         ledger.add(entry, synced=True)
         remove_source(task)
         ledger.add(entry._replace(removed=True), synced=True)

@@ -290,6 +290,40 @@ def test_a_chain_of_conjugates_moves_with_its_base() -> None:
 
 
 @apart
+def test_conjugates_of_a_view_move_with_it() -> None:
+    for conjugate in (torch.conj, lambda view: view.conj().imag, lambda view: view.conj().conj()):
+        for keeps_base in (False, True):
+            model, base = nn.Linear(2, 2), torch.arange(4.0).to(torch.complex64)
+            view = base.view(2, 2)
+            model.register_buffer("look", conjugate(view))
+            model.register_buffer("view", view)
+            if keeps_base:
+                model.register_buffer("base", base)
+            values = model.look.tolist()
+            del base, view
+            asked = ckptmove.move(model, to=DEVICE, dry_run=True)
+            assert ckptmove.move(model, to=DEVICE).moved == asked.moved
+            assert {str(each.device) for each in model.buffers()} == {DEVICE}
+            assert model.look.tolist() == values
+            model.view[0, 0] = 5 + 5j
+            assert conjugate(model.view).tolist() == model.look.tolist() != values
+
+
+@apart
+def test_what_holds_a_view_is_told_and_nothing_moves() -> None:
+    model, base = nn.Module(), torch.ones(4, dtype=torch.complex64)
+    view = base.view(2, 2)
+    model.register_buffer("look", view.conj())
+    model.register_buffer("view", view)
+    held = view.conj()
+    with pytest.raises(RefusedError, match="'view' can't be exchanged"):
+        ckptmove.move(model, to=DEVICE)
+    assert {str(each.device) for each in model.buffers()} == {"cpu"}
+    model.view[0, 0] = 5j
+    assert model.look.tolist() == held.tolist() == view.conj().tolist()
+
+
+@apart
 def test_a_dry_run_refuses_no_more() -> None:
     for model in (nn.LSTM(2, 2), AveragedModel(nn.Linear(2, 2)), moving.Tangled()):
         ckptmove.move(model, to=DEVICE, dry_run=True)

@@ -74,12 +74,16 @@ class Exchange:
             released: Counter[int] = Counter()  # by the time when it is exchanged
             for each in {id(each): each for each in held}.values():
                 released[id(each.grad)] += 1
-            for going in found.values():
-                if is_view(going.tensor):
-                    base: Any = going.tensor._base
-                    # A chain of conj() and imag uses it any number of times: commit() looks again.
-                    uses = base._use_count() if base.is_complex() else _USES_BY_VIEW
-                    released[id(base)] += uses
+            looks = [each.tensor for each in found.values() if is_view(each.tensor)]
+            seen = Counter(id(each._base) for each in looks)
+            for each in looks:
+                base: Any = each._base
+                # A chain of conj() and imag uses it, and views that it was made of, any number of
+                # times: commit() looks again.
+                chained = base.is_complex()
+                released[id(base)] += base._use_count() if chained else _USES_BY_VIEW
+                if chained and seen[id(base)] > 1:
+                    released[id(each)] += each._use_count()
             for going in found.values():
                 if not would_be_set(going.tensor, going.device):
                     try:
@@ -133,11 +137,15 @@ class Exchange:
                 for is_view in (True, False):
                     ready = [each for each in self._ready if each.is_view is is_view]
                     self._ready = [each for each in self._ready if each.is_view is not is_view]
-                    for going in [each.going for each in ready if each.is_swapped]:
-                        check_free(going.tensor)
                     while ready:
-                        going = ready[-1].going
-                        self._give(ready.pop())
+                        # A conjugate holds the view that it was made of until it is swapped.
+                        held = [each.is_swapped and not _is_free(each) for each in ready]
+                        if any(held) and (all(held) or not is_view):
+                            going = ready[held.index(True)].going
+                            check_free(going.tensor)
+                        for n in reversed([n for n, is_held in enumerate(held) if not is_held]):
+                            going = ready[n].going
+                            self._give(ready.pop(n))
                 going = None
                 for tensor, grad in grads:
                     self._undo.append(_set_grad(tensor, None))
@@ -260,6 +268,14 @@ class Exchange:
 
 def _ready(going: TensorMove, new: torch.Tensor) -> _Ready:
     return _Ready(going, new, is_set(going.tensor, new), is_view(going.tensor))
+
+
+def _is_free(ready: _Ready) -> bool:
+    try:
+        check_free(ready.going.tensor)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> Callable[[], None]:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptmove
 from ckptmove import CorruptError, RefusedError, convert, diff
-from tests.conftest import TrainingFolder
+from tests.conftest import RunCli, TrainingFolder
 from tests.making.checkpoints import hf_trainer_folder
 from tests.making.frameworks import tiny_gpt2
 from tests.making.model_folders import copy_of
@@ -327,3 +327,22 @@ def test_files_that_tell_of_other_folders_differ(tmp_path: Path) -> None:
     shutil.copy(one, other)
     tell(other, lambda record: record["files"].update({"more.json": ""}))
     assert [each.name for each in diff(one, other).differences] == ["__metadata__.ckptmove-folder"]
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_averages_are_not_taken_for_the_model(name: str, tmp_path: Path, run_cli: RunCli) -> None:
+    (tmp_path / "run").mkdir()
+    average = {"w": torch.ones(2)}
+    torch.save({"model": None, "ema": average, "epoch": 1}, tmp_path / "run" / name)
+    torch.save({"state": {}, "param_groups": []}, tmp_path / "run" / "optimizer.pt")
+    one = tmp_path / "one.safetensors"
+    asked = ("convert", tmp_path / "run", one, "--select", "model")
+    assert "holds no weights of a model" in run_cli(*asked, exit=4).stderr
+    assert not one.exists()
+    (section,) = {each.section for each in ckptmove.inspect(tmp_path / "run").tensors}
+    assert section == "ema"
+    convert(tmp_path / "run", one, weights="ema", bare=True)
+    assert_same_tree(load_file(one), average)
+    torch.save({"model": {"w": torch.zeros(2)}, "ema": average}, tmp_path / "run" / name)
+    convert(tmp_path / "run", one, weights="model", bare=True, force=True)
+    assert_same_tree(load_file(one), {"w": torch.zeros(2)})

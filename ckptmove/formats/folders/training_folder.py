@@ -30,11 +30,12 @@ from ...errors import InputError, UnsupportedError
 from ...manifest.folder_files import MISSING, FolderFile
 from ...manifest.manifest import Manifest, Section, TensorEntry
 from ...manifest.paths import Path, spell
-from ...pickles.nodes import Dict, Node
+from ...pickles.nodes import Dict, Mapping, Node
 from ...reports.display.phrases import join_names
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, folders_above
 from ...sources.source import Memory, Source
+from ...torch_pickle.sections.averages import averages_within
 from ...torch_pickle.streams import Container
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
@@ -316,13 +317,21 @@ def _container(probe: Probe, parts: Sequence[Part]) -> PartsContainer:
             full = (*part.keys, *path)
             section = inside.section_at(path)
             container.roots.append((full, root))
-            container.sections[full] = part.section if section is Section.OTHER else section
+            named = Section.OTHER if _tells_of_averages(root) else part.section
+            container.sections[full] = named if section is Section.OTHER else section
             if not part.stores_devices:
                 container.untagged.add(full)
         writers[inside.writer] = None
     written = [each for each in writers if each]
     container.writer = written[0] if len(written) == 1 else ""
     return container
+
+
+def _tells_of_averages(root: Node) -> bool:
+    """Whether averages lie beside a model in this, so that the name of its file says too little."""
+    pairs = root.pairs if isinstance(root, Mapping) else ()
+    told = averages_within(root, Section.OTHER)
+    return any(told.get(str(key)) and isinstance(value, Mapping) for key, value in pairs)
 
 
 def roots_as(section: Section, found: Checkpoint) -> Sequence[tuple[Path, Node]]:

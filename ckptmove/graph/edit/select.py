@@ -253,6 +253,11 @@ class _Pattern:
         elif self.section is Section.MODEL:
             self.by_name = any(covers(text, entry.name) for entry in found)
             self.section = None if self.by_name else self.section
+        elif text == Section.MODEL.value:  # what is so called may hold averages alone
+            self.by_name = not any(
+                entry.section is Section.EMA and covers(text, entry.name)
+                for entry in contents.tensors
+            )
 
     def names(self, name: str) -> bool:
         """Whether it speaks of what has this name."""

@@ -22,7 +22,7 @@ from .conversion.edits import PRESETS, Edits, texts
 from .conversion.plan import plan_conversion
 from .conversion.target import PlannedPart, Target, beside, target_of
 from .folders.convert import FolderOptions, convert_folder, holds_parts
-from .folders.one_file import PackedFolder, pack, tell_sections, unpack
+from .folders.one_file import PackedFolder, losses_of_others, pack, tell_sections, unpack
 from .folders.weight_copies import copies_in, losses_of_copies, true_notes
 from .options import (
     BARE,
@@ -282,6 +282,7 @@ def _convert_to_file(
             packed = pack(found, follow_links=options.follow_links)
         graph = found.draft(nested=edits.narrow)
         _tell_of_folder(graph, packed, edits, target)
+        graph.losses += () if edits.narrow else losses_of_others(found)
         copies = copies_in(found)
         if copies and not options.dry_run:  # which reads no tensors
             folder = graph.path if found.folder is None else found.folder.path

@@ -346,3 +346,25 @@ def test_averages_are_not_taken_for_the_model(name: str, tmp_path: Path, run_cli
     torch.save({"model": {"w": torch.zeros(2)}, "ema": average}, tmp_path / "run" / name)
     convert(tmp_path / "run", one, weights="model", bare=True, force=True)
     assert_same_tree(load_file(one), {"w": torch.zeros(2)})
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".dcp/"])
+def test_a_second_checkpoint_of_a_model_folder_is_a_loss(suffix: str, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    torch.save({"rate": 0.1}, source / "training_args.bin")
+    (source / "checkpoint-2").mkdir()
+    save_file({"w": torch.ones(1)}, source / "checkpoint-2" / "model.safetensors")
+    save_file({"w": torch.ones(2)}, source / "model.safetensors")
+    save_file({"head": torch.ones(3)}, source / "custom.safetensors")
+    asked: Any = {"format": "dcp"} if suffix == ".dcp/" else {}
+    one = f"{tmp_path}/one{suffix}"
+    with pytest.raises(RefusedError, match=r"custom\.safetensors"):
+        convert(source, one, **asked)
+    assert not Path(one).exists()
+    report = convert(source, one, drop="custom.safetensors", **asked)
+    assert [each.name for each in report.dropped] == ["custom.safetensors"]
+    assert ckptmove.load(one).keys() == {"w"}
+    selected = convert(source, one, select="model", force=True, **asked)
+    assert not selected.dropped

@@ -18,7 +18,7 @@ from ...formats.folders.folder_record import (
     read_record,
 )
 from ...formats.folders.layouts import layout_below, says
-from ...formats.folders.runs import LIKE_CHECKPOINTS
+from ...formats.folders.runs import LIKE_CHECKPOINTS, own_folders
 from ...formats.folders.training_folder import (
     FolderCheckpoint,
     TrainingFolder,
@@ -32,7 +32,7 @@ from ...pickles.nodes import Mapping as MappingNode
 from ...pickles.nodes import Node
 from ...reports.convert import ConvertReport, Loss
 from ...sources import place_of
-from ...sources.place import EntryKind, FolderEntry, Place
+from ...sources.place import EntryKind, FolderEntry, Place, folders_above
 from ..conversion.edits import Edits
 from ..conversion.plan import check_sum, plan_conversion
 from ..conversion.target import PlannedPart, Target
@@ -45,6 +45,7 @@ from .weight_copies import used_name
 _MOST_NBYTES = 16 << 20  # of other files together, such as those of a tokenizer
 _LIKE_TORCH = frozenset(("torch-zip", "torch-legacy", "torch-tar", "torch-sharded"))
 _WEIGHTS = frozenset((Section.MODEL, Section.EMA))
+_ARGUMENTS = "training_args.bin"
 
 
 class PackedFolder(NamedTuple):
@@ -75,13 +76,37 @@ def _pack_model(found: Checkpoint, folder: Folder, *, follow_links: bool) -> Pac
         return None
     left_out = list(folder.copies)
     others = [each for each in sorted(place.files_below()) if each.name not in own]
-    kept = [each for each in others if each.name not in left_out]
+    apart = {*left_out, *(loss.name for loss in losses_of_others(found))}
+    kept = [each for each in others if each.name not in apart]
     left_out += [each.name for each in kept if each.name.endswith(LIKE_CHECKPOINTS)]
     kept = [each for each in kept if each.name not in left_out]
     files = _contents(kept, place, left_out, follow_links=follow_links)
     if not files and not left_out:
         return None  # weights and nothing else, which lead back without a record
     return PackedFolder(FolderRecord([RecordedPart(name, (), format)], files), (), left_out)
+
+
+def losses_of_others(found: Checkpoint) -> list[Loss]:
+    """The files that are called like checkpoints beside the weights of one model, but for copies.
+
+    What a Trainer was told is not among them: it holds no tensors; nor are checkpoints of their own
+    in folders below.
+    """
+    folder = found.folder
+    if folder is None or folder.is_all:
+        return []
+    start = f"{folder.path.rstrip('/')}/"
+    known = {*folder.copies, *(each.path.removeprefix(start) for each in found.sources)}
+    names = sorted(each.name for each in place_of(folder.path).files_below())
+    apart = set(own_folders(names))
+    return [
+        Loss(name, "is another checkpoint than the weights of the folder")
+        for name in names
+        if name.endswith(LIKE_CHECKPOINTS)
+        and name not in known
+        and name.rpartition("/")[2] != _ARGUMENTS
+        and apart.isdisjoint(folders_above(name))
+    ]
 
 
 def _form_of(format: str) -> str | None:

@@ -74,7 +74,7 @@ class Exchange:
             released: Counter[int] = Counter()  # by the time when it is exchanged
             for each in {id(each): each for each in held}.values():
                 released[id(each.grad)] += 1
-            looks = [each.tensor for each in found.values() if is_view(each.tensor)]
+            looks: list[Any] = [each.tensor for each in found.values() if is_view(each.tensor)]
             seen = Counter(id(each._base) for each in looks)
             for each in looks:
                 base: Any = each._base

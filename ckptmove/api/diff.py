@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Annotated
 
 from .. import formats
-from ..errors import RefusedError, StrPath, UsageError
+from ..errors import RefusedError, StrPath, UnsupportedError, UsageError
 from ..formats.checkpoint import Checkpoint
 from ..formats.writing import FOLDER
 from ..graph.compare.difference import Held, can_cast, shared, unlike
@@ -29,7 +29,7 @@ from ..reports.display.phrases import plural
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
 from ..sources import place_of
-from ..sources.place import EntryKind
+from ..sources.place import EntryKind, FolderEntry
 from ..sources.source import Source
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
@@ -142,36 +142,36 @@ def diff(
 
 
 def _compare_other_files(old: Checkpoint, new: Checkpoint, follow_links: bool) -> Beside:
-    """Compare the files of one name beside two checkpoints in folders, such as code and settings.
-
-    Those that only one has are no content of the other: a tool may have left them out.
-    """
-    with ExitStack() as stack:
-        mine, others = (_other_files(each, stack, follow_links) for each in (old, new))
-        both = [(mine[name], others[name]) for name in mine if name in others]
-        return Beside(list(compare_records(both)), len(both), 0)
+    """Compare the files beside two checkpoints in folders, such as code and settings."""
+    with ExitStack() as mine, ExitStack() as others:
+        return compare_records(
+            _other_files(old, mine, follow_links), _other_files(new, others, follow_links)
+        )
 
 
 def _other_files(
-    checkpoint: Checkpoint, stack: ExitStack, follow_links: bool
+    checkpoint: Checkpoint, opened: ExitStack, follow_links: bool
 ) -> dict[str, HeldRecord]:
-    """The files right beside what was read of a checkpoint, which are open until a stack is."""
+    """What is below a folder but for what was read of a checkpoint; at most one file is open."""
     place = place_of(checkpoint.container.source.path)
     folder = place if place.is_folder() else place.parent
     read = {source.path.removeprefix(folder.path).strip("/") for source in checkpoint.sources}
 
-    def content(name: str, _: bool) -> Source:
-        place = folder.child(name)
+    def content(entry: FolderEntry, _: bool) -> Source:
+        if entry.kind is not EntryKind.FILE:
+            raise UnsupportedError(f"is a {entry.kind.value}")
+        file = folder.child(entry.name)
         if not follow_links:
-            place.check_link(folder)
-        return stack.enter_context(place.open())
+            file.check_link(folder)
+        opened.close()
+        return opened.enter_context(file.open())
 
     found = dict[str, HeldRecord]()
-    for entry in folder.entries():
-        if entry.kind is EntryKind.FILE and entry.name not in read:
+    for entry in sorted(folder.files_below()):
+        if entry.kind is not EntryKind.FOLDER and entry.name not in read:
             kind = RecordKind.CODE if entry.name.endswith(".py") else RecordKind.DATA
             about = OtherRecord(entry.name, kind, entry.nbytes)
-            found[entry.name] = HeldRecord(about, partial(content, entry.name))
+            found[entry.name] = HeldRecord(about, partial(content, entry))
     return found
 
 

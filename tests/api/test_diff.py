@@ -488,6 +488,51 @@ def test_other_files_of_folders_are_compared(kind: str, tmp_path: Path, run_cli:
     assert diff(a, b, follow_links=True, ignore_code=True).equal
 
 
+@pytest.mark.parametrize("kind", ["model folder", "training folder"])
+def test_files_that_one_folder_has_are_named(kind: str, tmp_path: Path, run_cli: RunCli) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder in (a, b):
+        (folder / "code").mkdir(parents=True)
+        (folder / "empty").mkdir()
+        torch.save({"w": torch.ones(2)}, folder / "pytorch_model.bin")
+        (folder / "code" / "modeling.py").write_text("scale = 1\n")
+        if kind == "training folder":
+            torch.save({"state": {}, "param_groups": []}, folder / "optimizer.pt")
+    (b / "empty").rmdir()
+    assert (diff(a, b).equal, diff(a, b).records) == (True, 1)
+    (b / "code" / "modeling.py").write_text("scale = 2\n")
+    (a / "trainer_state.json").write_text("{}")
+    (b / "notes.txt").write_text("more")
+    expected = [
+        ("record", "code/modeling.py"),
+        ("record added", "notes.txt"),
+        ("record removed", "trainer_state.json"),
+    ]
+    assert sorted(kinds(diff(a, b))) == expected
+    assert "trainer_state.json" in run_cli("diff", a, b, exit=1).stdout
+    assert "trainer_state.json" in run_cli("validate", b, "--against", a, exit=1).stdout
+    assert kinds(diff(a, b, ignore_code=True)) == expected[1:]
+    assert diff(a, b, select="*w").equal
+    (a / "linked").symlink_to(b / "code")
+    (b / "linked").symlink_to(a / "code")
+    assert ("not compared", "linked") in kinds(diff(a, b))
+
+
+def test_very_many_files_of_folders_are_compared(tmp_path: Path) -> None:
+    resource: Any = pytest.importorskip("resource")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        torch.save({"w": torch.ones(2)}, tmp_path / name / "model.pt")
+        for n in range(150):
+            (tmp_path / name / f"{n}.json").write_text("{}")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, most[1]))
+        assert diff(tmp_path / "a", tmp_path / "b").records == 150
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+
 def test_a_selection_leaves_out_the_rest(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ...errors import UnsupportedError
@@ -139,12 +139,17 @@ def _alone(old: HeldRecord | None, new: HeldRecord | None) -> Difference:
     return Difference(Kind.RECORD_ADDED, new.record.name, None, _said(new.record))
 
 
-def compare_records(pairs: Iterable[tuple[HeldRecord, HeldRecord]]) -> Iterator[Difference]:
-    """How records of one name differ; nothing of those that do not."""
-    for old, new in pairs:
-        difference = _unlike(old, new, no_devices=False)
-        if difference is not None:
-            yield difference
+def compare_records(old: dict[str, HeldRecord], new: dict[str, HeldRecord]) -> Beside:
+    """Compare records by name; those that only one side has are differences."""
+    found, both = list[Difference](), 0
+    for name in {**old, **new}:
+        if name not in old or name not in new:
+            found.append(_alone(old.get(name), new.get(name)))
+            continue
+        both += 1
+        difference = _unlike(old[name], new[name], no_devices=False)
+        found += [] if difference is None else [difference]
+    return Beside(found, both, 0)
 
 
 def _unlike(old: HeldRecord, new: HeldRecord, *, no_devices: bool) -> Difference | None:

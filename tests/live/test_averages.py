@@ -43,13 +43,13 @@ ASIDE: dict[str, tuple[str, str, str, str]] = {
         "shadow = {name: each.detach().clone() for name, each in model.named_parameters()}",
         "for name, each in model.named_parameters():\n    shadow[name].mul_(0.9).add_(each)",
         "shadow['0.weight'], made by",
-        "create shadow['0.weight'] after the model is moved, or move it before the loop",
+        "create shadow['0.weight'] after the model is moved, or move it before it is first changed",
     ),
     "a tuple": (
         "batch = torch.ones(8, 4), torch.ones(8, 2)",
         "batch[1].sub_(model(batch[0]))",
         "the batch is on cpu: batch[0]",
-        'batch = ckptmove.to_device(batch, "cuda:0") in the loop',
+        'batch = ckptmove.to_device(batch, "cuda:0") before it is used',
     ),
 }
 LOOP = """

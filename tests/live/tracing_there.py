@@ -46,7 +46,8 @@ def test_the_variable_of_the_caller_names_what_was_not_moved() -> None:
         model(images)
     assert causes(watch) == ["batch-never-moved"]
     assert watch.verdicts[0].title == "the batch is on cpu: images"
-    assert watch.verdicts[0].fix.startswith('images = images.to("privateuseone:0") in the loop')
+    fix = watch.verdicts[0].fix.partition(";")[0]
+    assert fix == 'images = images.to("privateuseone:0") before it is used'  # there is no loop
 
 
 def test_an_argument_without_a_variable_goes_by_the_models_name_for_it() -> None:
@@ -66,6 +67,24 @@ def test_what_the_model_holds_goes_by_its_path() -> None:
     assert causes(watch) == ["unregistered-tensor"]
     assert watch.verdicts[0].title.startswith("net.shift is not registered")
     assert line_of("# shifted") in watch.verdicts[0].evidence[0]
+
+
+def test_what_a_layer_holds_was_made_by_the_layer() -> None:
+    model = moved()
+    x = torch.empty(3, 4, device=DEVICE)
+    watch = ckptmove.trace(model, device=DEVICE)
+    with pytest.raises(RuntimeError), watch:
+        model.shift = nn.TransformerEncoderLayer(4, 2).linear1.weight[0].detach()  # a layer
+        model(x)
+    told = "\n".join(watch.verdicts[0].evidence)
+    assert "shift, made by nn.TransformerEncoderLayer at " in told
+    assert line_of("# a layer", __file__) in told
+    watch = ckptmove.trace(model, device=DEVICE)
+    with pytest.raises(RuntimeError), watch:
+        weight = nn.Linear(4, 4).weight.data
+        x.mm(weight)
+    assert watch.verdicts[0].title.startswith("nn.Linear at ")
+    assert watch.verdicts[0].title.endswith(" makes weight on cpu")
 
 
 def test_a_copy_that_is_dropped_is_told_with_its_line() -> None:

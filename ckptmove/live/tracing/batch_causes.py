@@ -141,7 +141,9 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
         fix = f'bring it before: .to("{case.device}"); of a batch, all of it: {whole}'
     else:
         one = _brought(first, case.device)
-        fix = f"{one} in the loop" + (f"; or the whole batch: {whole}" if one != whole else "")
+        fix = f"{one} before it is used" + (
+            f"; or the whole batch: {whole}" if one != whole else ""
+        )
     lines = lines or [f"{each}" for each in broken if bare_name(each.name) != each.name]
     evidence = lines[:MOST_LINES] or ([case.failed] if case.failed else [])
     yield findings.batch(list(names), where, fix, evidence)

@@ -293,7 +293,7 @@ def _elsewhere(case: Evidence) -> Iterator[Verdict]:
         fix = f'x = x.to("{case.device}") before'
         if broken[0] == changed_operand(case):
             name = bare_name(broken[0].name)
-            fix = f"create {name} after the model is moved, or move it before the loop"
+            fix = f"create {name} after the model is moved, or move it before it is first changed"
         elif broken[0].held in REGISTERED:
             fix = f'move what holds it before the optimizer is created: .to("{case.device}")'
         yield Verdict(

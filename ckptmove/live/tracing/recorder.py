@@ -46,6 +46,7 @@ from .places import Places
 from .source_lines import (
     frame_outside,
     is_asked,
+    layer_made,
     line_of,
     locals_of,
     user_frame,
@@ -413,7 +414,8 @@ class Recorder(TorchDispatchMode):
     def _created(self, site: Site, out: list[torch.Tensor], made: list[Facts]) -> None:
         for tensor, each in zip(out, made, strict=True):
             if each.device != self._home:
-                self.names.made(tensor, site)
+                layer = layer_made(frame_outside(__file__))
+                self.names.made(tensor, site._replace(op=layer) if layer else site)
             if each.is_big and each.device != self._home:
                 self._note("created", site, self._call(each.device), each.nbytes, [])
 

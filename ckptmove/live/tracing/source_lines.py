@@ -25,6 +25,7 @@ _FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _WITHOUT_TORCH = re.compile(
     r"-packages[/\\](numpy|scipy|pandas|matplotlib|seaborn|sklearn|PIL)[/\\]"
 )
+LAYER = "nn."  #: The beginning of the name of a layer of torch, which makes what it holds.
 _TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no file
 
 _OURS = str(Path(__file__).parents[2]) + os.sep
@@ -62,6 +63,21 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
             return None
         frame = frame.f_back
     return None
+
+
+def layer_made(frame: FrameType | None) -> str:
+    """The layer of torch that the user's code makes, `nn.Linear`, from a frame on; "" if none."""
+    found, users = "", user_frame(frame)
+    for _ in range(_MOST_FRAMES):
+        if frame is None or frame is users:
+            break
+        if frame.f_code.co_name == "__init__":
+            made = locals_of(frame).get("self")
+            kinds = type(made).__mro__ if isinstance(made, torch.nn.Module) else ()
+            names = [each.__name__ for each in kinds if each.__module__.startswith("torch.nn.")]
+            found = f"{LAYER}{names[0]}" if names else found
+        frame = frame.f_back
+    return found
 
 
 @functools.lru_cache(maxsize=4096)  # asked for every operation, frame by frame

@@ -21,6 +21,7 @@ from ..inventory.holdings import COMPILED, Ownership, holdings, written
 from ..inventory.object_walk import Reach
 from .operations import COPY, UNNAMED, factory
 from .source_lines import (
+    LAYER,
     is_outer,
     is_within,
     items_of,
@@ -402,4 +403,4 @@ def _spell(made: Site | None) -> str:
 
 
 def _maker(op: str) -> str:
-    return op if op == COPY else factory(op) or UNNAMED
+    return op if op == COPY or op.startswith(LAYER) else factory(op) or UNNAMED

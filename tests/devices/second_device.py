@@ -23,7 +23,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, ParamSpec
 
 import pytest
@@ -33,6 +33,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree, backend_registration
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ckptmove.trial.simulation.device import DEVICE_MODULE
 from tests.conftest import ROOT
 from tests.servers.warm_python import WarmPopen
 
@@ -70,7 +71,7 @@ def install() -> None:
         return
     # Renamed to its own name, without which it is no accelerator, and there is no autograd.
     set_up = backend_registration._setup_privateuseone_for_python_backend
-    set_up(NAME, _Module())
+    set_up(NAME, DEVICE_MODULE)
     _kept.append(library := torch.library.Library("aten", "IMPL"))
     for op in _on_cpu():
         library.impl(op, functools.partial(_see if _sees(op) else _run, op), _KEY)
@@ -151,40 +152,6 @@ def limited(nbytes: int) -> Iterator[Limit]:
         yield limit
     finally:
         _limits.remove(limit)
-
-
-class _Module:
-    """`torch.privateuseone`; random numbers come from the CPU's generator."""
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return 1
-
-    def current_device(self) -> int:
-        return 0
-
-    def device(self, _: object) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        pass
-
-    def get_rng_state(self, _: object = None) -> Tensor:
-        return torch.get_rng_state()
-
-    def set_rng_state(self, state: Tensor, _: object = None) -> None:
-        torch.set_rng_state(state)
 
 
 # Tensors, there and here

@@ -69,6 +69,28 @@ def test_graphs_of_torch_geometric() -> None:
 
 
 @apart
+def test_dictionaries_of_tensordict() -> None:
+    library = pytest.importorskip("tensordict")
+    inner = {"x": torch.ones(3, 2), "more": {"y": torch.zeros(3)}}
+    batch: Any = library.TensorDict(inner, batch_size=[3])
+    stacked = library.lazy_stack([batch, batch.clone()])
+    declared = library.tensorclass(type("Pair", (), {"__annotations__": dict.fromkeys(inner, Any)}))
+    pair = declared(**batch, batch_size=[3]).lock_()
+    for each in (batch, batch.clone().lock_(), stacked, pair):
+        moved = ckptmove.to_device(each, DEVICE)
+        (fetched,) = ckptmove.prefetch([{"batch": each}], DEVICE)
+        for there in (moved, fetched["batch"]):
+            assert type(there) is type(each)
+            assert (there.batch_size, there.is_locked) == (each.batch_size, each.is_locked)
+            found = (there.get("x"), there.get(("more", "y")))
+            assert {str(part.device) for part in found} == {DEVICE}
+            assert str(there.device) == DEVICE
+        assert ckptmove.to_device(moved, DEVICE) is moved
+        assert each.get(("more", "y")).device.type == "cpu"
+        assert each.device is None
+
+
+@apart
 def test_plain_batches_are_told_from_those_that_share() -> None:
     x = torch.arange(6.0)
     plain: dict[str, Any] = {

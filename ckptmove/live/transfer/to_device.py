@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -295,6 +296,12 @@ def _is_asked(mover: Any, within: bool) -> bool:
     return bool(_parameters(mover) & {"device", "device="}) or holds_tensors(mover)
 
 
+def _gives_another(mover: Any) -> bool:
+    """Whether its `to` changes nothing in place: a TensorDict, whose copy would lose its lock."""
+    is_one = getattr(sys.modules.get("tensordict"), "is_tensor_collection", None)
+    return is_one is not None and bool(is_one(mover))
+
+
 def _refused(name: str, mover: Any, device: torch.device, error: Exception) -> UsageError:
     kind = type(mover).__name__
     why = f"{type(error).__name__}: {first_line(error)}"
@@ -306,7 +313,7 @@ def _refused(name: str, mover: Any, device: torch.device, error: Exception) -> U
 def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
     """The result of an object's own `to`, called on a copy, since it may change the object."""
     twin = mover
-    if not isinstance(mover, _STORAGES):
+    if not isinstance(mover, _STORAGES) and not _gives_another(mover):
         with suppress(Exception):  # whatever an object says that can't be copied
             twin = copy.copy(mover)
     before = dict(attributed(type(twin)).own(twin))

@@ -12,10 +12,12 @@ CUDA graphs, kernels for CUDA alone, a second device.
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import UntypedStorage
 from torch.utils import backend_registration
 
 from . import device_kernels as kernels
@@ -40,41 +42,21 @@ _ALSO = ("copy_", "convolution", "convolution_backward", "set_.source_Tensor")
 _kept: list[torch.library.Library] = []  # what is registered goes when its library does
 
 
-class _Module:
-    """`torch.privateuseone`, which torch's own code asks."""
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return 1
-
-    def current_device(self) -> int:
-        return 0
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16, torch.float32]
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        pass
-
-    def get_rng_state(self, _: object = None) -> Tensor:
-        return torch.get_rng_state()
-
-    def set_rng_state(self, state: Tensor, _: object = None) -> None:
-        torch.set_rng_state(state)
-
-    def set_device(self, _: object) -> None:
-        pass
-
-    def synchronize(self, _: object = None) -> None:
-        pass
+#: `torch.privateuseone`, which torch and libraries ask; its random numbers are those of the CPU.
+DEVICE_MODULE = SimpleNamespace(
+    is_initialized=lambda: True,
+    is_available=lambda: True,
+    device_count=lambda: 1,
+    current_device=lambda: 0,
+    device=lambda _: nullcontext(),
+    set_device=lambda _: None,
+    synchronize=lambda _=None: None,
+    get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16, torch.float32],
+    get_rng_state=lambda _=None: torch.get_rng_state(),
+    set_rng_state=lambda state, _=None: torch.set_rng_state(state),
+    manual_seed_all=lambda _: None,
+    _is_in_bad_fork=lambda: False,
+)
 
 
 def install(device: torch.device) -> None:
@@ -92,7 +74,7 @@ def install(device: torch.device) -> None:
             f"to simulate a script, torch {OLDEST} or newer is needed; this is {torch.__version__}"
         )
     shown.device = device
-    backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
+    backend_registration._setup_privateuseone_for_python_backend(NAME, DEVICE_MODULE)
     _kept.append(library := torch.library.Library("aten", "IMPL"))
     _register(library)
     _register_others(library)

@@ -262,6 +262,26 @@ def test_hyperparameters_are_whole_lines(content: str, fault: str, tmp_path: Pat
         assert faults(tmp_path) == [f"hparams.yaml: {fault}"] * bool(fault)
 
 
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("lr: 0.1\nsize: 2", ""),
+        ("lr: 0.1\nsizes:\n  - 2", ""),
+        ("lr: 0.1\nsiz", "its last line is cut short"),
+        ("lr\nsize: 2", "its line 1 is not YAML"),
+    ],
+)
+def test_yaml_of_a_person_may_end_without_a_new_line(
+    content: str, fault: str, tmp_path: Path
+) -> None:
+    model(tmp_path)
+    (tmp_path / "train.yaml").write_text(content)
+    found = validate(tmp_path).of("container")
+    assert found.data.get("faults", []) == [f"train.yaml: {fault}"] * bool(fault)
+    said = "no new line at the end, not known whether nothing is missing: train.yaml"
+    assert (said in found.details) == (not fault)
+
+
 def test_a_large_or_linked_configuration_is_not_read_and_that_is_said(tmp_path: Path) -> None:
     folder = model(tmp_path / "model")
     with (folder / "tokenizer.json").open("wb") as file:

@@ -36,6 +36,9 @@ def check_folder(found: FolderCheckpoint, *, follow_links: bool) -> FolderChecks
         many = plural(len(companions.not_checked), "file")
         names = listed(companions.not_checked, MOST_NAMED)
         details.append(f"{many} of no known form, not checked: {names}")
+    if companions.without_end:
+        names = listed(companions.without_end, MOST_NAMED)
+        details.append(f"no new line at the end, not known whether nothing is missing: {names}")
     return FolderChecks(faults, details, companions.not_checked)
 
 

@@ -1,7 +1,7 @@
 """The files beside the checkpoints of a folder: configurations, states, and lists of files.
 
     *.json                         JSON, or a value on each line of it
-    *.yaml, *.yml                  text, whose lines are whole
+    *.yaml, *.yml                  text of whole lines; the last that a person wrote may have no end
     trainer_state.json             an object: global_step is a number, log_history a list
     adapter_config.json            peft: the weights are in adapter_model.* beside it
     model_index.json               diffusers: {COMPONENT: [LIBRARY, CLASS], …}, a folder for each
@@ -40,6 +40,8 @@ _OBJECTS = (
     *("model_index.json", "scheduler_config.json", "tokenizer_config.json", "tokenizer.json"),
     *("preprocessor_config.json", "processor_config.json", "params.json"),
 )
+#: What no person writes, and its library ends with a new line.
+_YAML_OF_LIBRARIES = ("hparams.yaml",)
 #: Components of a pipeline that have no weights, by their class, and the file that they have.
 _WITHOUT_WEIGHTS = (
     (re.compile(r".*Scheduler\w*"), "scheduler_config.json"),
@@ -64,6 +66,7 @@ class Companions(NamedTuple):
 
     faults: list[str]
     not_checked: list[str]  #: names of files of which nothing is known
+    without_end: list[str]  #: names of files of a person whose last line may be cut short
 
 
 def check_companions(found: FolderCheckpoint) -> Companions:
@@ -83,7 +86,7 @@ def check_companions(found: FolderCheckpoint) -> Companions:
             faults += (f"{each.name}: {fault}" for fault in check(content, each, folder))
         except InputError as error:
             faults.append(f"{each.name}: {error}")
-    return Companions(faults, not_checked)
+    return Companions(faults, not_checked, folder.without_end)
 
 
 class _Folder:
@@ -95,6 +98,7 @@ class _Folder:
         self.unread = {each.name for each in found.not_looked_at}
         self._names = self.files | self.parts | self.unread | set(found.source_names)
         self._folders = {folder for name in self._names for folder in folders_above(name)}
+        self.without_end = list[str]()  # which reading them fills
         self._weights = dict[str, bool]()  # of folders that were asked about
 
     def has(self, name: str) -> bool:
@@ -238,17 +242,26 @@ _STRUCTURES: Mapping[str, Callable[[Json, str, _Folder], Iterator[str]]] = {
 
 
 def _yaml_faults(content: bytes, entry: FolderEntry, folder: _Folder) -> Iterator[str]:
-    del entry, folder
     text = _text(content)
     if not text.strip():
         yield "it is empty"
-    elif not text.endswith("\n"):
+        return
+    lines = text.splitlines()
+    strange = (n for n, each in enumerate(lines, 1) if not _is_yaml(each))
+    first = next(strange, None)
+    if text.endswith("\n"):
+        if first is not None:
+            yield f"its line {first:,} is not YAML"
+    elif first == len(lines) or entry.name.rpartition("/")[2] in _YAML_OF_LIBRARIES:
         yield "its last line is cut short"
+    elif first is not None:
+        yield f"its line {first:,} is not YAML"
     else:
-        for n, line in enumerate(text.splitlines(), 1):
-            if line and not (_YAML.match(line) or _YAML_KEY.search(line)):
-                yield f"its line {n:,} is not YAML"
-                break
+        folder.without_end.append(entry.name)
+
+
+def _is_yaml(line: str) -> bool:
+    return not line or bool(_YAML.match(line) or _YAML_KEY.search(line))
 
 
 def _named_faults(content: bytes, entry: FolderEntry, folder: _Folder) -> Iterator[str]:

@@ -24,8 +24,9 @@ from ..formats.distributed.deepspeed.universal import Universal
 from ..formats.folders.model_folder import ModelFolder
 from ..formats.folders.weight_names import INDEX
 from ..reports.batch.items import Entry, Item
+from ..reports.display.phrases import join_names
 from ..sources import place_of
-from ..sources.place import EntryKind, FolderEntry, folders_above
+from ..sources.place import BLOBS, EntryKind, FolderEntry, folders_above, has_blobs_of_hub
 from .selection import ItemFilter
 from .trees import tree_at
 
@@ -179,6 +180,7 @@ def _is_all_of(root: _Folder, below: Sequence[_Folder]) -> bool:
 def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
     """All folders, each before those in it."""
     folders, listing = [_Folder("", root)], tree_at(root).listings()
+    blobs = list[str]()  # folders of the cache of the Hub
     for folder in folders:
         try:
             entries = listing(folder.path)
@@ -188,9 +190,13 @@ def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
             if wanted.may_include_in(folder.name):
                 found.items.append(Item(folder.name, folder.path, "unreadable", (), 0))
             continue
+        has_blobs = has_blobs_of_hub(folder.path, [entry.name for entry in entries])
         for entry in entries:
             name = folder.named(entry.name)
             if wanted.excludes(name):
+                continue
+            if has_blobs and entry.name == BLOBS:
+                blobs.append(name)
                 continue
             if entry.kind is EntryKind.FOLDER:
                 folder.inside.append(_Folder(name, entry.path))
@@ -205,6 +211,10 @@ def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
                 folder.files.append(entry)
             else:
                 found.notes.append(f"{name} is not a regular file, or is a broken link")
+    if blobs:
+        found.notes.append(
+            f"left out, since snapshots link to what is in it: {join_names(blobs, 1)}"
+        )
     return folders
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import Enum
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from .source import File, Source
 _T = TypeVar("_T")
 _NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _HUB = ("models--", "datasets--", "spaces--")
-_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+_SNAPSHOTS, BLOBS = "snapshots", "blobs"  # of a repository in that cache
 
 
 def choose(path: StrPath, local: Callable[[str], _T], remote: Callable[[str], _T]) -> _T:
@@ -315,13 +315,22 @@ def _is_blob(path: str, folder: str) -> bool:
         if folder == before:
             return False
     repository = os.path.dirname(folder)
-    if not os.path.basename(repository).startswith(_HUB):
+    if not _is_of_hub(repository):
         return False
     try:
         is_file = stat.S_ISREG(os.lstat(path).st_mode)
     except OSError:
         return False
-    return is_file and os.path.dirname(path) == os.path.join(repository, _BLOBS)
+    return is_file and os.path.dirname(path) == os.path.join(repository, BLOBS)
+
+
+def has_blobs_of_hub(folder: str, names: Collection[str]) -> bool:
+    """Whether a folder with these names is of the Hub's cache: its snapshots link to blobs."""
+    return _is_of_hub(os.path.abspath(folder)) and {_SNAPSHOTS, BLOBS} <= {*names}
+
+
+def _is_of_hub(repository: str) -> bool:
+    return os.path.basename(repository).startswith(_HUB)
 
 
 _PROTOCOL = r"[A-Za-z][A-Za-z0-9+.-]+"  # two letters at least: one is a drive of Windows

@@ -304,3 +304,31 @@ def test_killed_at_any_call_in_place_each_folder_is_old_or_new_and_the_next_run_
 
 
 _CHANGING = ("pwrite64", "fsync", "renameat", "renameat2", "rename", "unlinkat", "unlink")
+
+
+def test_snapshots_of_the_cache_of_the_hub_are_items_and_blobs_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    save(whole / "pytorch_model.bin", {"w": torch.ones(3)}, "cuda:1")
+    (whole / "config.json").write_text("{}")
+    hub = tmp_path / "hub"
+    for name in ("models--a--b", "models--a--c"):
+        model_folders.cached_on_hub(whole, hub / name)
+    shutil.copytree(hub / "models--a--b" / "blobs", hub / "other" / "blobs")  # anyone's
+    (hub / "other" / "snapshots").mkdir()
+    with ckptmove.batch("inspect", hub, jobs=1) as batch:
+        found = outcomes(batch)
+        notes = batch.plan.notes
+    inside = model_folders.SNAPSHOT
+    assert found.keys() - {f"models--a--{x}/{inside}" for x in "bc"} == {f"other/blobs/{1:064x}"}
+    assert len(found) == 3
+    said = "left out, since snapshots link to what is in it: models--a--b/blobs and 1 more"
+    assert said in notes
+    monkeypatch.chdir(hub / "models--a--b")
+    with ckptmove.batch("relocate", ".", tmp_path / "out", to="cpu", jobs=1) as batch:
+        assert outcomes(batch) == {inside: "done"}
+    made = tmp_path / "out" / inside / "pytorch_model.bin"
+    assert set(labels(made).values()) == {"cpu"}
+    assert not made.is_symlink()

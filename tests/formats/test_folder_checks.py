@@ -295,6 +295,26 @@ def test_a_large_or_linked_configuration_is_not_read_and_that_is_said(tmp_path: 
     assert "is a link that leads outside" in found["config.json"]
 
 
+def test_state_of_a_parameter_that_no_group_lists_is_a_contradiction(tmp_path: Path) -> None:
+    model(tmp_path)
+    parameters = [torch.nn.Parameter(each.clone()) for each in WEIGHTS.values()]
+    adam = torch.optim.AdamW([{"params": [each]} for each in parameters])
+    sum(each.square().sum() for each in parameters).backward()  # type: ignore[union-attr]
+    adam.step()
+    state = adam.state_dict()
+    torch.save({"cpu": torch.get_rng_state()}, tmp_path / "rng_state.pth")
+    torch.save(state, tmp_path / "optimizer.pt")
+    assert not faults(tmp_path)
+    state["param_groups"].pop()
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        adam.load_state_dict(state)
+    torch.save(state, tmp_path / "optimizer.pt")
+    assert faults(tmp_path) == [
+        "optimizer.pt contradicts itself: it has state of 1 parameter "
+        "that its param_groups do not list, for example of 1"
+    ]
+
+
 # Two forms of the same weights
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ...manifest.manifest import Section, TensorEntry
-from ...pickles.nodes import Call, Node
+from ...pickles.nodes import Call, Dict, List, Node
+from ...reports.display.phrases import plural
 from ...torch_pickle.children import children_of
 from .training_folder import FolderCheckpoint
 
@@ -26,6 +27,7 @@ def disagreements(found: FolderCheckpoint) -> Iterator[str]:
     yield from _missing_for_training(found)
     yield from _missing_processes(found)
     yield from _foreign_optimizers(found)
+    yield from _ungrouped_state(found)
 
 
 def _missing_for_training(found: FolderCheckpoint) -> Iterator[str]:
@@ -111,6 +113,29 @@ def _foreign_optimizers(found: FolderCheckpoint) -> Iterator[str]:
                     f"for example of shape {list(shape)}"
                 )
                 break
+
+
+def _ungrouped_state(found: FolderCheckpoint) -> Iterator[str]:
+    """Optimizers with state of parameters that none of their groups has, as torch never saves."""
+    for part in found.parts:
+        if part.section is not Section.OPTIMIZER:
+            continue
+        for _, root in part.checkpoint.container.roots:
+            said = root if isinstance(root, Dict) else Dict()
+            state, groups = said.get("state"), said.get("param_groups")
+            if not isinstance(state, Dict) or not isinstance(groups, List):
+                continue
+            lists = [each.get("params") for each in groups.items if isinstance(each, Dict)]
+            grouped = {n for each in lists if isinstance(each, List) for n in each.items}
+            if not grouped or not all(type(n) is int for n in grouped):
+                continue  # other libraries call parameters by their names
+            lost = [n for n, _ in state.pairs if type(n) is int and n not in grouped]
+            if lost:
+                many = plural(len(lost), "parameter")
+                yield (
+                    f"{part.name} contradicts itself: it has state of {many} "
+                    f"that its param_groups do not list, for example of {lost[0]}"
+                )
 
 
 def _is_below(entry: TensorEntry, keys: tuple[object, ...]) -> bool:

@@ -293,7 +293,8 @@ def test_a_chain_of_conjugates_moves_with_its_base() -> None:
 def test_conjugates_of_a_view_move_with_it() -> None:
     for conjugate in (torch.conj, lambda view: view.conj().imag, lambda view: view.conj().conj()):
         for keeps_base in (False, True):
-            model, base = nn.Linear(2, 2), torch.arange(4.0).to(torch.complex64)
+            model: Any = nn.Linear(2, 2)
+            base = torch.arange(4.0).to(torch.complex64)
             view = base.view(2, 2)
             model.register_buffer("look", conjugate(view))
             model.register_buffer("view", view)
@@ -311,7 +312,8 @@ def test_conjugates_of_a_view_move_with_it() -> None:
 
 @apart
 def test_what_holds_a_view_is_told_and_nothing_moves() -> None:
-    model, base = nn.Module(), torch.ones(4, dtype=torch.complex64)
+    model: Any = nn.Module()
+    base = torch.ones(4, dtype=torch.complex64)
     view = base.view(2, 2)
     model.register_buffer("look", view.conj())
     model.register_buffer("view", view)

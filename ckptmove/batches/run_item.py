@@ -266,7 +266,7 @@ def _folder_copied(task: Task, output: str, force: bool) -> ItemOutcome:
     """Copy a folder unchanged."""
     files = all_files(task.item.path, [], follow_links=bool(task.options.get("follow_links")))
     check_apart(task.item.path, output)
-    with destination_of(output).new_folder([], force=force) as made:
+    with destination_of(output).new_folder([], force=force, like=task.item.path) as made:
         for each in files.values():
             each.copy_into(made, LISTENER.get())
         made.commit()

@@ -93,8 +93,13 @@ class Destination(ABC):
         """A file in the making; plans copy from these sources. Raises as `check_file`."""
 
     @abstractmethod
-    def new_folder(self, sources: Sequence[Source], *, force: bool) -> StagedFolder:
-        """A folder in the making. Raises as `check_folder`."""
+    def new_folder(
+        self, sources: Sequence[Source], *, force: bool, like: str | None = None
+    ) -> StagedFolder:
+        """A folder in the making. Raises as `check_folder`.
+
+        Who may not look into `like`, a folder, may not look into it.
+        """
 
 
 class LocalDestination(Destination):
@@ -123,5 +128,7 @@ class LocalDestination(Destination):
     def new_file(self, sources: Sequence[Source], *, force: bool) -> StagedFile:
         return LocalFile(self.path, sources, force=force)
 
-    def new_folder(self, sources: Sequence[Source], *, force: bool) -> StagedFolder:
-        return LocalFolder(self.path, sources, force=force)
+    def new_folder(
+        self, sources: Sequence[Source], *, force: bool, like: str | None = None
+    ) -> StagedFolder:
+        return LocalFolder(self.path, sources, force=force, like=like)

@@ -29,9 +29,17 @@ _TAKEN = {*_NOT_EMPTY, errno.ENOTDIR}
 class LocalFolder:
     """A directory in the making. Used as a context, it is gone at the end unless committed."""
 
-    def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
+    def __init__(
+        self,
+        destination: StrPath,
+        sources: Sequence[Source],
+        *,
+        force: bool,
+        like: str | None = None,
+    ) -> None:
         """Create the directory under a temporary name. Raises as `check_folder`."""
         check_folder(destination, sources, force=force)
+        self._most = _permissions_of(like)
         self.path = without_slash(os.fspath(destination))  #: what it will be
         self.sources = sources
         self.force = force
@@ -52,7 +60,7 @@ class LocalFolder:
 
     def _mkdir(self, name: str) -> None:
         mode = mode_from(self.sources)
-        self._name.folder.mkdir(name, mode | (mode & 0o444) >> 2 | 0o700)
+        self._name.folder.mkdir(name, (mode | (mode & 0o444) >> 2) & self._most | 0o700)
 
     def _remove(self, name: str) -> None:
         remove_tree(os.path.join(self._beside, name))
@@ -164,6 +172,15 @@ class LocalFolder:
             self._name.folder.rmdir(self._name.name)
             return True
         return False
+
+
+def _permissions_of(folder: str | None) -> int:
+    """Permission bits of a directory here; all of them of what is none."""
+    try:
+        mode = os.stat(folder).st_mode if folder is not None else 0
+    except (OSError, ValueError):
+        return 0o777
+    return stat.S_IMODE(mode) if stat.S_ISDIR(mode) else 0o777
 
 
 def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:

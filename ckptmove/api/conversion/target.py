@@ -114,6 +114,7 @@ class Target(NamedTuple):
         *,
         force: bool,
         progress: Progress | None,
+        like: str | None = None,
     ) -> None:
         """Write checkpoints and their companions, verify them, and give them their names."""
         destination = destination_of(self.path)
@@ -126,7 +127,7 @@ class Target(NamedTuple):
                 made.commit()
             return
         sources = [source for part in parts for source in part.sources]
-        with destination.new_folder(sources, force=force) as folder:
+        with destination.new_folder(sources, force=force, like=like) as folder:
             self._check_replaced(parts, companions)
             for part in parts:
                 _write_part(part, folder, progress)

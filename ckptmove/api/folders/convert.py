@@ -107,7 +107,9 @@ def convert_folder(
         if options.dry_run:
             target.check(parts, companions, force=options.force)
         else:
-            target.write(parts, companions, force=options.force, progress=options.progress)
+            target.write(
+                parts, companions, force=options.force, progress=options.progress, like=src
+            )
         return conversion.report(companions, written=not options.dry_run)
 
 

@@ -199,7 +199,7 @@ class FolderChange:
         self.check(target)
         how = set[str]()
         sources = self.before.sources
-        with destination_of(target).new_folder(sources, force=self.force) as made:
+        with destination_of(target).new_folder(sources, force=self.force, like=self.path) as made:
             for each in self.files.values():
                 with made.file(each.name, [each.source]) as file:
                     how.add(file.write(each.plan, progress))

@@ -46,5 +46,8 @@ class RemoteDestination(Destination):
     def new_file(self, sources: Sequence[Source], *, force: bool) -> StagedFile:
         return StagedObject(self.path, sources, force=force)
 
-    def new_folder(self, sources: Sequence[Source], *, force: bool) -> StagedFolder:
+    def new_folder(
+        self, sources: Sequence[Source], *, force: bool, like: str | None = None
+    ) -> StagedFolder:
+        del like  # a store has no permissions of folders
         return StagedPrefix(self.path, sources, force=force)

@@ -98,7 +98,7 @@ class Destination(ABC):
     ) -> StagedFolder:
         """A folder in the making. Raises as `check_folder`.
 
-        Who may not look into `like`, a folder, may not look into it.
+        It has the permissions of `like`, a folder; without one, whoever may read all sources may.
         """
 
 

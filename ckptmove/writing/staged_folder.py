@@ -39,7 +39,7 @@ class LocalFolder:
     ) -> None:
         """Create the directory under a temporary name. Raises as `check_folder`."""
         check_folder(destination, sources, force=force)
-        self._most = _permissions_of(like)
+        self._mode = _permissions_of(like)
         self.path = without_slash(os.fspath(destination))  #: what it will be
         self.sources = sources
         self.force = force
@@ -59,8 +59,11 @@ class LocalFolder:
             raise
 
     def _mkdir(self, name: str) -> None:
-        mode = mode_from(self.sources)
-        self._name.folder.mkdir(name, (mode | (mode & 0o444) >> 2) & self._most | 0o700)
+        mode = self._mode
+        if mode is None:
+            mode = mode_from(self.sources)
+            mode |= (mode & 0o444) >> 2
+        self._name.folder.mkdir(name, mode | 0o700)
 
     def _remove(self, name: str) -> None:
         remove_tree(os.path.join(self._beside, name))
@@ -174,13 +177,13 @@ class LocalFolder:
         return False
 
 
-def _permissions_of(folder: str | None) -> int:
-    """Permission bits of a directory here; all of them of what is none."""
+def _permissions_of(folder: str | None) -> int | None:
+    """Permission bits of a directory here; None of what is none."""
     try:
         mode = os.stat(folder).st_mode if folder is not None else 0
     except (OSError, ValueError):
-        return 0o777
-    return stat.S_IMODE(mode) if stat.S_ISDIR(mode) else 0o777
+        return None
+    return stat.S_IMODE(mode) & 0o777 if stat.S_ISDIR(mode) else None
 
 
 def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:

@@ -402,9 +402,10 @@ def test_a_distributed_model_in_it_is_copied_as_it_is(tmp_path: Path, run_cli: R
     assert contents(folder) == contents(tmp_path / "out")
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o755])
 @pytest.mark.parametrize("name", ["model", "training"])
-def test_who_may_not_look_into_a_folder_may_not_look_into_what_is_made_of_it(
-    name: str, tmp_path: Path
+def test_who_may_look_into_a_folder_may_look_into_what_is_made_of_it(
+    name: str, mode: int, tmp_path: Path
 ) -> None:
     src = tmp_path / name
     (src / "sub").mkdir(parents=True)
@@ -413,8 +414,9 @@ def test_who_may_not_look_into_a_folder_may_not_look_into_what_is_made_of_it(
         save(src / "optimizer.pt", {"state": {}, "param_groups": []}, "cuda:1")
     (src / "config.json").write_text("{}")
     (src / "sub" / "notes.txt").write_text("x")
-    src.chmod(0o700)
+    (src / "pytorch_model.bin").chmod(0o600)
+    src.chmod(mode)
     ckptmove.relocate(src, tmp_path / "moved", to="cpu")
     ckptmove.convert(src, f"{tmp_path}/converted/")
     for made in ("moved", "converted"):
-        assert (tmp_path / made).stat().st_mode & 0o777 == 0o700
+        assert (tmp_path / made).stat().st_mode & 0o777 == mode

@@ -315,6 +315,19 @@ def test_state_of_a_parameter_that_no_group_lists_is_a_contradiction(tmp_path: P
     ]
 
 
+def test_an_optimizer_of_more_parameters_than_the_model_has_is_not_of_it(tmp_path: Path) -> None:
+    model(tmp_path)
+    torch.save({"cpu": torch.get_rng_state()}, tmp_path / "rng_state.pth")
+    count = len(WEIGHTS)
+    for extra in (0, 1):
+        parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(count + extra)]
+        torch.save(torch.optim.SGD(parameters).state_dict(), tmp_path / "optimizer.pt")
+        assert faults(tmp_path) == [
+            "optimizer.pt is not of this model: its param_groups list "
+            f"{count + 1} parameters, and the model has {count} tensors"
+        ] * bool(extra)
+
+
 # Two forms of the same weights
 
 

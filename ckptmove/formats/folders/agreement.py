@@ -26,8 +26,9 @@ def disagreements(found: FolderCheckpoint) -> Iterator[str]:
         yield f"{missing.name} is missing: {missing.because}"
     yield from _missing_for_training(found)
     yield from _missing_processes(found)
-    yield from _foreign_optimizers(found)
-    yield from _ungrouped_state(found)
+    shapes = _shapes_of_model(found)
+    yield from _foreign_optimizers(found, shapes)
+    yield from _miscounted_groups(found, shapes.total())
 
 
 def _missing_for_training(found: FolderCheckpoint) -> Iterator[str]:
@@ -90,15 +91,23 @@ def _processes_of(found: FolderCheckpoint) -> int | None:
     return None
 
 
-def _foreign_optimizers(found: FolderCheckpoint) -> Iterator[str]:
-    """Optimizers with state of shapes that no parameter of the model has."""
+def _shapes_of_model(found: FolderCheckpoint) -> Counter[tuple[int, ...]]:
+    """How many tensors of each shape the model has; those of its copies do not count."""
     copies = {part.keys for part in found.parts if part.copy_of is not None}
-    entries = [each for each in found.manifest.tensors if each.part_of is None]
-    of_model = Counter(
+    return Counter(
         each.shape
-        for each in entries
-        if each.section is Section.MODEL and not any(_is_below(each, keys) for keys in copies)
+        for each in found.manifest.tensors
+        if each.part_of is None
+        and each.section is Section.MODEL
+        and not any(_is_below(each, keys) for keys in copies)
     )
+
+
+def _foreign_optimizers(
+    found: FolderCheckpoint, of_model: Counter[tuple[int, ...]]
+) -> Iterator[str]:
+    """Optimizers with state of shapes that no parameter of the model has."""
+    entries = [each for each in found.manifest.tensors if each.part_of is None]
     for part in found.parts:
         if part.section is not Section.OPTIMIZER or not of_model:
             continue
@@ -115,8 +124,8 @@ def _foreign_optimizers(found: FolderCheckpoint) -> Iterator[str]:
                 break
 
 
-def _ungrouped_state(found: FolderCheckpoint) -> Iterator[str]:
-    """Optimizers with state of parameters that none of their groups has, as torch never saves."""
+def _miscounted_groups(found: FolderCheckpoint, of_model: int) -> Iterator[str]:
+    """Optimizers whose groups have more parameters than the model, or fewer than have state."""
     for part in found.parts:
         if part.section is not Section.OPTIMIZER:
             continue
@@ -129,6 +138,11 @@ def _ungrouped_state(found: FolderCheckpoint) -> Iterator[str]:
             grouped = {n for each in lists if isinstance(each, List) for n in each.items}
             if not grouped or not all(type(n) is int for n in grouped):
                 continue  # other libraries call parameters by their names
+            if 0 < of_model < len(grouped):
+                yield (
+                    f"{part.name} is not of this model: its param_groups list "
+                    f"{len(grouped):,} parameters, and the model has {plural(of_model, 'tensor')}"
+                )
             lost = [n for n, _ in state.pairs if type(n) is int and n not in grouped]
             if lost:
                 many = plural(len(lost), "parameter")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from math import prod
-from secrets import randbelow
 from typing import NamedTuple
 
 from ...errors import CorruptError
@@ -64,7 +64,7 @@ def _tile(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
     difference, and a box the product of its sides. The boxes measure as much as the whole if they
     tile it. If they do not, they do that with a chance of 2**-55 (Schwartz-Zippel lemma).
     """
-    places = [defaultdict[int, int](lambda: randbelow(_PRIME)) for _ in shape]
+    places = [defaultdict[int, int](_random_number) for _ in shape]
 
     def measure(box: Box) -> int:
         size = 1
@@ -74,6 +74,11 @@ def _tile(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
 
     whole = measure(Box((0,) * len(shape), shape))
     return sum(map(measure, boxes)) % _PRIME == whole
+
+
+def _random_number() -> int:
+    """One that nobody who makes a file can know. (`secrets` takes a while to import.)"""
+    return int.from_bytes(os.urandom(16), "little") % _PRIME
 
 
 def runs_of(shape: tuple[int, ...], box: Box) -> Runs:

@@ -49,6 +49,12 @@ def output_namer(
     return named
 
 
+def named_in(root: str, output: str, digests: Mapping[str, str]) -> dict[str, str]:
+    """The digests of the files of an output, by their names in the destination."""
+    base = output[len(root.rstrip("/")) :].replace(os.sep, "/").lstrip("/")
+    return {"/".join(filter(None, (base, name))): each for name, each in digests.items()}
+
+
 def bare_name(name: str) -> str:
     """A name without what says the format."""
     for suffix in reversed(_SUFFIXES):

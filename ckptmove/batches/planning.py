@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..writing.final_name import NO_ROOM, failure_of
 from .discovery import dedupe_hard_links, discover, is_item
 from .fingerprints import is_done, is_ours, key_of, request_of
 from .options import ReferenceTree, resolve_options
-from .outputs import clashes, output_namer
+from .outputs import clashes, named_in, output_namer
 from .run_item import output_nbytes
 from .selection import ItemFilter
 from .source_removal import check_removal
@@ -123,7 +123,11 @@ def plan_batch(
             task._replace(obstacle=task.clash or obstacle, there=there)
             for task, obstacle, there in zip(tasks, in_the_way, found_there, strict=True)
         ]
-    free = None
+    free, kept = None, list[Mapping[str, str]]()
+    if digests and not dry_run and root is not None and ledger is not None:
+        outputs = _earlier_outputs(ledger, wanted, root, named, {item.name for item in items})
+        there = zip(outputs, tree.map_items(_is_as_written, outputs), strict=True)
+        kept = [named_in(root, path, entry.digests) for (entry, path), same in there if same]
     if dst is not None:
         free = tree_at(os.fspath(dst)).free_nbytes()
         if verb != "validate":
@@ -132,8 +136,39 @@ def plan_batch(
             _prepare(os.fspath(dst), [*(task.item for task in tasks), *done])
     nbytes = sum(task.item.nbytes for task in tasks)
     return BatchPlan(
-        verb, source, root, tuple(tasks), tuple(done), left, nbytes, free, tuple(found.notes)
+        *(verb, source, root, tuple(tasks), tuple(done), tuple(kept)),
+        *(left, nbytes, free, tuple(found.notes)),
     )
+
+
+def _earlier_outputs(
+    ledger: Ledger,
+    wanted: ItemFilter,
+    root: str,
+    named: Callable[[Item], str],
+    items: Collection[str],
+) -> list[tuple[Entry, str]]:
+    """What is done in the share, but for the items of this run, with the paths of the outputs."""
+    found = list[tuple[Entry, str]]()
+    for entry in ledger.every():
+        name = entry.name
+        if entry.outcome != "done" or name in items or not wanted.is_in_share(name):
+            continue
+        if any(part in ("", ".", "..") for part in name.split("/")):  # a ledger of somebody else
+            continue
+        item = Item(name, "", entry.kind, (), 0)
+        path = place_of(root).child(name).path if entry.kind == "other" else named(item)
+        found.append((entry, path))
+    return found
+
+
+def _is_as_written(made: tuple[Entry, str]) -> bool:
+    """Whether an output is still what the ledger says of it, without reading it."""
+    entry, path = made
+    try:
+        return tree_at(path).output(summed=False).stamp == entry.stamp
+    except (OSError, InputError, RefusedError):
+        return False
 
 
 def _tasks(

@@ -36,6 +36,7 @@ from ..writing.verify import Progress
 from .executors.bundle import Threads, bundles_of, foretell, work
 from .executors.process_pool import WorkerDied, Workers
 from .ledger_writer import LedgerWriter
+from .outputs import named_in
 from .trees import tree_at
 
 if TYPE_CHECKING:
@@ -352,9 +353,7 @@ class _Run:
 
     def _named(self, result: Result) -> dict[str, str]:
         """The digests of a result, by names in the destination."""
-        root = (self._plan.destination or "").rstrip("/")
-        base = (result.output or "")[len(root) :].replace(os.sep, "/").lstrip("/")
-        return {"/".join(filter(None, (base, name))): each for name, each in result.digests.items()}
+        return named_in(self._plan.destination or "", result.output or "", result.digests)
 
     def _give_up(self) -> None:
         """Cancel what was not begun, and wait for the rest."""

@@ -67,8 +67,11 @@ class ItemFilter:
 
     def selects(self, name: str) -> bool:
         """Whether an item is in the share, and in the log of what is to be done again."""
-        in_share = self._share is None or is_in_share(name, *self._share)
-        return in_share and (self._only is None or is_below(name, self._only))
+        return self.is_in_share(name) and (self._only is None or is_below(name, self._only))
+
+    def is_in_share(self, name: str) -> bool:
+        """Whether an item is in the share, be it done or not."""
+        return self._share is None or is_in_share(name, *self._share)
 
     def fits(self, nbytes: int, mtime: float) -> bool:
         """Whether an item of this size that was last changed at this time is wanted."""

@@ -239,10 +239,13 @@ def _run(
         except (KeyboardInterrupt, Signalled) as error:
             broken = error
     if manifest is not None and broken is None:
-        write_manifest(manifest, digests)
-        if unknown:
-            many = plural(unknown, "item")
-            told = f"lacks {many} of an earlier run; --verify reads them again"
+        kept = work.plan.kept
+        write_manifest(manifest, {**{k: v for each in kept for k, v in each.items()}, **digests})
+        apart = sum(not each for each in kept)  # from the items of this run
+        if unknown or apart:
+            many = plural(unknown + apart, "item")
+            how = "a run of all of them with --verify" if apart else "--verify"
+            told = f"lacks {many} of an earlier run; {how} reads them again"
             output.warn(manifest, [told])
     report = work.report()
     output.write_page(report, src)

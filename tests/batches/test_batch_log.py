@@ -116,6 +116,38 @@ def test_a_manifest_is_what_sha256sum_reads(tmp_path: Path, run_cli: RunCli) -> 
     assert "needs a destination" in done.stderr
 
 
+@pytest.mark.parametrize("by", ["--retry=log", "--include=cut.pt", "--delete-source"])
+def test_a_manifest_keeps_what_was_done_before(by: str, tmp_path: Path, run_cli: RunCli) -> None:
+    tree, out = many(tmp_path / "tree", 3, 10), tmp_path / "out"
+    good = (tree / "run-0" / "step-000.pt").read_bytes()
+    (tree / "cut.pt").write_bytes(good[:-50])
+    if by != "--delete-source":  # which keeps those of folders
+        model_folder(tree / "model")
+        (tree / "model" / "runs" / "checkpoint-2").mkdir(parents=True)
+        (tree / "model" / "runs" / "checkpoint-2" / "last.pt").write_bytes(good)
+    removing = ("--delete-source",) if by == "--delete-source" else ()
+    asked = ("batch", "convert", "tree", "out", "--manifest=SUMS", "-q", *removing)
+    run_cli(*asked, "--log=log", exit=1)
+    before = (tmp_path / "SUMS").read_text().splitlines()
+    (tree / "cut.pt").write_bytes(good)
+    again = () if removing else (by,)
+    run_cli(*asked, *again, exit=0)
+    command = ["sha256sum", "--check", "--strict", "--quiet", "../SUMS"]
+    subprocess.run(command, cwd=out, check=True)
+    after = (tmp_path / "SUMS").read_text().splitlines()
+    assert len(after) == len(before) + 1
+    assert set(before) < set(after)
+    gone = out / "run-0" / "step-000.safetensors"
+    gone.unlink()
+    run_cli(*asked, "--include=cut.pt", "--allow-empty", exit=0)
+    assert (tmp_path / "SUMS").read_text().splitlines() == [
+        each for each in after if "run-0/step-000" not in each
+    ]
+    (out / "cut.safetensors").write_bytes(b"other")
+    run_cli(*asked, "--include=none.pt", "--allow-empty", exit=0)
+    assert "cut" not in (tmp_path / "SUMS").read_text()
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["relocate", "convert"])
 def test_sources_in_a_store_have_digests_of_what_was_read_of_them(

@@ -62,6 +62,12 @@ class FileLedger:
             self._read()
             return {name: self.entries[name] for name in names if name in self.entries}
 
+    def every(self) -> list[Entry]:
+        """As `Ledger.every`."""
+        with self._guard:
+            self._read()
+            return [*self.entries.values()]
+
     @property
     def nbytes(self) -> int:
         """As `Ledger.nbytes`."""

@@ -56,13 +56,19 @@ class ObjectLedger:
     def entries_of(self, names: Iterable[str]) -> dict[str, Entry]:
         """As `Ledger.entries_of`, likewise."""
         with self._guard:
-            if time.monotonic() >= self._next_look:
-                self._look()
-                self._next_look = time.monotonic() + _SHORTLY
+            self._look()
             return {name: self._entries[name] for name in names if name in self._entries}
 
+    def every(self) -> list[Entry]:
+        """As `Ledger.every`, likewise."""
+        with self._guard:
+            self._look()
+            return [*self._entries.values()]
+
     def _look(self) -> None:
-        """Read what is new: objects begun later say what came later."""
+        """Read what is new, unless that was just done: objects begun later say what came later."""
+        if time.monotonic() < self._next_look:
+            return
         listed = [each for each in _listed(self.path) if each.name.endswith(_SUFFIX)]
         if sum(each.nbytes for each in listed) > MOST_NBYTES:
             raise RefusedError(
@@ -77,6 +83,7 @@ class ObjectLedger:
             self._entries = {
                 entry.name: entry for each in sorted(listed) for entry in self._read[each.path][1]
             }
+        self._next_look = time.monotonic() + _SHORTLY
 
     def add(self, *entries: Entry, synced: bool = False) -> None:
         """As `Ledger.add`: by one request."""

@@ -45,6 +45,9 @@ class Ledger(Protocol):
     def entries_of(self, names: Iterable[str]) -> dict[str, Entry]:
         """Likewise of several items, without those that have none."""
 
+    def every(self) -> list[Entry]:
+        """The entries of all items that it knows."""
+
     def add(self, *entries: Entry, synced: bool = False) -> None:
         """Add entries, by one write or one request; if `synced`, they are on disk then."""
 

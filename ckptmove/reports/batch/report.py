@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from typing import Annotated, Any, NamedTuple
@@ -74,6 +74,9 @@ class BatchPlan(Report):
         destination: the tree to write; None if nothing is written elsewhere.
         tasks: the items to do, largest first.
         done: the items that are already done.
+        kept: of each output that an earlier run made of what is no item of this one, and that is
+            still there, the digests of its files by their names in the destination, as far as
+            known; only if digests are wanted.
         others: the number of files that are left out because they are not checkpoints.
         nbytes: the bytes to read.
         free_nbytes: the free space at the destination, or None if nothing is written there.
@@ -86,6 +89,7 @@ class BatchPlan(Report):
     destination: str | None
     tasks: Annotated[tuple[Task, ...], OMITTED]
     done: Annotated[tuple[Item, ...], _NAMES] = ()
+    kept: Annotated[tuple[Mapping[str, str], ...], OMITTED] = ()
     others: int = 0
     nbytes: int = 0
     free_nbytes: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from math import isfinite
@@ -13,6 +13,7 @@ from typing import Annotated
 from .. import formats
 from ..errors import RefusedError, StrPath, UnsupportedError, UsageError
 from ..formats.checkpoint import Checkpoint
+from ..formats.folders.model_folder import checkpoints_beside
 from ..formats.writing import FOLDER
 from ..graph.compare.difference import Held, can_cast, shared, unlike
 from ..graph.compare.other_content import Beside, compare_beside, compare_records, is_code
@@ -134,11 +135,21 @@ def diff(
             findings.add(compare_beside(old, new, ignore_devices=ignore_devices))
             if place_of(a).is_folder() and place_of(b).is_folder():
                 findings.add(_compare_other_files(first, second, follow_links))
+            else:
+                findings.differences += _not_compared(first, second)
         if ignore_code:
             findings.ignore(lambda each: is_code(each, old, new))
         for source in (*old.sources, *new.sources):
             source.check_unchanged()
     return findings.report(old, new, notes, time.monotonic() - started)
+
+
+def _not_compared(old: Checkpoint, new: Checkpoint) -> Iterator[Difference]:
+    """The second checkpoints of a model's folder, for which a file has no place."""
+    for name in checkpoints_beside(old):
+        yield Difference(Kind.NOT_COMPARED, name, old.format, None)
+    for name in checkpoints_beside(new):
+        yield Difference(Kind.NOT_COMPARED, name, None, new.format)
 
 
 def _compare_other_files(old: Checkpoint, new: Checkpoint, follow_links: bool) -> Beside:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from .. import formats
 from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
 from ..formats.folders.layouts import common_folder
+from ..formats.folders.model_folder import checkpoints_beside
 from ..manifest.manifest import Manifest
 from ..placement.device import numbered
 from ..reports.display.phrases import plural
@@ -33,6 +34,7 @@ from .strict import refuse_unknown
 
 _MOST_LISTED = 8  # faults
 _WITHOUT_STRICT = "without --strict it is checked all the same"
+_BESIDE = "checked by itself, not loaded"
 _NO_TORCH = "torch is not installed"
 
 
@@ -268,12 +270,18 @@ def _check_folder(found: formats.Checkpoint, path: str, *, follow_links: bool) -
     checked = {source.path for source in found.files}
     faults = list[str]()
     with formats.opened_folder(path, follow_links=follow_links) as folder:
-        for part in folder.parts:
+        beside, details = set(checkpoints_beside(found)), list[str]()
+        for part, about in zip(folder.parts, folder.manifest.files, strict=False):
             if checked.isdisjoint(source.path for source in part.checkpoint.files):
                 damage = part.checkpoint.damage(lambda nbytes: None)
                 faults += [f"{part.name}: {fault}" for fault in damage]
+                if part.name in beside:
+                    what = f"{about.format}, {plural(about.tensors, 'tensor')}"
+                    details.append(f"{part.name} ({what}) is no part of it: {_BESIDE}")
         checks = check_folder(folder, follow_links=follow_links)
-        return checks._replace(faults=[*faults, *checks.faults])
+        return checks._replace(
+            faults=[*faults, *checks.faults], details=[*details, *checks.details]
+        )
 
 
 def _files_by_format(

@@ -368,3 +368,33 @@ def test_a_second_checkpoint_of_a_model_folder_is_a_loss(suffix: str, tmp_path: 
     assert ckptmove.load(one).keys() == {"w"}
     selected = convert(source, one, select="model", force=True, **asked)
     assert not selected.dropped
+
+
+def test_a_verdict_names_a_second_checkpoint_of_a_model_folder(tmp_path: Path) -> None:
+    source, one = tmp_path / "in", tmp_path / "one.safetensors"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    torch.save({"rate": 0.1}, source / "training_args.bin")
+    save_file({"w": torch.ones(2)}, source / "model.safetensors")
+    torch.save({"w": torch.ones(2)}, source / "pytorch_model.bin")
+    save_file({"w": torch.ones(2)}, one)
+    assert ckptmove.diff(source, one).equal
+    assert ckptmove.validate(source, against=one).ok
+    assert "custom" not in str(ckptmove.validate(source).to_json())
+    save_file({"head": torch.ones(3)}, source / "custom.safetensors")
+    for a, b in ((source, one), (one, source)):
+        found = ckptmove.diff(a, b)
+        assert [(each.kind, each.name) for each in found.differences] == [
+            ("not compared", "custom.safetensors")
+        ]
+    assert ckptmove.diff(source, one, select="w").equal
+    (container, *_) = ckptmove.validate(source).checks
+    said = "custom.safetensors (safetensors, 1 tensor) is no part of it: checked by itself"
+    assert container.outcome == "passed"
+    assert any(said in each for each in container.details)
+    assert not ckptmove.validate(source, against=one).ok
+    assert ckptmove.validate(one, against=source, subset=True).ok
+    data = bytearray((source / "custom.safetensors").read_bytes())
+    data[8:] = data[8:].replace(b"[0,12]", b"[0,16]")
+    (source / "custom.safetensors").write_bytes(data)
+    assert not ckptmove.validate(source).ok

@@ -18,7 +18,8 @@ from ...formats.folders.folder_record import (
     read_record,
 )
 from ...formats.folders.layouts import layout_below, says
-from ...formats.folders.runs import LIKE_CHECKPOINTS, own_folders
+from ...formats.folders.model_folder import checkpoints_beside
+from ...formats.folders.runs import LIKE_CHECKPOINTS
 from ...formats.folders.training_folder import (
     FolderCheckpoint,
     TrainingFolder,
@@ -32,7 +33,7 @@ from ...pickles.nodes import Mapping as MappingNode
 from ...pickles.nodes import Node
 from ...reports.convert import ConvertReport, Loss
 from ...sources import place_of
-from ...sources.place import EntryKind, FolderEntry, Place, folders_above
+from ...sources.place import EntryKind, FolderEntry, Place
 from ..conversion.edits import Edits
 from ..conversion.plan import check_sum, plan_conversion
 from ..conversion.target import PlannedPart, Target
@@ -45,7 +46,6 @@ from .weight_copies import used_name
 _MOST_NBYTES = 16 << 20  # of other files together, such as those of a tokenizer
 _LIKE_TORCH = frozenset(("torch-zip", "torch-legacy", "torch-tar", "torch-sharded"))
 _WEIGHTS = frozenset((Section.MODEL, Section.EMA))
-_ARGUMENTS = "training_args.bin"
 
 
 class PackedFolder(NamedTuple):
@@ -87,26 +87,9 @@ def _pack_model(found: Checkpoint, folder: Folder, *, follow_links: bool) -> Pac
 
 
 def losses_of_others(found: Checkpoint) -> list[Loss]:
-    """The files that are called like checkpoints beside the weights of one model, but for copies.
-
-    What a Trainer was told is not among them: it holds no tensors; nor are checkpoints of their own
-    in folders below.
-    """
-    folder = found.folder
-    if folder is None or folder.is_all:
-        return []
-    start = f"{folder.path.rstrip('/')}/"
-    known = {*folder.copies, *(each.path.removeprefix(start) for each in found.sources)}
-    names = sorted(each.name for each in place_of(folder.path).files_below())
-    apart = set(own_folders(names))
-    return [
-        Loss(name, "is another checkpoint than the weights of the folder")
-        for name in names
-        if name.endswith(LIKE_CHECKPOINTS)
-        and name not in known
-        and name.rpartition("/")[2] != _ARGUMENTS
-        and apart.isdisjoint(folders_above(name))
-    ]
+    """The checkpoints beside the weights of one model, each as a loss."""
+    why = "is another checkpoint than the weights of the folder"
+    return [Loss(name, why) for name in checkpoints_beside(found)]
 
 
 def _form_of(format: str) -> str | None:

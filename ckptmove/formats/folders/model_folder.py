@@ -20,11 +20,11 @@ from collections.abc import Sequence
 
 from ...errors import InputError, UnsupportedError
 from ...sources import place_of
-from ...sources.place import EntryKind
+from ...sources.place import EntryKind, folders_above
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint, Folder
 from ..probe import Probe
-from .runs import LIKE_CHECKPOINTS, own_folders_in, several_checkpoints
+from .runs import LIKE_CHECKPOINTS, own_folders, own_folders_in, several_checkpoints
 from .strangers import refuse_stranger
 from .training_folder import TrainingFolder, holds_only, read_folder, unusual_checkpoints
 from .weight_names import FAMILIES, INDEX, INDEXES, NOT_COMPARED, shard_name, whole_of
@@ -34,7 +34,8 @@ _WANTED = [each for family in FAMILIES for whole in family for each in (whole, w
 _ZERO = re.compile(r"(global_step\d+/)?\w*mp_rank_\d+_(model|optim)_states\.pt(\.safetensors)?")
 _LIKE_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 #: What a Trainer saves beside the weights.
-_BESIDE = ("training_args.bin", "optimizer.", "optimizer_", "scheduler.", "rng_state", "scaler.")
+_ARGUMENTS = "training_args.bin"
+_BESIDE = (_ARGUMENTS, "optimizer.", "optimizer_", "scheduler.", "rng_state", "scaler.")
 
 
 class ModelFolder(Format):
@@ -124,6 +125,29 @@ def _read(probe: Probe, found: str) -> Checkpoint:
         probe.path, whole.rpartition(".")[0] or whole, tuple(others), _is_all(probe, found)
     )
     return checkpoint
+
+
+def checkpoints_beside(found: Checkpoint) -> list[str]:
+    """The files that are called like checkpoints beside the weights of one model, but for copies.
+
+    What a Trainer was told is not among them: it holds no tensors; nor are checkpoints of their own
+    in folders below. Raises as `Place.files_below`.
+    """
+    folder = found.folder
+    if folder is None or folder.is_all:
+        return []
+    start = f"{folder.path.rstrip('/')}/"
+    known = {*folder.copies, *(each.path.removeprefix(start) for each in found.sources)}
+    names = sorted(each.name for each in place_of(folder.path).files_below())
+    apart = set(own_folders(names))
+    return [
+        name
+        for name in names
+        if name.endswith(LIKE_CHECKPOINTS)
+        and name not in known
+        and name.rpartition("/")[2] != _ARGUMENTS
+        and apart.isdisjoint(folders_above(name))
+    ]
 
 
 def _is_all(probe: Probe, found: str) -> bool:

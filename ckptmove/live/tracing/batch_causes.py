@@ -136,14 +136,13 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
         first = f"what {case.trace.error} takes" if case.trace is not None else first
         names = {first: broken[0]}
     where = " and ".join(sorted({each.device for each in names.values()}))
-    whole = findings.batch_fix(case.device)
     if not variable:
-        fix = f'bring it before: .to("{case.device}"); of a batch, all of it: {whole}'
+        to = f'"{case.device}")'
+        fix = f"bring it before: .to({to}; of a batch, all of it: ckptmove.to_device(…, {to}"
     else:
-        one = _brought(first, case.device)
-        fix = f"{one} before it is used" + (
-            f"; or the whole batch: {whole}" if one != whole else ""
-        )
+        one, whole = _brought(first, case.device), _brought(f"{variable}[0]", case.device)
+        item = first.startswith(f"{variable}[") and one != whole
+        fix = f"{one} before it is used" + (f"; or the whole batch: {whole}" if item else "")
     lines = lines or [f"{each}" for each in broken if bare_name(each.name) != each.name]
     evidence = lines[:MOST_LINES] or ([case.failed] if case.failed else [])
     yield findings.batch(list(names), where, fix, evidence)

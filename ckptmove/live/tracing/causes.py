@@ -29,6 +29,7 @@ from .device_choice import Choice
 from .evidence import MOST_LINES, UNKNOWN, Evidence
 from .operations import COPY
 from .refusals import refusal
+from .source_lines import LAYER
 from .tensor_names import PARAMETER
 
 _NO_MODEL = Manifest(path="", format="live model", nbytes=0, tensors=(), storages={})
@@ -251,17 +252,18 @@ def _made(case: Evidence) -> Iterator[Verdict]:
             yield copied_away(made, operand.device, source, told[:MOST_LINES], worst[name])
             continue
         known = op in _MAKERS
+        again = made == PARAMETER or op.startswith(LAYER)  # a module is made at each call
         fix = (
             f"create it on the device of the tensor that it is used with: {op}(…, device=x.device)"
         )
         bring = f"{made} = {made}.to(x.device)" if is_assignable(made) else "it.to(x.device)"
-        if made == PARAMETER:
+        if again:
             fix = "make the module once, in __init__: there model.to moves it, and it is trained"
         yield Verdict(
             "made-elsewhere",
             f"{op} at {source}{module} makes {made} on {operand.device}",
             fix
-            if known or made == PARAMETER
+            if known or again
             else "create it on the device of the tensor that it is used with, or move it "
             f"there: {bring}",
             tuple(told[:MOST_LINES]),

@@ -46,9 +46,9 @@ from .places import Places
 from .source_lines import (
     frame_outside,
     is_asked,
-    layer_made,
     line_of,
     locals_of,
+    made_site,
     user_frame,
     user_line,
     variable,
@@ -414,8 +414,7 @@ class Recorder(TorchDispatchMode):
     def _created(self, site: Site, out: list[torch.Tensor], made: list[Facts]) -> None:
         for tensor, each in zip(out, made, strict=True):
             if each.device != self._home:
-                layer = layer_made(frame_outside(__file__))
-                self.names.made(tensor, site._replace(op=layer) if layer else site)
+                self.names.made(tensor, made_site(site, frame_outside(__file__)))
             if each.is_big and each.device != self._home:
                 self._note("created", site, self._call(each.device), each.nbytes, [])
 

@@ -15,6 +15,7 @@ from types import FrameType
 import torch
 
 from ...reports.display.phrases import format_error, text_of
+from ...reports.events import Site
 
 _MOST_FRAMES = 64  # that are searched for the user's code
 _MOST_CALLERS = 8  # whose variables are looked at for a module
@@ -65,19 +66,26 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-def layer_made(frame: FrameType | None) -> str:
-    """The layer of torch that the user's code makes, `nn.Linear`, from a frame on; "" if none."""
-    found, users = "", user_frame(frame)
+def made_site(site: Site, frame: FrameType | None) -> Site:
+    """A site that makes a tensor, by the layer of torch that is made there: `nn.Linear`.
+
+    In a `forward`, it is the outermost module made there, at the line that makes it, of any class.
+    """
+    users, forward = user_frame(frame), site.phase == "forward"
     for _ in range(_MOST_FRAMES):
-        if frame is None or frame is users:
+        if frame is None or (frame is users and not forward):
             break
-        if frame.f_code.co_name == "__init__":
-            made = locals_of(frame).get("self")
-            kinds = type(made).__mro__ if isinstance(made, torch.nn.Module) else ()
-            names = [each.__name__ for each in kinds if each.__module__.startswith("torch.nn.")]
-            found = f"{LAYER}{names[0]}" if names else found
+        made = locals_of(frame).get("self") if frame.f_code.co_name == "__init__" else None
+        kinds = type(made).__mro__ if isinstance(made, torch.nn.Module) else ()
+        names = [each.__name__ for each in kinds if each.__module__.startswith("torch.nn.")]
+        if names:
+            site = site._replace(op=f"{LAYER}{names[0]}")
+            if forward:
+                site = site._replace(source=user_line(frame.f_back))
+        elif is_users(frame.f_code.co_filename):
+            break
         frame = frame.f_back
-    return found
+    return site
 
 
 @functools.lru_cache(maxsize=4096)  # asked for every operation, frame by frame

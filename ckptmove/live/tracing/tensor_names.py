@@ -236,7 +236,8 @@ class Names:
         """A tensor by its name; the frame of the code that uses it may have a variable for it."""
         found = self._of(tensor)
         name, held, other = found.name, found.held, ""
-        if frame is not None and (held in _LOOSE or held == "input"):
+        anew = held == "made" and name.startswith(f"what {LAYER}")  # with its module, in `forward`
+        if frame is not None and not anew and (held in _LOOSE or held == "input"):
             of_other = self._of_other(tensor, frame)  # a model that was never called: averages, say
             if of_other is not None:
                 inner, owner, held = of_other

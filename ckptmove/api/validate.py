@@ -72,8 +72,8 @@ def validate(
             "FACTORY",
             "Model",
             python="FACTORY may be a callable.",
-            value="FACTORY is `package.module:name`, `path/to/file.py:name`, a Hugging Face "
-            "folder, a TorchScript file or a `.pt2` file.",
+            value="FACTORY is `package.module:name`, `path/to/file.py:name`, a folder of "
+            "transformers or of a model of diffusers, a TorchScript file or a `.pt2` file.",
         ),
     ] = None,
     input: Input = (),

@@ -10,7 +10,6 @@ import gc
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import NamedTuple
 
 from ..errors import InputError, RefusedError, StrPath, UnsupportedError
@@ -104,25 +103,22 @@ def opened(
     path: StrPath,
     *,
     follow_links: bool = False,
-    only_weights: bool = False,
     weights: str | None = None,
 ) -> Iterator[Checkpoint]:
     """Open a checkpoint of any format, or an index with its files, or a folder, for a `with` block.
 
     Changes in place that were interrupted are undone first, in all its files. Links in the folder,
-    or beside the index, may lead out of it only with `follow_links`. `only_weights`: of a folder
-    with more in it than the weights of a model, read only these. `weights`: those of ZeRO that are
-    wanted, `master` or `module`; RefusedError if it has no such two.
+    or beside the index, may lead out of it only with `follow_links`. `weights`: those of ZeRO that
+    are wanted, `master` or `module`; RefusedError if it has no such two.
     """
-    read = partial(read_probe, only_weights=only_weights)
     with ExitStack() as stack:
-        opener = Opener(stack, read, sniffed, follow_links=follow_links)
+        opener = Opener(stack, read_probe, sniffed, follow_links=follow_links)
         session = new_session()
         session.weights = weights
         probe = opener.probe(path, session)
         with _explaining(probe):
             with uncollected():
-                checkpoint = read(probe)
+                checkpoint = read_probe(probe)
             if weights is not None and not session.has_two_weights:
                 raise RefusedError(
                     f"it has no {weights} weights beside others: it is no checkpoint of ZeRO",
@@ -243,22 +239,18 @@ def new_session() -> ReadSession:
     return ReadSession(_open_nested)
 
 
-def read_probe(probe: Probe, *, only_weights: bool = False) -> Checkpoint:
-    """Read what was opened, of whatever format; `only_weights` as `opened`."""
-    format = _format_of(probe, only_weights=only_weights)
+def read_probe(probe: Probe) -> Checkpoint:
+    """Read what was opened, of whatever format."""
+    format = _format_of(probe)
     if format is None:
         raise stranger(probe)
     return format.read(probe)
 
 
-def _format_of(probe: Probe, *, only_weights: bool = False) -> Format | None:
+def _format_of(probe: Probe) -> Format | None:
     if not (probe.is_folder or probe.source.nbytes):
         raise UnsupportedError("is empty")
-    for each in (*FORMATS, *_GUESSES):
-        passed_over = only_weights and isinstance(each, TrainingFolder)
-        if not passed_over and each.sniff(probe):
-            return each
-    return None
+    return next((each for each in (*FORMATS, *_GUESSES) if each.sniff(probe)), None)
 
 
 def _open_nested(source: Readable, session: ReadSession) -> Container | None:

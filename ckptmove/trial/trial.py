@@ -97,7 +97,7 @@ def _found(
 def _device(path: StrPath, device: str, simulate: bool) -> str:
     """The device for the trial."""
     if device == "auto":
-        with formats.opened(path, follow_links=True, only_weights=True) as found:
+        with formats.opened(path, follow_links=True) as found:
             usual = usual_device(found.manifest)
         return usual if simulate or is_there(usual) else "cpu"
     tag = numbered(device)

@@ -1,10 +1,11 @@
-"""Rehearsals of transformers' models, from their configurations alone, really and simulated."""
+"""Rehearsals of models of transformers and diffusers, from their configurations alone."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.serialization import skip_data
 import ckptmove
 from ckptmove.errors import UnsupportedError, UsageError
 from ckptmove.trial.trial import rehearse
+from tests.making import model_folders
 from tests.making import trial_models as rehearsing
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -190,3 +192,73 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(UsageError, match=r"without a config\.json"):
         rehearse(path, model=folder)
+
+
+# -- diffusers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True])
+def test_a_model_of_diffusers_takes_its_weights_from_the_pipeline(
+    own: bool, tmp_path: Path
+) -> None:
+    """It finds them among those of all models in it, as it does in its own folder."""
+    pipeline = model_folders.copy_of("diffusers", tmp_path / "pipe", "cuda:0")
+    unet = pipeline / "unet"
+    model: Any = unet
+    if own:
+        diffusers = pytest.importorskip("diffusers")
+        said = json.loads((unet / "config.json").read_bytes())
+        model = partial(diffusers.UNet2DModel.from_config, said)
+    inputs = ["sample=float32[2,2,8,8]", "timestep=int64[2]"]
+    for path in (pipeline, unet):
+        found = ckptmove.validate(path, model=model, input=inputs, step="forward")
+        assert found.ok, found
+        kinds = {each.check: each for each in found.checks}
+        assert kinds["model"].title.startswith("UNet2DModel accepts all 114 tensors")
+        assert kinds["step"].outcome == "passed"
+        assert found.device == "cpu"  # there is no cuda:0
+
+
+def test_a_folder_that_makes_no_model_says_which_does(tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    torch.save({"a": torch.ones(2)}, path)
+    for name in ("unet", "scheduler", "vae"):
+        (tmp_path / "pipe" / name).mkdir(parents=True)
+    (tmp_path / "pipe" / "model_index.json").write_text("{}")
+    (tmp_path / "pipe" / "unet" / "config.json").write_text("{}")
+    (tmp_path / "pipe" / "vae" / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="a pipeline of diffusers") as caught:
+        ckptmove.validate(path, model=tmp_path / "pipe")
+    assert caught.value.hint == f"name the folder of one: --model {tmp_path / 'pipe' / 'unet'}"
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"without a config\.json") as caught:
+        ckptmove.validate(path, model=adapter)
+    assert "PeftModel" in str(caught.value.hint)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("said", "error", "match"),
+    [
+        ({"_class_name": "DDIMScheduler"}, UsageError, "no model 'DDIMScheduler'"),
+        ({"_class_name": "utils"}, UsageError, "no model 'utils'"),
+        ({"_class_name": "No" * 200}, UsageError, "no model 'NoNo"),
+        (
+            {"_class_name": "UNet2DModel", "attn_implementation": "somebody/kernels"},
+            UnsupportedError,
+            "code elsewhere",
+        ),
+    ],
+)
+def test_a_configuration_names_only_models_of_diffusers(
+    said: dict[str, Any], error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("diffusers")
+    path = tmp_path / "w.pt"
+    torch.save({"a": torch.ones(2)}, path)
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with pytest.raises(error, match=match):
+        ckptmove.validate(path, model=tmp_path)

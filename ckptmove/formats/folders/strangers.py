@@ -44,9 +44,6 @@ _STRANGERS: tuple[Stranger, ...] = (
     Stranger(r"_CHECKPOINT_METADATA|_METADATA", "a checkpoint of Orbax", is_one=True),
     Stranger(r"saved_model\.pb", "a SavedModel of TensorFlow"),
     Stranger(
-        r"model_index\.json", "a pipeline of diffusers", "convert each of its folders separately"
-    ),
-    Stranger(
         "snapshots", "a repository in the cache of the Hub", "name a folder within snapshots/"
     ),
     Stranger(

@@ -1,8 +1,9 @@
 """Build the model that the user names with `--model`.
 
-It is a function or class in the user's code; a Hugging Face folder, of which config.json is used,
-without weights and without the network; a program (TorchScript, `torch.export`), which is itself
-the model; or a whole pickled module, only if trusted: the one place where a pickle is ever run.
+It is a function or class in the user's code; a folder of transformers, or of a model of diffusers,
+of which config.json is used, without weights and without the network; a program (TorchScript,
+`torch.export`), which is itself the model; or a whole pickled module, only if trusted: the one
+place where a pickle is ever run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import inspect
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ class Built:
     """A model, without the checkpoint's values."""
 
     module: torch.nn.Module
-    #: `code`, `huggingface`, `torchscript`, `export` or `pickle`.
+    #: `code`, `huggingface`, `diffusers`, `torchscript`, `export` or `pickle`.
     kind: str
     config: Any = None
     #: Positional and named inputs that an exported program was traced with.
@@ -65,9 +66,9 @@ def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -
     spec = os.fspath(model)
     path = Path(spec)
     if path.is_dir():
-        return _huggingface(path)
+        return _of_folder(path)
     if path.name == "config.json" and path.is_file():
-        return _huggingface(path.parent)
+        return _of_folder(path.parent)
     if path.is_file() and path.suffix == ".py":
         raise UsageError(
             f"--model {spec!r} is a file; the name of the model in it is missing",
@@ -113,43 +114,41 @@ def _needed(factory: Callable[..., Any]) -> list[str]:
 
 
 def import_classes(folder: Path) -> None:
-    """Import the code of transformers that a folder's configuration asks for, if there is any."""
+    """Import the code of the library that a folder's configuration asks for, if there is any."""
     with suppress(Exception):  # whoever needs it says so
+        said = json.loads((folder / "config.json").read_bytes())
+        if _is_of_diffusers(said):
+            _class_of_diffusers(said)
+            return
         import transformers
 
-        said = json.loads((folder / "config.json").read_bytes())
         for name in ("AutoModel", *said.get("architectures", ())):
             getattr(transformers, name, None)
         # The code of a model that has no class by name.
         transformers.MODEL_MAPPING.get(transformers.CONFIG_MAPPING[said["model_type"]])
 
 
-def _huggingface(folder: Path) -> Built:
+def _of_folder(folder: Path) -> Built:
+    """The model of a folder's configuration, of the library that wrote it."""
     file = folder / "config.json"
     if not file.is_file():
-        raise UsageError(
-            f"--model {str(folder)!r} is a folder without a config.json", path=str(folder)
-        )
+        raise _without_configuration(folder)
     try:
         said = json.loads(file.read_bytes())
     except ValueError as error:
         raise UsageError("config.json is not JSON", path=str(file)) from error
     if not isinstance(said, dict):
         raise UsageError("config.json holds no configuration", path=str(file))
+    if _is_of_diffusers(said):
+        return _diffusers(said, file)
     try:
         import transformers
     except ImportError as error:
         raise UsageError(
             "a Hugging Face folder needs the transformers library", hint="pip install transformers"
         ) from error
-    found = configurations.danger(said, transformers.CONFIG_MAPPING)
-    if found is not None:
-        raise UnsupportedError(
-            found,
-            path=str(file),
-            hint="use your own factory: --model path/to/file.py:factory",
-        )
-    with _quiet():
+    _refuse_danger(said, transformers.CONFIG_MAPPING, file)
+    with _quiet(transformers.utils.logging):
         config = transformers.AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
@@ -164,11 +163,70 @@ def _huggingface(folder: Path) -> Built:
     return Built(module, "huggingface", config, notes=(note,))
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' advice on a configuration from being shown as ours."""
-    from transformers.utils import logging
+def _without_configuration(folder: Path) -> UsageError:
+    """What is said of a folder that no single model is made of, and what to name instead."""
+    text = str(folder)
+    if (folder / "model_index.json").is_file():
+        below = sorted(str(each.parent) for each in folder.glob("*/config.json"))
+        return UsageError(
+            f"--model {text!r} is a pipeline of diffusers, which has several models",
+            path=text,
+            hint=f"name the folder of one: --model {below[0]}" if below else None,
+        )
+    hint = None
+    if (folder / "adapter_config.json").is_file():
+        hint = "an adapter needs its base model: write a function that gives the PeftModel"
+    return UsageError(f"--model {text!r} is a folder without a config.json", path=text, hint=hint)
 
+
+def _refuse_danger(said: dict[str, Any], known: Container[object], file: Path) -> None:
+    found = configurations.danger(said, known)
+    if found is not None:
+        raise UnsupportedError(
+            found,
+            path=str(file),
+            hint="use your own factory: --model path/to/file.py:factory",
+        )
+
+
+def _is_of_diffusers(said: Mapping[str, Any]) -> bool:
+    return isinstance(said.get("_class_name"), str) and "model_type" not in said
+
+
+def _diffusers(said: dict[str, Any], file: Path) -> Built:
+    """A model of diffusers, as `from_config` of its class makes it.
+
+    Source: diffusers/configuration_utils.py, `ConfigMixin.from_config`.
+    """
+    try:
+        from diffusers.utils import logging
+    except ImportError as error:
+        raise UsageError(
+            "a folder of diffusers needs the diffusers library", hint="pip install diffusers"
+        ) from error
+    _refuse_danger(said, (), file)
+    factory = _class_of_diffusers(said)
+    if factory is None:
+        raise UsageError(
+            f"the diffusers that is installed has no model {said['_class_name'][:60]!r}",
+            path=str(file),
+            hint="use your own factory: --model path/to/file.py:factory",
+        )
+    with _quiet(logging):
+        return Built(factory.from_config(said), "diffusers")
+
+
+def _class_of_diffusers(said: Mapping[str, Any]) -> Any:
+    """The class that a configuration names, if diffusers has it and it is of its models."""
+    import diffusers
+
+    made = getattr(diffusers, said["_class_name"], None)
+    return made if isinstance(made, type) and issubclass(made, diffusers.ModelMixin) else None
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Keep a library's advice on a configuration from being shown as ours."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -204,7 +262,7 @@ def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
 def _format(path: Path) -> str:
     from ... import formats
 
-    with formats.opened(path, follow_links=True, only_weights=True) as found:
+    with formats.opened(path, follow_links=True) as found:
         return found.format
 
 

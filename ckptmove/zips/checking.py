@@ -1,4 +1,8 @@
-"""Read every record of a zip and check its CRC-32, which torch itself never does."""
+"""Read every record of a zip and check its CRC-32, which torch itself never does.
+
+What fills up to the alignment of a record has no checksum, but is known: torch writes an extra
+field `FB` of letters `Z`. Source: caffe2/serialize/inline_container.cc, `getPadding`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 from ..sources.source import Readable
-from .archive import DEFLATED, DESCRIPTOR_MAGIC, HAS_DESCRIPTOR, Archive
+from .archive import DEFLATED, DESCRIPTOR_MAGIC, HAS_DESCRIPTOR, LOCAL, Archive
 from .members import Record
 from .rewrite import CENTRAL_CRC_AT, LOCAL_CRC_AT
 
 _STEP = 1 << 20  # bytes read at once
+_LENGTHS = struct.Struct("<2H")  # of the name and the extra fields, at the end of a local header
+_FIELD = struct.Struct("<2sH")  # the kind of an extra field, and how many bytes follow
 
 
 def damage(archive: Archive, report: Callable[[int], object]) -> Iterator[str]:
@@ -20,7 +26,11 @@ def damage(archive: Archive, report: Callable[[int], object]) -> Iterator[str]:
     `report` is called with how many bytes were read since its last call.
     """
     for record in archive.records.values():
-        crc32, nbytes, whole = _read(archive, record, report)
+        content_at = archive.data_at(record) - record.header_at
+        first = archive.source.read(record.header_at, content_at + min(_STEP, record.stored_nbytes))
+        if not _is_filled(first[:content_at]):
+            yield f"the padding before the record {record.name!r} is damaged"
+        crc32, nbytes, whole = _read(archive, record, first[content_at:], report)
         if not whole or nbytes != record.nbytes:
             yield f"the record {record.name!r} does not inflate to its declared size"
         elif not record.unchecksummed and crc32 != record.crc32:
@@ -61,16 +71,29 @@ def _descriptor(archive: Archive, record: Record) -> tuple[int, int]:
     return end, end + (8 if record.flags & HAS_DESCRIPTOR else 0)
 
 
+def _is_filled(header: bytes) -> bool:
+    """Whether the extra field of a local header that torch fills up with is as torch writes it."""
+    name_nbytes, _ = _LENGTHS.unpack_from(header, LOCAL.size - _LENGTHS.size)
+    at = LOCAL.size + name_nbytes
+    while at + _FIELD.size <= len(header):
+        kind, nbytes = _FIELD.unpack_from(header, at)
+        at += _FIELD.size
+        if kind == b"FB":  # the last field
+            return header[at:] == b"Z" * nbytes
+        at += nbytes
+    return True
+
+
 def _read(
-    archive: Archive, record: Record, report: Callable[[int], object]
+    archive: Archive, record: Record, first: bytes, report: Callable[[int], object]
 ) -> tuple[int, int, bool]:
-    """CRC-32 and size of the content, and whether it ends where it should."""
+    """CRC-32 and size of the content, and whether it ends where it should; `first` is its start."""
     start = archive.data_at(record)
     machine = zlib.decompressobj(-zlib.MAX_WBITS) if record.method == DEFLATED else None
     crc32 = nbytes = 0
     for done in range(0, record.stored_nbytes, _STEP):
         step = min(_STEP, record.stored_nbytes - done)
-        data = archive.source.read(start + done, step)
+        data = archive.source.read(start + done, step) if done else first
         report(step)
         while data:
             content = data

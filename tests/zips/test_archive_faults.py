@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 
 import pytest
+import torch
 
 from ckptmove.errors import CorruptError, UnsupportedError
+from ckptmove.sources.source import File
+from ckptmove.zips.archive import Archive
+from ckptmove.zips.checking import damage
 from tests.making.building import Part, build_zip, extra_field
 from tests.zips.test_archive import read_all
 
@@ -206,3 +211,26 @@ def test_without_a_fault_the_builder_is_read(tmp_path: Path) -> None:
     ):
         (tmp_path / "a").write_bytes(sound)
         assert read_all(tmp_path / "a") == both
+
+
+@pytest.mark.parametrize("letter", [b"Z", b"\0"])
+def test_a_flipped_bit_in_what_fills_up_is_found(letter: bytes, tmp_path: Path) -> None:
+    """Every letter that torch aligns records with; of other fields, nothing is known."""
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.arange(5)}, path)
+    whole = path.read_bytes()
+    filled = [
+        n for each in re.finditer(b"FB..(Z+)", whole, re.DOTALL) for n in range(*each.span(1))
+    ]
+    assert len(filled) > 60
+    for n in filled:
+        path.write_bytes(whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :])
+        assert ["padding before" in each for each in faults(path)] == [True]
+    path.write_bytes(whole.replace(b"FB", b"XY").replace(b"Z", letter))
+    assert not faults(path)
+
+
+def faults(path: Path) -> list[str]:
+    """What is damaged in a zip."""
+    with File.open(path) as source:
+        return list(damage(Archive(source), lambda nbytes: None))

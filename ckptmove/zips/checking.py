@@ -79,7 +79,7 @@ def _is_filled(header: bytes) -> bool:
         kind, nbytes = _FIELD.unpack_from(header, at)
         at += _FIELD.size
         if kind == b"FB":  # the last field
-            return header[at:] == b"Z" * nbytes
+            return not header[at:].strip(b"Z") and at + nbytes == len(header)
         at += nbytes
     return True
 

@@ -201,35 +201,18 @@ class ExportContainer(RecordsContainer):
                 self.objects[kind] = self.objects.get(kind, 0) + 1
                 self.riddles.append(f"its {kind}s may be on any device")
             else:
-                device = self._device(member(payload, "tensor_meta", dict, where), where)
+                device = _device(member(payload, "tensor_meta", dict, where), where)
                 self._note(record.name, [device._replace(path=(*path, name, "device"))])
                 if content.name not in self.parts:
                     self.add(content, (*path, name), needed=True)
                 else:
                     raise CorruptError(f"{where} shares its pickle with another tensor")
 
-    def _device(self, meta: dict[str, Json], where: str) -> Place:
-        holder = member(meta, "device", dict, where)
-        device = device_text(holder)
-        if device is None:
-            raise CorruptError(f"{where} has no proper 'device'")
-        return Place((), holder, device)
-
     def _add_weight(
         self, config: str, record: Record, path: Path, payload: Json, where: str
     ) -> None:
         """A tensor as the config describes it, over the bytes of a record."""
-        meta = member(payload, "tensor_meta", dict, where)
-        dtype = _DTYPES.get(member(meta, "dtype", int, where))
-        if dtype is None or member(meta, "layout", int, where) != _STRIDED:
-            raise UnsupportedError(f"{where} has an unknown dtype or layout")
-        shape, stride = (
-            tuple(_size(each, where) for each in member(meta, key, list, where))
-            for key in ("sizes", "strides")
-        )
-        offset = _size(meta.get("storage_offset"), where)
-        place = self._device(meta, where)
-        view = View(dtype, shape, stride, offset, place.device)
+        view, place = described_weight(payload, where)
         key = None
         if record.nbytes or place.device != "meta":
             key = record.name[len(self.prefix) :]
@@ -240,17 +223,40 @@ class ExportContainer(RecordsContainer):
             section=Section.MODEL,
             kind="parameter" if member(payload, "is_param", bool, where) else "tensor",
             layout="strided",
-            dtype=dtype,
-            shape=shape,
-            stride=stride,
-            offset=offset,
+            dtype=view.dtype,
+            shape=view.shape,
+            stride=view.stride,
+            offset=view.offset,
             device=place.device,
-            nbytes=nbytes_of(view.numel, dtype) if record.nbytes else 0,
+            nbytes=nbytes_of(view.numel, view.dtype) if record.nbytes else 0,
             storage=key,
-            requires_grad=member(meta, "requires_grad", bool, where),
+            requires_grad=member(payload["tensor_meta"], "requires_grad", bool, where),
             state_key=str(path[-1]),
         )
         self.weights.append(Weight(entry, config, place))
+
+
+def described_weight(payload: Json, where: str) -> tuple[View, Place]:
+    """A raw weight as a config describes it, and its device there."""
+    meta = member(payload, "tensor_meta", dict, where)
+    dtype = _DTYPES.get(member(meta, "dtype", int, where))
+    if dtype is None or member(meta, "layout", int, where) != _STRIDED:
+        raise UnsupportedError(f"{where} has an unknown dtype or layout")
+    shape, stride = (
+        tuple(_size(each, where) for each in member(meta, key, list, where))
+        for key in ("sizes", "strides")
+    )
+    place = _device(meta, where)
+    offset = _size(meta.get("storage_offset"), where)
+    return View(dtype, shape, stride, offset, place.device), place
+
+
+def _device(meta: dict[str, Json], where: str) -> Place:
+    holder = member(meta, "device", dict, where)
+    device = device_text(holder)
+    if device is None:
+        raise CorruptError(f"{where} has no proper 'device'")
+    return Place((), holder, device)
 
 
 def _size(node: Json, where: str) -> int:

@@ -32,7 +32,7 @@ from ...placement.place import Moves
 from ...plans.plan import Plan
 from ...sources.source import Memory
 from ...torch_pickle.sections.tensor_names import with_shared
-from ...torch_pickle.streams import LocationEdits
+from ...torch_pickle.streams import LocationEdits, Stream
 from ...torch_pickle.torchscript_code import literals
 from ...zips.archive import Archive
 from ...zips.members import Record
@@ -50,6 +50,7 @@ _DTYPES = {
     **{"BYTE": "uint8", "UINT8": "uint8", "INT8": "int8", "INT16": "int16", "UINT16": "uint16"},
     **{"INT32": "int32", "INT64": "int64"},
 }
+MODEL, ATTRIBUTES = "model.json", "attributes.pkl"
 _MODEL = {"protoVersion", "mainModule", "producerName", "producerVersion", "tensors", "libs"}
 _MODULE = {"torchscriptArena", "torchscriptDebugArena", "submodules", "parameters", "attributes"}
 _MODULE |= {"name", "optimize", "getStateAttributeId"}
@@ -79,7 +80,7 @@ class TorchScriptV1(Format):
             return False
         records, prefix = probe.archive.records, prefix_of(probe.archive)
         names = (f"{prefix}data.pkl", f"{prefix}constants.pkl", f"{prefix}archive_format")
-        return bool(prefix) and f"{prefix}model.json" in records and not records.keys() & set(names)
+        return bool(prefix) and f"{prefix}{MODEL}" in records and not records.keys() & set(names)
 
     def read(self, probe: Probe) -> ScriptV1Checkpoint:
         """Read everything but the tensors."""
@@ -89,55 +90,33 @@ class TorchScriptV1(Format):
 
 
 class _Described(NamedTuple):
-    """A tensor of the table: its entry without a name, and the object that says its device."""
+    """A tensor of the table: where its bytes lie, and the object that says so."""
 
-    entry: TensorEntry
+    key: str  #: of its record
+    view: View
+    requires_grad: bool
     holder: dict[str, Json]
 
 
-class ScriptV1Container(RecordsContainer):
-    """A table of tensors, and a tree of modules that refers to it."""
+class ScriptModel:
+    """What `model.json` and the pickled attributes say of tensors."""
 
-    beside = "its code"
-    program = True
-    inert = True
-
-    def __init__(self, archive: Archive, session: ReadSession) -> None:
-        """Read the JSON, the attributes and the code."""
-        super().__init__(archive, session, by_torch=True)
-        self.prefix = prefix_of(archive)
+    def __init__(self, root: Json, attributes: list[Node] | None) -> None:
+        """Without the attributes, what they name has no name."""
         self.riddles: list[str] = []  #: why it can't be relocated, a clause each
         #: path and number of each tensor, in the order of the modules
         self.names: list[tuple[Path, int]] = []
-        self.said: list[NamedDevice] = []  #: the devices that code and pickled attributes name
-        self.model = f"{self.prefix}model.json"
-        root = self.read_document(self.record(self.model)).root
+        self.parameters: set[int] = set()
+        self.said: list[NamedDevice] = []  #: the devices that pickled attributes name
         self._check_keys(root, _MODEL, "the model")
         #: the tensors, by number
         self.table = [self._tensor(n, each) for n, each in enumerate(_listed(root, "tensors"))]
-        self.attributes = self._read_attributes()
         for path, module in _modules(member(root, "mainModule", dict, "the model")):
-            self._read_module(path, module)
-        named = {n for _, n in self.names}
-        unnamed = (n for n in range(len(self.table)) if n not in named)
-        self.names += [(("CONSTANTS", f"c{n}"), n) for n in unnamed]  # as the code calls them
-        self._read_code()
-        self.writer = "torch 1.0 to 1.3"
-        self.warnings.append(
-            "torch no longer loads TorchScript this old; torch 1.3 was the last version that did"
-        )
-
-    def short(self, record: Record) -> str:
-        return record.name.removeprefix(self.prefix)
-
-    def kind_of(self, name: str) -> RecordKind | None:
-        if name.startswith("debug/"):
-            return RecordKind.DEBUG
-        code = name.startswith("code/") or name in ("model.json", "attributes.pkl", "version")
-        return RecordKind.CODE if code else super().kind_of(name)
-
-    def without_devices(self, name: str) -> Changes:
-        return {id(each.holder): {"device": "cpu"} for each in self.table}
+            self._read_module(path, module, attributes)
+        if attributes is not None:
+            named = {n for _, n in self.names}
+            unnamed = (n for n in range(len(self.table)) if n not in named)
+            self.names += [(("CONSTANTS", f"c{n}"), n) for n in unnamed]  # as the code calls them
 
     def _check_keys(self, node: Json, known: set[str], where: str) -> None:
         if not isinstance(node, dict):
@@ -155,67 +134,40 @@ class ScriptV1Container(RecordsContainer):
         stride = tuple(_number(each, where) for each in _listed(node, "strides"))
         offset = _number(node.get("offset", "0"), where)
         key = member(member(node, "data", dict, where), "key", str, where)
-        record = self.record(f"{self.prefix}{key}")
         device = node.get("device", "cpu")
         if not isinstance(device, str) or not (names_device(device) or device == "meta"):
             raise CorruptError(f"{where} has no proper 'device'")
         if "device" not in node:
             self.riddles.append(f"{where} has no device")
         view = View(dtype, shape, stride, offset, device)
-        self.add_raw(key, record, view, where, fake=False)
-        entry = TensorEntry(
-            path=(),
-            name="",
-            section=Section.MODEL,
-            kind="tensor",
-            layout="strided",
-            dtype=dtype,
-            shape=shape,
-            stride=stride,
-            offset=offset,
-            device=device,
-            nbytes=nbytes_of(view.numel, dtype),
-            storage=key,
-            requires_grad=node.get("requiresGrad") is True,
-        )
-        return _Described(entry, node)
+        return _Described(key, view, node.get("requiresGrad") is True, node)
 
-    def _read_attributes(self) -> list[Node]:
-        record = self.archive.records.get(f"{self.prefix}attributes.pkl")
-        if record is None:
-            return []
-        content = Memory(self.archive.read_parsed(record), self.source.path)
-        stream = self.session.stream(content)
-        root = stream.pickle.root
-        if stream.pickle.persistents or not isinstance(root, (Tuple, List)):
-            raise UnsupportedError("its pickled attributes are not a tuple")
-        return list(root.items)
-
-    def _read_module(self, path: Path, module: dict[str, Json]) -> None:
+    def _read_module(
+        self, path: Path, module: dict[str, Json], attributes: list[Node] | None
+    ) -> None:
         where = f"the module {spell(path)!r}"
         self._check_keys(module, _MODULE, where)
         for each in _listed(module, "parameters"):
             number = _number(member(each, "tensorId", str, where), where)
-            buffer = each.get("isBuffer", False) is True
-            self._name((*path, member(each, "name", str, where)), number, parameter=not buffer)
+            self._name((*path, member(each, "name", str, where)), number)
+            if each.get("isBuffer", False) is not True:
+                self.parameters.add(number)
         for each in _listed(module, "attributes"):
             name, at = member(each, "name", str, where), each.get("id", "0")
             if at == "-1":
                 continue
             number = _number(at, where)
-            if number >= len(self.attributes):
+            if attributes is None:
+                continue
+            if number >= len(attributes):
                 raise CorruptError(f"{where} has an attribute {name[:40]!r} that is not pickled")
-            self._read_attribute((*path, name), self.attributes[number])
+            self._read_attribute((*path, name), attributes[number])
 
-    def _name(self, path: Path, number: int, *, parameter: bool = False) -> None:
+    def _name(self, path: Path, number: int) -> None:
         if number >= len(self.table):
             raise CorruptError(f"{spell(path)!r} is the tensor {number:,}, which is missing")
         if (path, number) not in self.names[-1:]:
             self.names.append((path, number))
-        if parameter:
-            described = self.table[number]
-            entry = described.entry._replace(kind="parameter")
-            self.table[number] = described._replace(entry=entry)
 
     def _read_attribute(self, path: Path, node: Node) -> None:
         if len(path) > 2 * _DEEPEST:
@@ -236,6 +188,68 @@ class ScriptV1Container(RecordsContainer):
                 self._read_attribute((*path, key if known else "?"), each)  # type: ignore[arg-type]
         elif isinstance(node, str) and names_device(node):
             self.said.append(NamedDevice(path, spell(path), str(node), "str", fixed=True))
+
+
+class ScriptV1Container(RecordsContainer):
+    """A table of tensors, and a tree of modules that refers to it."""
+
+    beside = "its code"
+    program = True
+    inert = True
+
+    def __init__(self, archive: Archive, session: ReadSession) -> None:
+        """Read the JSON, the attributes and the code."""
+        super().__init__(archive, session, by_torch=True)
+        self.prefix = prefix_of(archive)
+        self.model = f"{self.prefix}{MODEL}"
+        root = self.read_document(self.record(self.model)).root
+        self.described = ScriptModel(root, self._read_attributes())
+        #: what the manifest says of each tensor of the table, without a name
+        self.entries = [self._entry(n, each) for n, each in enumerate(self.described.table)]
+        self.said = self.described.said  #: the devices that code and pickled attributes name
+        self._read_code()
+        self.writer = "torch 1.0 to 1.3"
+        self.warnings.append(
+            "torch no longer loads TorchScript this old; torch 1.3 was the last version that did"
+        )
+
+    def short(self, record: Record) -> str:
+        return record.name.removeprefix(self.prefix)
+
+    def kind_of(self, name: str) -> RecordKind | None:
+        if name.startswith("debug/"):
+            return RecordKind.DEBUG
+        code = name.startswith("code/") or name in (MODEL, ATTRIBUTES, "version")
+        return RecordKind.CODE if code else super().kind_of(name)
+
+    def without_devices(self, name: str) -> Changes:
+        return {id(each.holder): {"device": "cpu"} for each in self.described.table}
+
+    def _entry(self, n: int, tensor: _Described) -> TensorEntry:
+        key, view, requires_grad, _ = tensor
+        self.add_raw(key, self.record(f"{self.prefix}{key}"), view, f"the tensor {n}", fake=False)
+        return TensorEntry(
+            path=(),
+            name="",
+            section=Section.MODEL,
+            kind="parameter" if n in self.described.parameters else "tensor",
+            layout="strided",
+            dtype=view.dtype,
+            shape=view.shape,
+            stride=view.stride,
+            offset=view.offset,
+            device=view.device,
+            nbytes=nbytes_of(view.numel, view.dtype),
+            storage=key,
+            requires_grad=requires_grad,
+        )
+
+    def _read_attributes(self) -> list[Node]:
+        record = self.archive.records.get(f"{self.prefix}{ATTRIBUTES}")
+        if record is None:
+            return []
+        content = Memory(self.archive.read_parsed(record), self.source.path)
+        return attributes_of(self.session.stream(content))
 
     def _read_code(self) -> None:
         for name, record in self.archive.records.items():
@@ -258,8 +272,8 @@ class ScriptV1Checkpoint(Checkpoint):
         """What it holds."""
         container = self.container
         tensors = [
-            container.table[n].entry._replace(path=path, name=spell(path), state_key=spell(path))
-            for path, n in container.names
+            container.entries[n]._replace(path=path, name=spell(path), state_key=spell(path))
+            for path, n in container.described.names
         ]
         return replace(
             super().manifest,
@@ -275,16 +289,17 @@ class ScriptV1Checkpoint(Checkpoint):
         changes = self._changes(moves)
         if not changes:
             return container.plan(LocationEdits())
-        if container.riddles:
-            raise UnsupportedError(f"the module can't be relocated: {container.riddles[0]}")
+        riddles = container.described.riddles
+        if riddles:
+            raise UnsupportedError(f"the module can't be relocated: {riddles[0]}")
         model = container.documents[container.model].respelled(changes)
         return container.plan_with(LocationEdits(), {container.model: model})
 
     def _changes(self, moves: Moves) -> dict[int, dict[str, Json]]:
         return {
-            id(described.holder): {"device": moves.storages[described.entry.storage or ""]}
-            for described in self.container.table
-            if described.entry.storage in moves.storages
+            id(tensor.holder): {"device": moves.storages[tensor.key]}
+            for tensor in self.container.described.table
+            if tensor.key in moves.storages
         }
 
     def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
@@ -293,7 +308,15 @@ class ScriptV1Checkpoint(Checkpoint):
         mine, theirs = self.container, other.container
         old, new = mine.documents[mine.model], theirs.documents[theirs.model]
         if old.differs(new, self._changes(moves)):
-            raise WriteError("the written file differs from the source in 'model.json'")
+            raise WriteError(f"the written file differs from the source in {MODEL!r}")
+
+
+def attributes_of(stream: Stream) -> list[Node]:
+    """The values that are pickled; UnsupportedError if they are not as torch wrote them."""
+    root = stream.pickle.root
+    if stream.pickle.persistents or not isinstance(root, (Tuple, List)):
+        raise UnsupportedError("its pickled attributes are not a tuple")
+    return list(root.items)
 
 
 def _modules(main: dict[str, Json]) -> Iterator[tuple[Path, dict[str, Json]]]:

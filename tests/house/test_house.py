@@ -365,6 +365,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.salvage.zero_fill",
         "formats.salvage.listing",
         "formats.salvage.pickled",
+        "formats.salvage.programs",
         "formats.salvage.zipped",
         "formats.salvage.safetensors",
         "formats.salvage.readable",

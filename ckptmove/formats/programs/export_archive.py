@@ -22,7 +22,7 @@ from ..session import ReadSession
 from .export_graph import Place, device_text, walk
 
 OLD_PROGRAM = "serialized_exported_program.json"
-_OLD_PARTS: tuple[tuple[str, Path], ...] = (
+OLD_PARTS: tuple[tuple[str, Path], ...] = (
     ("serialized_state_dict", ()),
     ("serialized_constants", ()),
     ("serialized_example_inputs", ("sample_inputs",)),
@@ -109,7 +109,7 @@ class ExportContainer(RecordsContainer):
 
     def _read_old(self) -> None:
         self._read_program(self.record(OLD_PROGRAM), ())
-        for name, path in _OLD_PARTS:
+        for name, path in OLD_PARTS:
             records = self.archive.records
             record = records.get(f"{name}.pt") or self.record(f"{name}.json")
             self.add(record, path, needed=record.nbytes > 0)

@@ -3,6 +3,8 @@
     P/data.pkl, P/data/0 …                 torch.save, TorchScript
     P/constants.pkl, P/constants/0 …       TorchScript
     P/any/name, P/.data/0.storage …        torch.package
+    P/data/weights/weight_0 …              torch.export: see `programs`
+    P/tensors/0 …                          TorchScript of torch 1.0 to 1.3: likewise
     policy.pth …                           a zip of checkpoints
 
 Each record with its checksum is as it was. Where the pickle itself is missing, the storages have
@@ -15,14 +17,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ...errors import InputError
+from ...manifest.dtypes import nbytes_of
 from ...sources.source import Memory, Readable, Source
 from ...torch_pickle.streams import Container
 from ...torch_pickle.values.persistent_ids import StorageId
+from ...torch_pickle.values.strided import reach_of
 from ...zips.archive import DEFLATED, STORED
 from ...zips.found_records import FoundRecord, Proof, find_records, read_record
 from ..probe import Probe
 from ..torch.legacy import starts
 from .listing import ids_of, strict_storages, tensors_of
+from .programs import Program, program_of
 from .remains import MISSING, NamedTensor, Remains, StorageRemains
 from .zero_fill import ZeroFilled
 
@@ -31,6 +36,7 @@ _PICKLES = {"data.pkl": "data/", "constants.pkl": "constants/"}
 _PACKAGED = ".data/"  # the folder of the storages of a package
 #: What an exported program has, its weights first.
 _PROGRAM = "data/weights/", "models/", "archive_format"
+_TENSORS = "tensors/"  # those of TorchScript of torch 1.0 to 1.3
 _NO_TENSORS = (".json", ".pt", ".pkl")  # what an exported program has beside its weights
 _LOCAL_MAGIC, _PROTO = b"PK\3\4", b"\x80"
 _HEAD = 64  # bytes in which a checkpoint shows
@@ -52,6 +58,8 @@ class _Records(Container):
         names = [name.removeprefix(self.prefix) for name in self.found]
         is_program = any(name.startswith(_PROGRAM) for name in names)
         raw = any(n.startswith(_PROGRAM[0]) and not n.endswith(_NO_TENSORS) for n in names)
+        self.described = program_of(probe.source, self.found, self.prefix, probe.session)
+        raw = raw or bool(self.described.parts)
         for name, folder in _PICKLES.items():
             record = self.found.get(self.prefix + name)
             if record is not None and not raw:  # else it is of a checkpoint within this one
@@ -64,6 +72,7 @@ class _Records(Container):
         if is_program or not all(name.startswith(self.prefix) for name in self.found):
             self.is_whole = False  # these are of another checkpoint, or this is one within another
         order = self.found.get(f"{self.prefix}byteorder")
+        self.order_proven = order is not None and order.proof is Proof.RIGHT
         if order is not None:
             text = read_record(probe.source, order, _LONGEST_ORDER)
             self.big_endian = text == b"big"
@@ -104,14 +113,18 @@ def read_zip(probe: Probe, read: Callable[[Probe], Remains] | None = None) -> Re
     files = [probe.source] if isinstance(probe.source, Source) else []
     format = "torchscript" if f"{container.prefix}constants.pkl" in container.found else "torch-zip"
     format = "torch-package" if container.is_package and container.roots else format
+    if not container.roots and (container.described.tensors or container.described.parts):
+        return _of_program(probe, container, container.described, files, read)
     members = _members(container) if files and read is not None else {}
     if members and read is not None:
-        return _of_bundle(probe, files[0], members, read)
+        return _of_parts(probe, files[0], members, read, Remains("zip-bundle", [], {}, []))
     if not container.roots:
         return _unnamed(container, format, files)
     storages = {
-        key: _storage(container, wanted, container.found.get(name))
-        for key, (wanted, name) in container.wanted.items()
+        key: _storage(
+            container, each.whole_nbytes, each.dtype, str(each.location), container.found.get(name)
+        )
+        for key, (each, name) in container.wanted.items()
     }
     for key, (storage, held) in strict_storages(container).items():
         content = None if storage.extent else held.content(key)
@@ -133,9 +146,12 @@ def read_zip(probe: Probe, read: Callable[[Probe], Remains] | None = None) -> Re
     )
 
 
-def _members(container: _Records) -> dict[str, FoundRecord]:
-    """The records that are checkpoints themselves, where the zip is none of torch."""
-    members = dict[str, FoundRecord]()
+def _members(container: _Records) -> dict[str, tuple[FoundRecord, str]]:
+    """The records that are checkpoints themselves, where the zip is none of torch.
+
+    With each, what the names of its tensors start with.
+    """
+    members = dict[str, tuple[FoundRecord, str]]()
     end = 0
     for name, record in sorted(container.found.items(), key=lambda item: item[1].header_at):
         if record.header_at < end:
@@ -145,24 +161,24 @@ def _members(container: _Records) -> dict[str, FoundRecord]:
             return {}
         head = container.source.read(record.data_at, min(record.stored_nbytes, _HEAD))
         if record.method == STORED and (head.startswith(_LOCAL_MAGIC) or starts(head)):
-            members[name] = record
+            members[name] = record, f"{name}."
             end = record.data_at + record.stored_nbytes
     return members
 
 
-def _of_bundle(
+def _of_parts(
     probe: Probe,
     source: Source,
-    members: Mapping[str, FoundRecord],
+    parts: Mapping[str, tuple[FoundRecord, str]],
     read: Callable[[Probe], Remains],
+    found: Remains,
 ) -> Remains:
-    """What is left of the checkpoints in a zip; what else was in it is not known."""
-    found = Remains("zip-bundle", [], {}, [], names_complete=False)
-    tensors, storages, files = list[NamedTensor](), dict[str, StorageRemains](), list[Source]()
-    for name, record in members.items():
+    """Add what is left of the checkpoints in a zip; what else was in it is not known."""
+    tensors, storages, files = list(found.tensors), dict(found.storages), list(found.files)
+    for name, (record, start) in parts.items():
         part = ZeroFilled(source, record.data_at, record.stored_nbytes, record.stored_nbytes)
         try:
-            held = read(Probe(part, probe.session)).renumbered(len(files), name, f"{name}.")
+            held = read(Probe(part, probe.session)).renumbered(len(files), name, start)
         except InputError as error:
             found.warnings.append(f"{name}: {error}")
             continue
@@ -170,7 +186,47 @@ def _of_bundle(
         storages |= held.storages
         files += held.files
         found.warnings += (f"{name}: {each}" for each in held.warnings)
-    return replace(found, tensors=tensors, storages=storages, files=files)
+    return replace(found, tensors=tensors, storages=storages, files=files, names_complete=False)
+
+
+def _of_program(
+    probe: Probe,
+    container: _Records,
+    program: Program,
+    files: list[Source],
+    read: Callable[[Probe], Remains] | None,
+) -> Remains:
+    """What is left of an exported program, or of one of torch 1.0 to 1.3."""
+    scripted = any(each.record.startswith(container.prefix + _TENSORS) for each in program.tensors)
+    proven = scripted or container.order_proven
+    found = _unnamed(container, "torchscript-v1" if scripted else "torch-export", files)
+    storages = {f"{container.prefix}{key}": each for key, each in found.storages.items()}
+    named, nbytes = list[NamedTensor](), dict[str, int]()
+    for _, record, view in program.tensors:
+        try:
+            reach = reach_of(view.shape, view.stride, view.offset, view.dtype)
+        except InputError:
+            continue  # judged below
+        nbytes[record] = max(nbytes.get(record, 0), reach)
+    for name, record, view in program.tensors:
+        held = container.found.get(record)
+        whole = held is not None and held.proof is Proof.RIGHT
+        size = held.stored_nbytes if held is not None and whole else nbytes.get(record, 0)
+        storages[record] = _storage(container, size, view.dtype, view.device, held)
+        own = nbytes_of(view.numel, view.dtype)
+        shown = view.shape, view.stride, view.offset
+        named.append(NamedTensor(name, view.dtype, *shown, own, record, proven=proven))
+    known = {each.record for each in program.tensors}
+    rest = [each for each in found.tensors if f"{container.prefix}{each.storage}" not in known]
+    named += (each._replace(storage=f"{container.prefix}{each.storage}") for each in rest)
+    warnings = [*container.warnings, *program.warnings, *(found.warnings if rest else ())]
+    found = replace(found, tensors=named, storages=storages, warnings=warnings)
+    parts = {
+        name: (container.found[name], start)
+        for name, start in program.parts.items()
+        if name in container.found and container.found[name].stored_nbytes
+    }
+    return found if read is None or not files else _of_parts(probe, files[0], parts, read, found)
 
 
 def _prefix(found: Mapping[str, FoundRecord]) -> str:
@@ -180,15 +236,16 @@ def _prefix(found: Mapping[str, FoundRecord]) -> str:
     return first[: first.rfind("/") + 1] if names else first[: first.find("/") + 1]
 
 
-def _storage(container: _Records, wanted: StorageId, record: FoundRecord | None) -> StorageRemains:
+def _storage(
+    container: _Records, nbytes: int, dtype: str | None, device: str, record: FoundRecord | None
+) -> StorageRemains:
     """What is left of a storage, of which a record holds something, if there is one."""
-    nbytes = wanted.whole_nbytes
     held = StorageRemains(
         nbytes,
         0,
         Proof.CUT,
-        wanted.dtype,
-        str(wanted.location),
+        dtype,
+        device,
         big_endian=container.big_endian,
         why=MISSING,
     )
@@ -219,7 +276,7 @@ def _unnamed(container: _Records, format: str, files: list[Source]) -> Remains:
     """The storages, where what names the tensors is lost."""
     storages: dict[str, StorageRemains] = {}
     tensors: list[NamedTensor] = []
-    folders = tuple(f"{container.prefix}{folder}" for folder in _PICKLES.values())
+    folders = tuple(f"{container.prefix}{folder}" for folder in (*_PICKLES.values(), _TENSORS))
     for name, record in container.found.items():
         if not name.startswith(folders) or record.method != STORED or not record.stored_nbytes:
             continue

@@ -1,0 +1,117 @@
+"""Name the tensors of a broken program by the JSON in it, where a checksum proves that.
+
+P/data/weights/NAME_weights_config.json, P/data/constants/…    torch.export; behind the weights
+P/data/sample_inputs/NAME.pt, and of torch 2.8 P/data/weights/NAME.pt    files of torch.save
+serialized_state_dict.pt …                                     torch.export before 2.8
+P/model.json, P/attributes.pkl                                 TorchScript of torch 1.0 to 1.3
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ...errors import InputError
+from ...manifest.paths import Path, spell
+from ...sources.budget import Excess
+from ...sources.source import Memory, Readable
+from ...zips.found_records import FoundRecord, Proof, read_record
+from ..archives.documents import Document, Json, member
+from ..archives.records import View
+from ..programs.export_archive import OLD_PARTS, described_weight
+from ..programs.torchscript_v1 import ATTRIBUTES, MODEL, ScriptModel, attributes_of
+from ..session import ReadSession
+
+_CONFIG = re.compile(r"data/(?:weights|constants)/([^/]+)_(?:weights|constants)_config\.json")
+_PART = re.compile(r"data/(weights|constants|sample_inputs)/([^/]+)\.pt")
+
+
+class Described(NamedTuple):
+    """A tensor: the record that has its bytes, and what is seen of it."""
+
+    name: str
+    record: str
+    view: View
+
+
+class Program(NamedTuple):
+    """What is known of a program."""
+
+    tensors: list[Described]
+    parts: dict[str, str]  #: records that are files of torch.save → what names in them start with
+    warnings: list[str]
+
+
+def program_of(
+    source: Readable, found: Mapping[str, FoundRecord], prefix: str, session: ReadSession
+) -> Program:
+    """What the documents among the records of a zip, all in one folder, say of tensors."""
+    program = Program([], {}, [])
+    for name, path in OLD_PARTS:
+        if f"{name}.pt" in found:
+            program.parts[f"{name}.pt"] = _start(path)
+    for name, record in found.items():
+        short = name.removeprefix(prefix)
+        config, part = _CONFIG.fullmatch(short), _PART.fullmatch(short)
+        if part is not None:
+            path = _path(part[2]) + (("sample_inputs",) if part[1] == "sample_inputs" else ())
+            program.parts[name] = _start(path)
+        elif config is not None or (short == MODEL and record.proof is Proof.RIGHT):
+            try:
+                root = _document(source, record)
+                if config is None:
+                    attributes = found.get(f"{prefix}{ATTRIBUTES}")
+                    program.tensors.extend(_of_script(source, root, attributes, prefix, session))
+                else:
+                    folder = f"{prefix}{short.rpartition('/')[0]}/"
+                    _read_config(program, root, folder, _path(config[1]))
+            except Excess:
+                raise
+            except InputError as error:
+                program.warnings.append(f"{short}: {error}")
+    return program
+
+
+def _document(source: Readable, record: FoundRecord) -> Json:
+    if record.proof is not Proof.RIGHT:
+        raise InputError(f"{record.proof.value}, so that the names in it are lost")
+    return Document(record.name, read_record(source, record)).root
+
+
+def _path(name: str) -> Path:
+    return () if name == "model" else (name,)
+
+
+def _start(path: Path) -> str:
+    return f"{spell(path)}." if path else ""
+
+
+def _read_config(program: Program, root: Json, folder: str, path: Path) -> None:
+    """The weights or constants of a program, as `ExportContainer` reads them."""
+    for name, payload in member(root, "config", dict, "it").items():
+        where = f"the description of {name!r}"
+        record = folder + member(payload, "path_name", str, where)
+        called = (*path, name)
+        if not member(payload, "use_pickle", bool, where):
+            view, _ = described_weight(payload, where)
+            program.tensors.append(Described(spell(called), record, view))
+        elif payload.get("tensor_meta") is not None:
+            program.parts[record] = _start(called)
+
+
+def _of_script(
+    source: Readable,
+    root: Json,
+    attributes: FoundRecord | None,
+    prefix: str,
+    session: ReadSession,
+) -> Iterator[Described]:
+    """The tensors of a module; those in attributes that are lost have no names."""
+    values = None
+    if attributes is not None and attributes.proof is Proof.RIGHT:
+        content = Memory(read_record(source, attributes), source.path)
+        values = attributes_of(session.stream(content))
+    model = ScriptModel(root, values)
+    for path, n in model.names:
+        yield Described(spell(path), f"{prefix}{model.table[n].key}", model.table[n].view)

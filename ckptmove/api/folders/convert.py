@@ -16,6 +16,8 @@ from ...errors import CkptmoveError, RefusedError
 from ...formats.checkpoint import Checkpoint
 from ...formats.distributed.deepspeed.folder import DeepSpeed
 from ...formats.distributed.divided_folders import divided_folders
+from ...formats.distributed.fsdp_ranks import FsdpRanks
+from ...formats.distributed.rank_groups import CONFIGURED
 from ...formats.folders.model_folder import ModelFolder
 from ...formats.folders.runs import own_folders, several_checkpoints
 from ...formats.folders.training_folder import TrainingFolder, roots_as
@@ -76,6 +78,8 @@ def holds_parts(folder: Place) -> bool:
     found = formats.folder_format(folder.path, folder.entries())
     if isinstance(found, DeepSpeed):  # without ZeRO, each of its files is whole
         return not divided_folders(f"in/{each.name}" for each in folder.files_below())
+    if isinstance(found, FsdpRanks):  # a model's own files are beside it
+        return folder.child(CONFIGURED).is_folder()
     return found is None or isinstance(found, (ModelFolder, TrainingFolder))
 
 
@@ -144,7 +148,7 @@ class _FolderConversion:
         Raises RefusedError if something would be lost of weights, or nothing is left; InputError
         if one of the checkpoints can't be read.
         """
-        opened = [(file, self._open(file, stack)) for file in self.files.checkpoints]
+        opened = [(self._placed(file), self._open(file, stack)) for file in self.files.checkpoints]
         if not opened:
             with formats.opened(self.path):  # which says why it is none
                 raise RefusedError("no checkpoint is in it", path=self.path)
@@ -176,6 +180,16 @@ class _FolderConversion:
             draft.release()
         if not self.parts:
             raise RefusedError("nothing of it is selected", path=self.path)
+
+    def _placed(self, file: CheckpointFile) -> CheckpointFile:
+        """The model of a folder of ranks, of which the name says nothing, where libraries look."""
+        is_one = file.section is Section.OTHER and self._only_models
+        return file._replace(within=True) if is_one else file
+
+    @property
+    def _only_models(self) -> bool:
+        """Whether weights are written as libraries expect them, and nothing else."""
+        return self.edits.bare and self.edits.narrow
 
     def compare_copies(self, *, dry_run: bool) -> None:
         """Compare weights in other forms with those that are used; a dry run reads no tensors.
@@ -213,7 +227,7 @@ class _FolderConversion:
         )
 
     def _open(self, file: CheckpointFile, stack: ExitStack) -> Checkpoint:
-        place = place_of(self.path).child(file.name)
+        place = place_of(self.path).child(file.name) if file.name else place_of(self.path)
         follow = self.options.follow_links
         found = stack.enter_context(formats.opened(place.path, follow_links=follow))
         for source in () if follow else found.sources:
@@ -285,6 +299,8 @@ class _FolderConversion:
         name = file.called
         if self.target.format.name == "safetensors":
             return name if name.endswith(_SAFE) else name + _SAFE
+        if file.section is not None and not name.endswith(_TORCH):
+            return name + _TORCH[0]
         if not draft.format.startswith("safetensors"):
             return name
         stem = name.removesuffix(_SAFE)
@@ -302,7 +318,8 @@ class _FolderConversion:
         Raises RefusedError if it has the name of something else that is written.
         """
         found = sorted([*self.files.companions, *self._kept])
-        if self.edits.bare and self.edits.narrow:
+        if self._only_models:
+            found = [self._beside_model(each) for each in found]
             gone = [each for each in found if each.name.rpartition("/")[2] in _OF_TRAINING]
             self.left_out += [each.name for each in gone]
             found = [each for each in found if each not in gone]
@@ -323,6 +340,16 @@ class _FolderConversion:
         return [
             with_dtype(each, dtypes[each.name]) if each.name in dtypes else each for each in found
         ]
+
+    def _beside_model(self, each: Companion) -> Companion:
+        """A file that belongs to a model, beside that if ranks saved it."""
+        for part in self.parts:
+            start = part.file.folder
+            inside = f"{start}{CONFIGURED}/"
+            if part.file.section is Section.OTHER and each.name.startswith(inside):
+                own = each.name.removeprefix(inside)
+                return each._replace(name=start + own) if own else each
+        return each
 
     def _has(self, *names: str) -> bool:
         """Whether the folder itself has all of these files."""

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from ... import formats
 from ...errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ...formats.distributed.divided_folders import divided_folders
+from ...formats.distributed.fsdp_ranks import is_of_ranks
+from ...formats.distributed.rank_groups import are_of_ranks, files_of_ranks
 from ...formats.folders.layouts import layout_of, name_as_file, says
 from ...formats.folders.weight_names import INDEX, weights_among
 from ...formats.pickle import PlainPickle
@@ -88,16 +90,21 @@ class CheckpointFile(NamedTuple):
     files: Collection[str]  #: the names of all its files
     is_weights: bool  #: whether libraries look for weights under this name
     section: Section | None = None  #: what the name of a folder says that it serves
+    within: bool = False  #: whether a folder stays one, with what it becomes in it
 
     @property
     def called(self) -> str:
         """What it is called in its folder; of a folder, what its file would be called."""
+        if self.within or not self.name:
+            return "model"
         own = self.name[len(self.folder) :]
         return own if self.section is None else name_as_file(own)
 
     @property
     def folder(self) -> str:
         """The folder within the folder that it is in, with a slash at its end; or nothing."""
+        if self.within and self.name:
+            return f"{self.name}/"
         return self.name[: self.name.rfind("/") + 1]
 
     @property
@@ -133,6 +140,8 @@ def files_of(
     kept = {each for each in files if any(fnmatchcase(each, glob) for glob in keep)}
     divided = divided_folders(files) - {name.rpartition("/")[0] for name in kept}
     sorting = _Sorting(place, {name: files[name] for name in files if name not in kept})
+    if is_of_ranks({name.partition("/")[0] for name in sorting.files}):
+        divided.add("")
     sorting.take_divided(divided)
     sorting.take_weights()
     sorting.take_others()
@@ -184,7 +193,11 @@ class _Sorting:
         """Take folders that ranks wrote together, with all that is in them."""
         layout = layout_of({name.partition("/")[0] for name in self.files})
         for folder in sorted(folders):
-            files = [name for name in self.files if folder in folders_above(name)]
+            files = [name for name in self.files if not folder or folder in folders_above(name)]
+            start = f"{folder}/" if folder else ""
+            own = {name.removeprefix(start) for name in files if "/" not in name[len(start) :]}
+            if are_of_ranks(own):  # the others are no parts of it
+                files = [start + name for name in files_of_ranks(own)]
             section = says(folder, layout).section
             self.taken.update(files)
             is_weights = section is Section.MODEL

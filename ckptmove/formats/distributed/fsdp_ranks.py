@@ -13,7 +13,7 @@ nothing tells how to put them together, and they are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import CorruptError, InputError, UnsupportedError
@@ -67,8 +67,7 @@ class FsdpRanks(Format):
 
     def sniff(self, probe: Probe) -> bool:
         """A folder in which files of ranks are all that may hold tensors."""
-        names = probe.entries.keys()
-        return probe.is_folder and are_of_ranks(names) and not is_several(names)
+        return probe.is_folder and is_of_ranks(probe.entries.keys())
 
     def read(self, probe: Probe) -> Checkpoint:
         """Read the files of all ranks."""
@@ -82,6 +81,11 @@ class FsdpRanks(Format):
         container = RanksContainer(probe.path, groups, files, base)
         sources = [container.joined, *(each.source for each in files.values())]
         return Checkpoint(self.name, container, self.carries, sources)
+
+
+def is_of_ranks(names: Collection[str]) -> bool:
+    """Whether a folder is one of ranks, by the names of what is right in it."""
+    return are_of_ranks(names) and not is_several(names)
 
 
 def checked_groups(probe: Probe) -> list[RankGroup]:
@@ -211,6 +215,12 @@ class RanksContainer(MergedContainer):
                         f"the part of {name!r:.100} is no plain tensor", path=file.source.path
                     )
                 dtypes.add(piece.dtype)
+                if piece.shape != part.box.sizes and part.by_strides:
+                    raise UnsupportedError(
+                        f"{name:.100} is divided in strides, unevenly, and not as FSDP2 does: "
+                        "nothing tells where its parts lie",
+                        path=file.source.path,
+                    )
                 if piece.shape != part.box.sizes:
                     raise CorruptError(
                         f"the part of {name!r:.100} has another shape than its placement says",

@@ -7,7 +7,9 @@
 A mesh is an array of ranks; torch 2.9 and newer store it as a layout over a list of these.
 A dimension of n elements is divided among m ranks into pieces of ceil(n / m), the last ones short
 or empty. Where several dimensions of the mesh divide the same one, the first of them divides first,
-unless `shard_order` says otherwise. `_StridedShard` divides what those right of it have left.
+unless `shard_order` says otherwise. `_StridedShard` divides what those right of it have left, as
+FSDP2 does where TP has divided before. `distribute_tensor` gives some of the last ranks other parts
+if it does not come out even, which are of other sizes than those of FSDP2 on at least one rank.
 
 Sources: torch/distributed/tensor/_dtensor_spec.py, placement_types.py, _utils.py;
 torch/distributed/device_mesh.py; torch/distributed/_shard/sharded_tensor/api.py (2.1 to 2.13).
@@ -40,6 +42,8 @@ class Part(NamedTuple):
     shape: tuple[int, ...]  #: of the whole
     box: Box
     local: Node  #: the tensor that has it
+    #: whether its mesh divides in strides; then it is where FSDP2 puts it
+    by_strides: bool = False
 
 
 class DividedTensor(NamedTuple):
@@ -126,7 +130,9 @@ class Placement:
             self._meshes[id(mesh)] = _place_in(_fields(mesh), self._rank, self._ranks)
         sizes, at = self._meshes[id(mesh)]
         box = _box(found.shape, _divided_by(spec, sizes), sizes, at)
-        yield Part(found.shape, box, state.get("_local_tensor"))
+        placements = [each for each in _items(spec.get("placements")) if isinstance(each, Call)]
+        by_strides = any((each.qualname or "").endswith("._StridedShard") for each in placements)
+        yield Part(found.shape, box, state.get("_local_tensor"), by_strides)
 
 
 def _box(

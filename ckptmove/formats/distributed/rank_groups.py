@@ -15,6 +15,8 @@ import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+#: The folder in one of ranks in which verl has the configuration and the tokenizer of the model.
+CONFIGURED = "huggingface"
 _NAME = re.compile(
     r"(?:(?P<stem>.*?)[_.-])??(?:world_size_(?P<world>\d{1,6})_)?rank[_-]?(?P<rank>\d{1,6})"
     r"(?P<end>\.(?:pt|pth|bin|ckpt))"
@@ -58,9 +60,14 @@ def rank_groups(names: Iterable[str]) -> list[RankGroup]:
     return [each for each in found.values() if each.world is not None or len(each.files) > 1]
 
 
+def files_of_ranks(names: Iterable[str]) -> set[str]:
+    """The names of a folder that are in such groups."""
+    return {name for group in rank_groups(names) for name in group.files.values()}
+
+
 def are_of_ranks(names: Collection[str]) -> bool:
     """Whether all that may hold tensors in a folder is in such groups, and something is."""
-    known = {name for group in rank_groups(names) for name in group.files.values()}
+    known = files_of_ranks(names)
     return bool(known) and not any(
         name.endswith(_LIKE_TENSORS) and name not in known for name in names
     )

@@ -23,6 +23,7 @@ from ...sources import place_of
 from ...sources.place import EntryKind, folders_above
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint, Folder
+from ..distributed.divided_folders import divided_folders
 from ..probe import Probe
 from .runs import LIKE_CHECKPOINTS, own_folders, own_folders_in, several_checkpoints
 from .strangers import refuse_stranger
@@ -68,7 +69,7 @@ class OnlyFile(ModelFolder):
         zero0 = [name for name in _names_below(probe) if _ZERO.fullmatch(name)]
         unusual = _unusual(probe)
         found = zero0 if _is_all_of_deepspeed(zero0) else _may_hold_weights(probe, unusual)
-        if len(found) == 1 and not unusual:
+        if len(found) == 1 and not unusual and not divided_folders(_names_below(probe)):
             return _read(probe, found[0])
         return read_folder(probe, TrainingFolder())
 

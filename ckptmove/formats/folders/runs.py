@@ -27,7 +27,7 @@ UNLIKE_CHECKPOINTS = (
     *(".gz", ".distcp"),
 )
 _MOST_FILES = 100_000
-_OWN = re.compile(r"(?:checkpoint|step|epoch)[-_](\d+)")
+_OWN = re.compile(r"(?:checkpoint|(?:global_)?step|epoch)[-_](\d+)")
 _EPOCH = re.compile(r"epoch_\d+/")
 
 

@@ -36,8 +36,8 @@ _STRANGERS: tuple[Stranger, ...] = (
     ),
     Stranger(
         r"latest_checkpointed_iteration\.txt",
-        "a run of Megatron-LM",
-        "give a checkpoint in it: a folder iter_…",
+        "a run of Megatron-LM or verl",
+        "give a checkpoint in it: a folder iter_… or global_step_…",
     ),
     Stranger(r"mp_rank_\d+.*", "a checkpoint of Megatron-LM"),
     Stranger(r"\.snapshot_metadata", "a snapshot of torchsnapshot", is_one=True),

@@ -130,6 +130,19 @@ def test_any_mesh(
     shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("rows", [6, 7, 8, 12, 13])
+def test_strides_of_uneven_parts(rows: int, tmp_path: Path) -> None:
+    """`distribute_tensor` and FSDP2 differ in those of 7 and of 13 rows, and in their sizes."""
+    weight = torch.arange(rows * 2.0).reshape(rows, 2)
+    by = [_StridedShard(0, split_factor=2), Shard(0)]
+    folder = save_ranks(tmp_path / "a", 6, lambda _: {"w": divided(weight, (3, 2), by)})
+    if rows in (7, 13):
+        with pytest.raises(UnsupportedError, match="w is divided in strides, unevenly"):
+            ckptmove.inspect(folder)
+        return
+    assert_same_tree(ckptmove.load(folder), {"model": {"w": weight}})
+
+
 @pytest.mark.parametrize("seed", [0, 1, 3, 4])
 def test_sharded_tensors_in_any_boxes(seed: int, tmp_path: Path) -> None:
     boxes = boxes_of(WEIGHT.shape, random.Random(seed), most=5)

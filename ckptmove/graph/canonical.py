@@ -207,7 +207,8 @@ def is_untouched(node: Call) -> bool:
     """Whether a plain tensor has no hooks."""
     if compact_form(node) is not None:
         return True
-    hooks = node.args.items[5] if isinstance(node.args, Tuple) else None
+    items = node.args.items if isinstance(node.args, Tuple) else []
+    hooks = items[5] if len(items) > 5 else None
     return hooks is None or (
         isinstance(hooks, Call)
         and hooks.qualname == "collections.OrderedDict"

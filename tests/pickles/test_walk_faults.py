@@ -113,6 +113,7 @@ FAULTS: dict[str, bytes] = {
     # frames
     "a frame within a frame": FRAME + struct.pack("<Q", 11) + FRAME + struct.pack("<Q", 1) + b"N.",
     "a frame longer than the rest": FRAME + struct.pack("<Q", 3) + b"N.",
+    "a pickle that ends within its frame": FRAME + struct.pack("<Q", 3) + b"N.N.",
     "a frame of 2^64 - 1": FRAME + b"\xff" * 8 + b"N.",
     "a number across the end of a frame": FRAME + struct.pack("<Q", 2) + b"J\0\0\0\0.",
     "a string across the end of a frame": FRAME + struct.pack("<Q", 3) + b"\x8c\x03cpu.",

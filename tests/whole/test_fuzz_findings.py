@@ -251,3 +251,16 @@ def test_a_location_that_is_also_a_value_stays_what_it_is(tmp_path: Path) -> Non
         files = source, source.with_name("out")
         before, after = (ckptmove.inspect(each).values_naming_devices for each in files)
         assert [each.value for each in before] == [each.value for each in after] == ["cuda:1"]
+
+
+def test_a_tensor_without_hooks_is_refused_by_dcp_too(tmp_path: Path) -> None:
+    """`_rebuild_tensor_v2` takes six arguments; torch could not load it with five."""
+    short = TENSOR.replace(b"\x89ccollections\nOrderedDict\n)R", b"\x89")
+    (tmp_path / "in.pt").write_bytes(checkpoint(b"}" + text("w") + short + b"s."))
+    for name in ("out", "out.pt", "out.safetensors"):
+        with pytest.raises(CkptmoveError) as refused:
+            ckptmove.convert(
+                tmp_path / "in.pt", tmp_path / name, format="dcp" if name == "out" else None
+            )
+        assert refused.value.exit_code in (3, 4)
+    assert [each.name for each in tmp_path.iterdir()] == ["in.pt"]

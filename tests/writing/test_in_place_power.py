@@ -41,12 +41,14 @@ class Scene:
             os.fsync(fd)
             os.close(fd)
 
-    def after_the_cut(self) -> tuple[bytes, bool]:
+    def after_the_cut(self, *, written_back: bool = True) -> tuple[bytes, bool]:
         """The file as it is recovered after a power cut now, and whether there was a journal.
 
-        Its bytes are on the disk, the worst that can be: of a name only what was synced is.
+        Its bytes are on the disk, the worst that can be while it changes: of a name only what was
+        synced is. Without `written_back`, of its bytes too.
         """
-        self.disk.write_back(self.path)
+        if written_back:
+            self.disk.write_back(self.path)
         with self.disk.after_the_cut() as found:
             had = bool(journals(found))
             ckptmove.inspect(found / "in.pt")
@@ -75,7 +77,7 @@ def test_after_a_power_cut_it_is_the_old_or_the_new_file(
 ) -> None:
     line = command("relocate", "-q", scene.path, "--to", "cpu", "--in-place")
     calls = some(calls_of(line, scene.path, tmp_path / "log", CHANGING))
-    assert scene.after_the_cut() == (scene.new, False)  # what was done stays done
+    assert scene.after_the_cut(written_back=False) == (scene.new, False)  # done stays done
     found = set()
     for call in calls:
         scene.reset(scene.old)
@@ -97,7 +99,7 @@ def test_after_a_power_cut_of_the_recovery_it_is_the_old_file(
     half, journal = scene.path.read_bytes(), journal_of(scene.path).read_bytes()
     line = command("recover", "-q", scene.path)
     calls = some(calls_of(line, scene.path.parent, tmp_path / "log", CHANGING))
-    assert scene.after_the_cut() == (scene.old, False)
+    assert scene.after_the_cut(written_back=False) == (scene.old, False)
     for call in calls:
         scene.reset(half, journal)
         ended = run(line, inject=f"{call.name}:signal=KILL:when={call.ordinal}")

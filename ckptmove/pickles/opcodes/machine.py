@@ -105,6 +105,8 @@ class Machine(Literals):
             code = data[at]
             self.position = at + 1
             if code == _STOP:
+                if self.position < self.frame_end:  # where the next pickle starts is in dispute
+                    raise self.fault("the pickle ends within a frame")
                 root = self.stack.pop()
                 self.dropped += [node for stack in (*self.below, self.stack) for node in stack]
                 return root

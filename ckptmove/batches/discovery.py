@@ -22,6 +22,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.distributed.deepspeed.folder import BESIDE, DeepSpeed
 from ..formats.distributed.deepspeed.universal import Universal
 from ..formats.folders.model_folder import ModelFolder
+from ..formats.folders.runs import own_folders
 from ..formats.folders.weight_names import INDEX
 from ..reports.batch.items import Entry, Item
 from ..reports.display.phrases import join_names
@@ -32,8 +33,8 @@ from .trees import tree_at
 
 #: What is so called should be a checkpoint: if it can't be told to be one, that has to be said.
 _NAMED = (".pt", ".pth", ".ckpt", ".safetensors", ".pt2", ".ptl", INDEX)
-#: Folders in which parts of a checkpoint are: universal ones of DeepSpeed, Megatron-LM.
-_OF_PARTS = re.compile(r"zero|mp_rank_\d+(_\d+)?")
+#: Folders in which parts of a checkpoint are: universal ones of DeepSpeed, Megatron-LM, torchtune.
+_OF_PARTS = re.compile(r"zero|mp_rank_\d+(_\d+)?|recipe_state")
 _JSON = ".json"  # how an index is called that names others of the files beside it
 _ITEMS = ("file", "index", "unreadable")
 _HEAD_NBYTES = 512
@@ -95,7 +96,10 @@ class _Folder:
 
     def takes(self, below: _Folder) -> bool:
         """Whether a folder below it belongs to it, whatever is in that."""
-        return self.format is not None and self.format.takes_folder(below.name)
+        if self.format is None or not self.format.takes_folders:
+            return False
+        beside = (f"{each.name}/".removeprefix(self.named("")) for each in (*self.inside, below))
+        return below.name.removeprefix(self.named("")) not in own_folders(beside)
 
     @property
     def in_parts(self) -> bool:
@@ -135,7 +139,7 @@ def discover(
             if folder.format is not None and not folder.in_parts:
                 divided.add(folder.name)
             continue
-        if folder.format is not None and folder.format.takes_folder(""):
+        if folder.format is not None and folder.format.takes_folders:
             whole_below.add(folder.name)
         if wanted.includes(folder.name, *(folder.named(each.name) for each in folder.files)):
             covered.add(folder.name)
@@ -173,7 +177,7 @@ def _companions(found: Discovery, divided: Collection[str]) -> Iterator[str]:
 def _is_all_of(root: _Folder, below: Sequence[_Folder]) -> bool:
     """Whether a tree is nothing but the folder of one training."""
     named = (each.name for folder in below for each in folder.files)
-    takes = root.format is not None and root.format.takes_folder("")
+    takes = root.format is not None and root.format.takes_folders
     return takes and not any(name.endswith(_NAMED) for name in named)
 
 

@@ -31,6 +31,8 @@ class Format(ABC):
     vague = False
     #: Whether it is a folder whose files are parts of one checkpoint, none of them one of its own.
     in_parts = False
+    #: Whether it is a folder with all in folders below it, but for checkpoints of their own.
+    takes_folders = False
 
     @abstractmethod
     def sniff(self, probe: Probe) -> bool:
@@ -42,10 +44,6 @@ class Format(ABC):
     @abstractmethod
     def read(self, probe: Probe) -> Checkpoint:
         """Read everything but the tensors."""
-
-    def takes_folder(self, name: str) -> bool:
-        """Whether a folder below one of this format belongs to it, whatever is in it."""
-        return False
 
     def files(self, probe: Probe) -> Sequence[str]:
         """The names of the files that belong to it, beside the one that was recognized."""

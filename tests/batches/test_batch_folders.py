@@ -143,6 +143,19 @@ def test_a_pipeline_is_one_item_with_all_its_components(tmp_path: Path) -> None:
     assert contents(tmp_path / "out").keys() == before.keys()
 
 
+def test_the_epochs_of_torchtune_are_one_item_with_its_recipe(tmp_path: Path) -> None:
+    model_folders.torchtune_run(tmp_path / "runs" / "tuned", "cuda:1")
+    before = contents(tmp_path / "runs")
+    with ckptmove.batch("relocate", tmp_path / "runs", tmp_path / "out", to="cpu", jobs=1) as batch:
+        assert outcomes(batch) == {"tuned": "done"}
+    assert contents(tmp_path / "out").keys() == before.keys()
+    shutil.rmtree(tmp_path / "runs" / "tuned" / "recipe_state")
+    with ckptmove.batch("inspect", tmp_path / "runs", jobs=1) as batch:
+        assert outcomes(batch).keys() == {
+            f"tuned/epoch_{n}/model-00001-of-00001.bin" for n in range(2)
+        }
+
+
 def test_a_run_below_a_training_folder_is_not_a_part_of_it(tree: Path, tmp_path: Path) -> None:
     shutil.copytree(tree / "a" / "checkpoint-1", tree / "a" / "checkpoint-2" / "checkpoint-3")
     with ckptmove.batch("relocate", tree / "a", tmp_path / "out", to="cpu", jobs=1) as batch:

@@ -17,6 +17,7 @@ from tests.conftest import RunCli
 from tests.making import libraries, model_folders, training_folders
 from tests.making.frameworks import hf_trainer_folder
 from tests.making.saving import tagging
+from tests.making.trees import contents
 from tests.oracles.sameness import assert_same_tree
 
 
@@ -338,25 +339,29 @@ def test_a_folder_of_anything_that_torch_saved_is_a_checkpoint(name: str, tmp_pa
     assert ckptmove.validate(tmp_path).ok
 
 
-def test_the_epochs_of_torchtune_go_with_its_recipe(tmp_path: Path) -> None:
-    """As `FullModelMetaCheckpointer` writes them; other folders of epochs are on their own."""
-    for folder in ("epoch_0", "epoch_1", "recipe_state"):
-        (tmp_path / folder).mkdir()
-    weights = {"w": torch.ones(2)}
-    for n in range(2):
-        with tagging("cuda:0"):
-            torch.save(weights, tmp_path / f"epoch_{n}" / "model-00001-of-00001.bin")
-    optimizer = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}
-    torch.save({"optimizer": optimizer, "seed": 1}, tmp_path / "recipe_state" / "recipe_state.pt")
-    found = inspect(tmp_path)
+@pytest.mark.parametrize("in_shards", [False, True])
+def test_the_epochs_of_torchtune_go_with_its_recipe(in_shards: bool, tmp_path: Path) -> None:
+    """As its checkpointers write them; other folders of epochs are on their own."""
+    path, file = tmp_path / "tuned", tmp_path / "one.pt"
+    model_folders.torchtune_run(path, "cuda:0", in_shards=in_shards)
+    found = inspect(path)
     assert {each.name: each.section for each in found.tensors} == {
-        "epoch_0.w": "model",
-        "epoch_1.w": "model",
+        **{f"epoch_{n}.w{k}": "model" for n in range(2) for k in (1, 2)},
         "recipe_state.optimizer.state.0.exp_avg": "optimizer",
     }
-    assert ckptmove.validate(tmp_path).of("container").outcome == "passed"
-    ckptmove.relocate(tmp_path, to="cpu", in_place=True)
-    assert set(inspect(tmp_path).devices) == {"cpu"}
-    shutil.rmtree(tmp_path / "recipe_state")
+    assert not found.warnings
+    assert ckptmove.validate(path).of("container").outcome == "passed"
+    before = contents(path)
+    for device in ("cpu", "cuda:0"):
+        ckptmove.relocate(path, to=device, in_place=True)
+        assert set(inspect(path).devices) == {device}
+    assert contents(path) == before
+    ckptmove.convert(path, file)
+    ckptmove.convert(file, f"{tmp_path}/back/")
+    weights = [f"epoch_{n}/model-00001-of-00001.bin" for n in range(2)]
+    assert contents(tmp_path / "back").keys() == {*weights, "recipe_state/recipe_state.pt"}
+    for each in weights:
+        assert torch.load(tmp_path / "back" / each, map_location="cpu").keys() == {"w1", "w2"}
+    shutil.rmtree(path / "recipe_state")
     with pytest.raises(UnsupportedError, match="epoch_0, epoch_1 in it are checkpoints"):
-        inspect(tmp_path)
+        inspect(path)

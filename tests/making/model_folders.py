@@ -231,6 +231,32 @@ def accelerate_state(folder: Path, tag: str = "cpu") -> None:
         accelerator.save_state(os.fspath(folder))
 
 
+def torchtune_run(folder: Path, tag: str = "cpu", *, in_shards: bool = False) -> None:
+    """What torchtune writes: two epochs, in Meta's form or in shards, and the recipe.
+
+    Source: torchtune/training/checkpointing/_checkpointer.py, `save_checkpoint`; _utils.py, for the
+    names: the index of `model-….bin` is `pytorch_model.bin.index.json`.
+    """
+    for n in range(2):
+        inside = folder / f"epoch_{n}"
+        inside.mkdir(parents=True)
+        total = 2 if in_shards else 1
+        named = {f"w{k}": f"model-{min(k, total):05}-of-{total:05}.bin" for k in (1, 2)}
+        files: dict[str, dict[str, torch.Tensor]] = {}
+        for key, file in named.items():
+            files.setdefault(file, {})[key] = torch.full((2,), float(n))
+        with tagging(tag):
+            for file, state in files.items():
+                torch.save(state, inside / file)
+        if in_shards:
+            said = {"metadata": {"total_size": 16}, "weight_map": named}
+            (inside / "pytorch_model.bin.index.json").write_text(json.dumps(said))
+    optimizer = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}
+    (folder / "recipe_state").mkdir()
+    with tagging(tag):
+        torch.save({"optimizer": optimizer, "seed": 1}, folder / "recipe_state" / "recipe_state.pt")
+
+
 class Counter:
     """An object of a training loop with a state of its own, for `register_for_checkpointing`."""
 

@@ -107,7 +107,7 @@ def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
     left_out, parts, gone = list[str](), list[RecordedPart](), list[Path]()
     taken = {each.name for each in found.parts}
     for part in found.parts:
-        format, name = _form_of(part.checkpoint.format), part.name.removesuffix(INDEX)
+        format, name = _form_of(part.checkpoint.format), _name_of_whole(part.name, found.layout)
         if not is_name(part.name):
             losses.append(Loss(part.name, "has a name that can't be kept"))
         elif part.copy_of is not None:
@@ -145,6 +145,18 @@ def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
         return PackedFolder(FolderRecord(parts, {}), losses, left_out, leads_back=False)
     files = _contents(found.others, place, left_out, follow_links=follow_links)
     return PackedFolder(FolderRecord(parts, files), losses, left_out)
+
+
+def _name_of_whole(name: str, layout: str) -> str:
+    """What the file of a part is called that comes back: of an index, all in one file.
+
+    torchtune loads the weights of an epoch by the names of shards only, never by an index.
+    """
+    whole = name.removesuffix(INDEX)
+    if whole == name or layout != "torchtune":
+        return whole
+    folder, _, file = whole.rpartition("/")
+    return f"{folder}/model-00001-of-00001.{file.rpartition('.')[2]}".removeprefix("/")
 
 
 def _contents(

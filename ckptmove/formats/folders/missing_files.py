@@ -64,7 +64,9 @@ _WITNESSES = tuple(
 _OF_TRAINER = re.compile(r"(optimizer|scheduler)\.pt|rng_state\S*\.pth")
 _OF_META = re.compile(r"(consolidated\.)(\d\d)(\.pth)")
 #: All of a model: torchtune numbers the file even if it is the only one, and writes no index.
-_OF_TORCHTUNE = re.compile(r"(?:.+/)?model-00001-of-00001\.bin", re.DOTALL)
+_OF_TORCHTUNE = re.compile(
+    r"(?:.+/)?model-00001-of-00001\.bin|epoch_\d+/model-00001-of-00001\.safetensors", re.DOTALL
+)
 _MOST = 1_000  # names that are told apart
 
 
@@ -189,9 +191,11 @@ def _shards(names: Collection[str]) -> Iterator[MissingFile]:
     """Files that say themselves how many they are, without the index that names them."""
     for name in sorted(names):
         shard = shard_name(name)
-        if shard is None or shard.whole + INDEX in names or _OF_TORCHTUNE.fullmatch(name):
+        if shard is None or _OF_TORCHTUNE.fullmatch(name):
             continue
-        yield MissingFile(shard.whole + INDEX, "it says which tensors are in which file")
+        if any(each in names for each in shard.indexes):
+            continue
+        yield MissingFile(shard.indexes[0], "it says which tensors are in which file")
         for n in range(1, 1 + min(shard.total, _MOST)):
             if shard.numbered(n) not in names:
                 yield MissingFile(shard.numbered(n), f"{name} says so")

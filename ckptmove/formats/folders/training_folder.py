@@ -55,8 +55,8 @@ from .layouts import (
 )
 from .missing_files import MissingFile, missing_files
 from .parts import PartsContainer, check_open_at_once, number_files
-from .runs import LIKE_CHECKPOINTS, UNLIKE_CHECKPOINTS, is_own, own_folders, several_checkpoints
-from .weight_names import INDEX, NOT_COMPARED, same_weights, shard_name
+from .runs import LIKE_CHECKPOINTS, UNLIKE_CHECKPOINTS, own_folders, several_checkpoints
+from .weight_names import NOT_COMPARED, same_weights, shard_name
 
 _OF_ITS_OWN = "it is a checkpoint of its own"
 _MOST_NAMED = 5
@@ -198,6 +198,7 @@ class TrainingFolder(Format):
     summary = "transformers `Trainer`, accelerate `save_state`, diffusers, and other folders"
     refused = "files that can't be read; links that lead out of it"
     carries = Carries(True, True, True, True, dtypes="those of its files")
+    takes_folders = True
 
     def sniff(self, probe: Probe) -> bool:
         """Files of training, or of several models, are right in it; or models are below."""
@@ -208,9 +209,6 @@ class TrainingFolder(Format):
             return True
         layout = layout_of(names)
         return layout is not None and layout.has_folders and has_components(probe.names_below())
-
-    def takes_folder(self, name: str) -> bool:
-        return not is_own(name)
 
     def read(self, probe: Probe) -> FolderCheckpoint:
         return read_folder(probe, self)
@@ -408,4 +406,4 @@ def _may_be_part(entry: FolderEntry) -> bool | None:
 def _is_shard(name: str, names: set[str]) -> bool:
     """Whether an index names the file."""
     shard = shard_name(name)
-    return shard is not None and shard.whole + INDEX in names
+    return shard is not None and not names.isdisjoint(shard.indexes)

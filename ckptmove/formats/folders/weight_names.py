@@ -58,6 +58,13 @@ class ShardName(NamedTuple):
         """The file that would hold all by itself."""
         return self.stem + self.suffix
 
+    @property
+    def indexes(self) -> tuple[str, str]:
+        """What their index may be called; torchtune calls that of `model-….bin` as others do."""
+        folder, slash, stem = self.stem.rpartition("/")
+        usual = stem_for(stem, is_safe=self.suffix == ".safetensors")
+        return self.whole + INDEX, f"{folder}{slash}{usual}{self.suffix}{INDEX}"
+
     def numbered(self, number: int) -> str:
         """What the file of this number is called, from 1 on."""
         return f"{self.stem}-{number:05}-of-{self.total:05}{self.suffix}"

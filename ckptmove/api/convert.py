@@ -9,7 +9,7 @@ from inspect import signature
 from typing import Annotated, Any, Literal
 
 from .. import formats
-from ..errors import StrPath
+from ..errors import CkptmoveError, StrPath
 from ..formats.folders.training_folder import FolderCheckpoint
 from ..formats.writing import FOLDER
 from ..graph.draft import CheckpointGraph
@@ -288,18 +288,22 @@ def _convert_to_file(
             folder = graph.path if found.folder is None else found.folder.path
             graph.losses += losses_of_copies(folder, copies, follow_links=options.follow_links)
             graph.warnings[:] = true_notes(graph.warnings)
-        changes = edits.apply(graph)
-        plan = plan_conversion(
-            graph,
-            target.format,
-            options.options,
-            options.drops,
-            trusted=options.trusted,
-            force=options.force,
-        )
+        source = graph.path if found.folder is None else found.folder.path
+        try:
+            changes = edits.apply(graph)
+            plan = plan_conversion(
+                graph,
+                target.format,
+                options.options,
+                options.drops,
+                trusted=options.trusted,
+                force=options.force,
+            )
+        except CkptmoveError as error:
+            error.about(source)  # and not one of its files
+            raise
         weights = plan.weights
         part = PlannedPart(weights, graph.sources, {name: name for name in weights.files})
-        source = graph.path if found.folder is None else found.folder.path
         graph.release()
         if options.dry_run:
             target.check([part], (), force=options.force)

@@ -69,7 +69,8 @@ def _dry(task: Task, output: str) -> ItemOutcome:
         if not task.in_place:
             options |= {"dst": output, "force": True}
         report = relocate(task.item.path, **options)
-        nbytes = report.destination_nbytes if report.destination is not None else 0
+        nothing = task.in_place or report.destination is None  # of the size of the whole
+        nbytes = 0 if nothing else report.destination_nbytes
         _check_size(task, {each.name: each.nbytes for each in report.files} or {"": nbytes})
         return of_relocation(report, nbytes)
     options["force"] = bool(task.options.get("force")) or bool(task.there)

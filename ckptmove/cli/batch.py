@@ -224,12 +224,14 @@ def _run(
         _foretell(work, src, output, bar)
         return
     output.warn(src, work.plan.notes)
-    warned, broken, digests, unknown = 0, None, dict[str, str](), 0
+    warned, kept_sources, broken, digests, unknown = 0, 0, None, dict[str, str](), 0
+    removes = bool(options.get("delete_source"))
     with work, Log(log, verb, options.get("shard_of")) as lines:
         try:
             with bar.over(work):
                 for result in work:
                     warned += bool(result.warnings)
+                    kept_sources += removes and result.ok and not result.source_removed
                     lines.add(result)
                     bar.add(result)
                     digests.update(result.digests)
@@ -254,7 +256,7 @@ def _run(
         emit_json(report.to_json())
     elif not quiet:
         retry = _retry_command(log if lines.error is None else None)
-        shown = report.blocks(full=verbose, warned=warned, told=verbose)
+        shown = report.blocks(full=verbose, warned=warned, kept=kept_sources, told=verbose)
         emit(text_of(shown, terminal_of(sys.stdout, full=verbose)))
         emit(retry.lines(report) if verb != "inspect" or report.remaining else ())
     if broken is not None:

@@ -183,6 +183,10 @@ def failure_of(error: OSError | ValueError, path: str) -> RefusedError | WriteEr
     """An error of the system while writing, as one of ours."""
     if isinstance(error, ValueError):
         return RefusedError("the destination is not a path", path=path)
+    folder = os.path.dirname(without_slash(path)) or "."
+    if error.errno == errno.ENOENT and not os.path.exists(folder):
+        hint = "make it first, or check the spelling"
+        return RefusedError("can't be written: its directory is not there", path=path, hint=hint)
     if error.errno in _FORBIDDEN:
         return RefusedError(f"can't be written: {error.strerror}", path=path)
     return WriteError(f"writing failed: {error.strerror}", path=path)

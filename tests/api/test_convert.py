@@ -80,7 +80,7 @@ FAULTS: dict[str, tuple[int, str]] = {
     "cut.pt out.pt": (3, "cut.pt: "),
     "run.pt text.pt": (4, "text.pt: the destination exists (--force"),
     "run.pt run.pt --force": (4, "the destination is the source itself"),
-    "run.pt none/out.pt": (4, "can't be written: No such file"),
+    "run.pt none/out.pt": (4, "can't be written: its directory is not there"),
     "run.pt out.pt --select nope": (4, "no name in it matches 'nope'"),
     "run.pt out.pt --exclude-tensors nope*": (4, "no name in it matches 'nope*'"),
     "run.pt out.pt --root nope": (4, "it has nothing under the name 'nope'"),

@@ -111,8 +111,10 @@ def test_the_same_weights_are_written_once(tmp_path: Path) -> None:
 def test_what_cannot_come_back_is_a_loss(tmp_path: Path) -> None:
     source = copy_of("accelerate", tmp_path / "in")
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), source / "program.pt")
-    with pytest.raises(RefusedError, match=r"would lose program\.pt, which is a torchscript file"):
+    lost = r"would lose program\.pt, which is a torchscript file"
+    with pytest.raises(RefusedError, match=lost) as caught:
         convert(source, tmp_path / "one.pt")
+    assert caught.value.path == str(source)  # and not one of its files
     assert convert(source, tmp_path / "one.pt", drop="program.pt").dropped[0].name == "program.pt"
 
 

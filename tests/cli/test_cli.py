@@ -84,7 +84,10 @@ FAULTS: dict[str, tuple[int, str]] = {
     "relocate module.pt --to cpu --strict": (3, "names unknown callables: tests.making"),
     "relocate run.pt --to cpu -o text.pt": (4, "text.pt: the destination exists (--force"),
     "relocate run.pt --to cpu -o run.pt --force": (4, "the destination is the source itself"),
-    "relocate run.pt --to cpu -o none/x.pt": (4, "none/x.pt: can't be written: No such file"),
+    "relocate run.pt --to cpu -o none/x.pt": (
+        4,
+        "none/x.pt: can't be written: its directory is not there (make it first",
+    ),
     "relocate run.pt --to cpu -o run.pt/x.pt": (4, "can't be written: Not a directory"),
     "relocate run.pt --to cpu -o .": (4, "is a directory"),
     "relocate tied.pt --place a=cpu": (4, "'a' and 'b' share a storage"),

@@ -149,8 +149,9 @@ class BatchPlan(Report):
         nbytes = sum(task.item.nbytes for task in tasks)
         copied = sum(each.copied for each in self.forecasts or ())
         told = [f"would {self.verb} {plural(len(rows) - copied, 'item')}, {size(nbytes)}"]
-        in_place = self.destination in (None, self.source)
-        unchanged = f"{copied:,} unchanged" if in_place else f"would copy {copied:,} unchanged"
+        unchanged = (
+            f"{copied:,} unchanged" if self._in_place else f"would copy {copied:,} unchanged"
+        )
         told += [unchanged] if copied else []
         told += self._told()
         held_up = sum(bool(task.obstacle) for task in tasks)
@@ -166,11 +167,17 @@ class BatchPlan(Report):
             told.append(f"{size(self.free_nbytes)} are free")
         yield "; ".join(told)
 
+    @property
+    def _in_place(self) -> bool:
+        return self.destination in (None, self.source)
+
     def _told(self) -> Iterator[str]:
         """What a dry run has foretold, for the summary."""
         if self.forecasts is None:
             return
-        if self.verb != "validate":
+        if self._in_place and self.verb == "relocate":
+            yield "in place, where only device tags change"
+        elif self.verb != "validate":
             nbytes = sum(each.bytes_written for each in self.forecasts if each.ok)
             yield f"would write {size(nbytes)}"
         counts = self.outcomes or {}
@@ -247,11 +254,13 @@ class BatchReport(Report):
             yield page_table(items)
         yield from self.remarks()
 
-    def blocks(self, *, full: bool = False, warned: int = 0, told: bool = False) -> Iterator[Block]:
+    def blocks(
+        self, *, full: bool = False, warned: int = 0, kept: int = 0, told: bool = False
+    ) -> Iterator[Block]:
         """Show the table of `inspect`, the items that were refused or failed, and a summary.
 
-        `warned` is the number of items with warnings; `told` means that every item was shown
-        before.
+        `warned` is the number of items with warnings, `kept` that of sources that were to be
+        removed and are still there; `told` means that every item was shown before.
         """
         if self.verb == "inspect" and self.items is not None:
             yield from table_of(self.items)
@@ -265,6 +274,9 @@ class BatchReport(Report):
             parts.append(f"{self.copied:,} {'unchanged' if in_place else 'copied unchanged'}")
         if self.sources_removed:
             parts.append(f"{plural(self.sources_removed, 'source')} removed")
+        if kept:
+            why = "" if told else " (-v or --log says why)"
+            parts.append(f"{plural(kept, 'source')} kept{why}")
         parts += [
             f"{counts[each]:,} {word}"
             for each, word in (("skipped", "done before"), (REFUSED, "refused"), (FAILED, "failed"))

@@ -133,8 +133,7 @@ ROWS = {
     ),
     2: Row(
         "Memory is bounded by the metadata, bombs included",
-        "≤ 150 MB + 2 × the file; more for 10 MB of tensors of a byte, of keys of six letters, "
-        "of numbers between other things, or of keys with one hash (`BEYOND` in `test_bombs.py`)",
+        "≤ 150 MB + 2 × the file",
         "tests/whole/test_memory.py tests/whole/test_bombs.py",
     ),
     3: Row("Very many tensors are inspected soon", "100,000 in ≤ 5 s", inspect_many),

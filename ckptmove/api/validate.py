@@ -25,6 +25,7 @@ from ..reports.validate import (
 )
 from ..sources import place_of
 from ..sources.downloads import Downloads
+from ..trial.state.loaders import not_loaded, reserve_for_safetensors, usual_device
 from ..writing.verify import Progress
 from .against import compare
 from .folders.checks import FolderChecks, check_folder
@@ -366,6 +367,7 @@ def _library_faults(path: str) -> list[str]:
     except ImportError:
         return []
     try:
+        reserve_for_safetensors(path)
         with safe_open(path, framework="pt") as file:
             file.keys()
     except ImportError:  # it asks for torch
@@ -381,6 +383,11 @@ def _check_reload(
     """Whether torch itself loads it, and where."""
     if isinstance(files, RefusedError):
         return device, Finding("reload", SKIPPED, str(files))
+    kinds = [format for format, _ in files]
+    skipped = [finding for finding in map(not_loaded, kinds) if finding is not None]
+    is_on_cpu = device == "cpu" or (device == "auto" and usual_device(manifest) == "cpu")
+    if is_on_cpu and len(skipped) == len(kinds) == 1:
+        return "cpu", skipped[0]
     try:
         from ..trial.state.reload import reloaded, there
     except ImportError:

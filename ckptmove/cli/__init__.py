@@ -119,7 +119,7 @@ def run(args: list[str]) -> int:
     except CkptmoveError as error:
         return _say(error)
     except MemoryError:
-        from ..sources.source import NO_MEMORY  # here and below, what only an error needs
+        from ..sources.budget import NO_MEMORY  # here and below, what only an error needs
 
         return _say(CorruptError(NO_MEMORY))
     except (KeyboardInterrupt, click.Abort):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import UnsupportedError
 from ..pickles.nodes import Blob, are_plain
+from ..pickles.opcodes.mixed_rows import parts_of
 from ..pickles.opcodes.plain_tensors import compact_form
 from ..sources.source import MAX_NBYTES
 from .draft import CheckpointGraph, StorageBytes
@@ -46,7 +47,7 @@ def blobs_of(draft: CheckpointGraph) -> list[Blob]:
     for node in nodes_of(root, compact=False):
         if compact_form(node) is not None:
             continue
-        inside = held_by(node)
+        inside = parts_of(held_by(node))
         blobs = [] if are_plain(inside) else [each for each in inside if isinstance(each, Blob)]
         found.update((id(each), each) for each in blobs)
     return list(found.values())

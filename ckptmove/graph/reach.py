@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..pickles.nodes import Call, Dict, List, Node, Persistent, Set, Tuple
+from ..pickles.nodes import Call, Dict, List, Node, Persistent, Set, Tuple, are_plain
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.mixed_rows import parts_of
 from ..pickles.opcodes.pairs import change_each, changed
@@ -48,7 +48,8 @@ def nodes_of(
                 todo.append(node.storage)  # as below, but at once: there may be very many
         elif type(node) is not StorageReference or not is_compact(node):
             held = parts_of(held_by(node))
-            todo += [each for each in reversed(held) if type(each) in _COMPOSITE]
+            if not are_plain(held):
+                todo += [each for each in reversed(held) if type(each) in _COMPOSITE]
 
 
 def replace_nodes(root: Node, new: Mapping[int, Node]) -> Node:

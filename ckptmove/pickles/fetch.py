@@ -22,8 +22,11 @@ _LONG = 1 << 16  # bytes that are passed over; shorter ones may be anything
 _HEADER = 9  # bytes of the longest opcode with its count
 
 
+#: Short texts, and lines, which take no other byte.
+_COUNTED = rb"\x8c(?:" + b"|".join(b"\\x%02x.{%d}" % (n, n) for n in range(33)) + rb")"
+_LINES = rb"[ci][^\n]{0,99}\n[^\n]{0,99}\n|[gp][^\n]{0,9}\n"
 #: Many opcodes in a row; nothing ends there.
-_FIXED = re.compile(row_of(()) + b"{1,1000}", re.DOTALL)
+_FIXED = re.compile(b"(?:%b|%b|%b){1,1000}" % (row_of(()), _COUNTED, _LINES), re.DOTALL)
 
 
 class Truncated(CorruptError):

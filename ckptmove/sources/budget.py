@@ -11,8 +11,12 @@ far, so that a file that is too dense is refused early.
 from __future__ import annotations
 
 import sys
+from mmap import mmap
 
 from ..errors import CorruptError
+
+#: What to say of a file for which the memory does not suffice.
+NO_MEMORY = "needs more memory than this process can get"
 
 _UNPACKED_FLOOR = 1 << 18  # bytes of records that are packed more tightly than usual, together
 _UNPACKED_SHARE = 32  # bytes for each stored one; a repetitive pickle of real tensors has ten
@@ -33,7 +37,7 @@ _SHARES: tuple[tuple[int, int, str], ...] = (
     (1 << 17, 12, "keys"),
     (1 << 14, 64, "names"),  # each is pickled once
     (1 << 15, 56, "references to storages"),  # one in 90 bytes
-    (1 << 16, 64, "memo slots out of order"),  # picklers number them one by one
+    (1 << 16, 64, "memo slots out of order"),  # picklers fill them one by one, each once
     (1 << 14, 64, "opcodes without effect"),  # picklers write nearly none
     (1 << 20, 4, "values"),  # a tensor has fifteen in 90 bytes, a list one in two or more
     (1 << 14, 128, "checkpoints in bytes"),  # a pickle of a few numbers has fifty bytes
@@ -95,6 +99,17 @@ class Boundless(Budget):
 
     def rooms(self) -> list[int]:
         return [sys.maxsize] * len(_SHARES)
+
+
+def reserve(nbytes: int) -> None:
+    """Raise MemoryError unless this process can get so much memory.
+
+    A library that is not written in Python may end the process where it can't get it.
+    """
+    try:
+        mmap(-1, max(1, nbytes)).close()
+    except (OSError, OverflowError):
+        raise MemoryError(NO_MEMORY) from None
 
 
 class Excess(CorruptError):

@@ -16,12 +16,10 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from ..errors import CkptmoveError, CorruptError, InputError, StrPath, UnsupportedError
 from ..system import files
+from .budget import NO_MEMORY
 
 #: The most that is read into memory at once and as a whole, in bytes.
 MAX_NBYTES = 512 << 20
-
-#: What to say of a file for which the memory does not suffice.
-NO_MEMORY = "needs more memory than this process can get"
 
 _CHUNK = 1 << 20
 _Self = TypeVar("_Self", bound="Source")

@@ -15,8 +15,7 @@ import torch
 
 from .. import formats
 from ..errors import DeviceError, StrPath, UsageError
-from ..manifest.manifest import Manifest
-from ..placement.device import is_tag, kind_of, numbered
+from ..placement.device import kind_of, numbered
 from ..reports.validate import FAILED, Finding, TrialResult
 from .model import inputs as batches
 from .model.factory import Model, is_of_file
@@ -25,7 +24,7 @@ from .outcome import Performance
 from .run import Request, perform
 from .sandbox import confinement
 from .stage import Stage
-from .state.checkpoint_state import devices_of
+from .state.loaders import usual_device
 from .step import Difference, compared
 from .subprocess_call import SubprocessLost, call_in_subprocess
 
@@ -107,12 +106,6 @@ def _device(path: StrPath, device: str, simulate: bool) -> str:
             hint="--simulate simulates the device",
         )
     return tag
-
-
-def usual_device(manifest: Manifest) -> str:
-    """Where most of a checkpoint says it is, if that is a device to compute on; else the CPU."""
-    usable = (each for each in devices_of(manifest) if is_tag(each) and each != "meta")
-    return next(usable, "cpu")
 
 
 def is_there(device: str) -> bool:

@@ -384,6 +384,22 @@ def test_brackets_are_counted_before_they_take_memory(text: str) -> None:
         read(framed(text.encode()))
 
 
+def test_tensors_are_counted_before_they_take_memory() -> None:
+    """A file of small tensors with usual names is read, and one of shorter ones isn't."""
+    for name, is_read in (("layers.{}.weight", True), ("{}", False)):
+        tensors = [Sized(name.format(n), "uint8", (1,), 1) for n in range(100_000)]
+        if not is_read:
+            with pytest.raises(RefusedError, match="would not be read again"):
+                lay_out(tensors)
+            said = {t.name: {"dtype": "U8", "shape": [1], "data_offsets": [n, n + 1]}
+                    for n, t in enumerate(tensors)}  # fmt: skip
+            with pytest.raises(CorruptError, match="as for 100,000 tensors"):
+                read(framed(json.dumps(said, separators=(",", ":")).encode(), bytes(100_000)))
+            continue
+        laid = lay_out(tensors)
+        assert len(read(laid.head + bytes(100_000)).entries) == 100_000
+
+
 @pytest.mark.parametrize("content", ['"%x":"",', '"%d":"x",'])
 def test_texts_are_counted_before_they_take_memory(content: str) -> None:
     said = "".join(content % n for n in range(200_000))

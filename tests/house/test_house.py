@@ -385,6 +385,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "trial.model.factory",
         "trial.model.inputs",
         "trial.model",
+        "trial.state.loaders",
         "trial.state.checkpoint_state",
         "trial.state.state_dict_fit",
         "trial.state.optimizer_state",

@@ -94,7 +94,7 @@ def test_equal_short_numbers_of_a_long_tree_are_one() -> None:
     """Read from JSON as well, where each is text."""
     count = 300_000
     text = f"[null{',768' * count}]"
-    assert parsed(text) == [None, *[768] * count]
+    assert list(parsed(text)) == [None, *[768] * count]
     assert _taken(lambda: parsed(text)) < 16 * count
 
 
@@ -128,6 +128,12 @@ NOT_QUITE_ROWS = {
     "a constant around": "[Infinity,[{}1]]",
     "a minus before": "-[{}1]",
     "a key": "{{[{}1]:1}}",
+    "nothing at the end of a part": '["a",{}]',
+    "nothing before a text": '[{}"a",,1]',
+    "nothing between parts": '["a",{}1,,"b"]',
+    "a large number in a part": '["a",{}1e999]',
+    "a constant in another part": '["a",{}1,NaN]',
+    "numbers as a pair": '{{"a":{}1}}',
 }
 
 
@@ -146,6 +152,11 @@ ROW = "1234567,-1," * 2000
     [
         f"[{ROW}0]",
         f"[{ROW}0.5]",
+        f'["a",{ROW}0]',
+        f'[{ROW}0,"a"]',
+        f'[true,{ROW}0,null,{ROW}1,false,{ROW}2,[],{ROW}3,{{"b":1}},{ROW}4,"a",{ROW}5]',
+        f'[["a",{ROW}0],{{"b":["a",{ROW}"a",[{ROW}1,null]]}}]',
+        f'["a",{"0.5,-0.0,1e300," * 2000}1e-300,{ROW}0]',
         f"[{ROW}null]",
         f"[{ROW}{1 << 62}]",
         f"[{ROW}{1 - (1 << 63)}]",

@@ -234,6 +234,10 @@ ODD: dict[str, bytes] = {
     "set": tensor(PUTS) + b"h\3h\3s",
     "filled": tensor(PUTS) + b"h\3a",
     "dropped": tensor(PUTS) + b"0N",
+    "a recall that is spelled as what is before it": b"K\1" * 200
+    + b"]r\x52\0\0\0"
+    + tensor([*[b""] * 5, b"q\x68", b""])
+    + b"h\x52h\x52",
 }
 #: Recalls of what lies in a tensor, and something done to it.
 ODD |= {f"slot {n}": tensor(PUTS) + b"h%c" % n for n in range(6, 13)}

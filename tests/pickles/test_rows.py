@@ -34,6 +34,9 @@ class _OneByOne(Machine):
     def push_numbers(self, width: int) -> None:
         pass
 
+    def recall_again(self, width: int) -> None:
+        pass
+
 
 class _Unpickler(pickle._Unpickler):
     """Notes what it would import."""
@@ -72,6 +75,12 @@ ROWS = st.tuples(
     LENGTHS,
     st.integers(0, (1 << 64) - 1),
 ).map(_row)
+#: A list, a text, a device and a name are in the slots that some of these recall.
+FILLED = b"]q\0X\1\0\0\0aqK0X\3\0\0\0cpuq\1" + b"0cKK\nMM\nr\2\0\0\0"
+RECALLS = st.tuples(
+    st.sampled_from([b"h\0", b"hK", b"h\1", b"h\2", b"j\0\0\0\0", b"jK\0\0\0", b"j\1\0\0\0"]),
+    LENGTHS,
+).map(lambda parts: parts[0] * parts[1])
 BETWEEN = st.sampled_from(
     [
         *(b"(", b"]", b"}", b"t", b"l", b"e", b"a", b"0", b"1", b"2", b"\x85", b"\x86", b"\x87"),
@@ -89,7 +98,7 @@ def _framed(parts: tuple[bytes, int]) -> bytes:
     return b"\x95" + struct.pack("<Q", max(0, len(content) + more)) + content
 
 
-PIECES = st.lists(ROWS | BETWEEN, max_size=8).map(b"".join)
+PIECES = st.lists(ROWS | RECALLS | st.just(FILLED) | BETWEEN, max_size=8).map(b"".join)
 FRAMES = st.tuples(PIECES, st.sampled_from([0, 0, 0, -1, -2, 1])).map(_framed)
 CONTENTS = st.lists(PIECES | FRAMES, min_size=1, max_size=4).map(b"".join)
 CHANGES = st.lists(
@@ -159,6 +168,9 @@ def _names(machine: Machine) -> list[tuple[str, str]]:
 @example(b"\x95\5\0\0\0\0\0\0\0N.K\0K\0K\0", [])
 @example(b"\x84\0\0\0\xff", [])
 @example(b"S'\\J'\n", [])
+@example(FILLED + b"h\0" * 40 + b"hK" * 40 + b"h\1" * 40 + b"h\2" * 40, [])
+@example(FILLED + b"\x95\5\0\0\0\0\0\0\0" + b"h\0" * 40, [])
+@example(FILLED + b"h\0" * 40 + b"a" * 3 + b"j\0\0\0\0" * 40, [(250, 1, b"")])
 def test_rows_are_read_as_one_by_one(content: bytes, changes: list[tuple[int, int, bytes]]) -> None:
     whole = _damaged(content, changes)
     try:

@@ -1,6 +1,7 @@
 """What a hostile file can't have `validate` run, and faults that it must not let pass."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove.errors import UnsupportedError
 from ckptmove.trial.step import Step, compared
 from ckptmove.trial.trial import rehearse
+from tests.conftest import ROOT
 from tests.making import trial_models as rehearsing
 from tests.making.trial_models import IMAGES, Convolutions
 from tests.trial.test_trial import SAVED, spoilt, train
@@ -248,6 +251,7 @@ def test_a_simulation_imports_nothing_from_the_folder(
 
 UNSEEN = """
 import torch
+from safetensors.torch import save_file
 from tests.making.trial_models import Convolutions
 
 class Kernel(Convolutions):
@@ -278,3 +282,26 @@ def test_operands_that_no_kernel_takes_fail_a_simulation(
 def test_imaginary_parts_count_between_two_steps() -> None:
     one, other = (Step(outputs={"output": torch.tensor([1 + part * 1j])}) for part in (1, 9))
     assert not compared(one, other).close
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
+def test_a_library_that_would_end_the_process_is_not_asked(tmp_path: Path) -> None:
+    """That of safetensors does so where it can't get the memory for a header."""
+    path = tmp_path / "many.safetensors"
+    save_file({f"layers.{n}.weight": torch.zeros(1) for n in range(40_000)}, path)
+    code = (
+        "import resource, sys, torch, safetensors.torch\n"
+        "from ckptmove.trial.state.reload import reloaded\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "room = pages * resource.getpagesize() + (20 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"
+        "print(reloaded([sys.argv[1]], 'safetensors', 'cpu'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "needs more memory than this process can get" in done.stdout

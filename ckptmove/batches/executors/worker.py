@@ -31,10 +31,10 @@ from ...reports.batch.items import (
     skipped,
 )
 from ...sources import place_of
+from ...sources.budget import NO_MEMORY
 from ...sources.known_objects import KnownObjects, remembering
 from ...sources.passing_digests import PassingDigests, collecting_digests
 from ...sources.range_request import CHANGED
-from ...sources.source import NO_MEMORY
 from ...system.files import sync_folder, with_those_above
 from ...writing.final_name import failure_of, syncing_later
 from ...writing.in_place.undo import recover_if_interrupted

@@ -46,8 +46,10 @@ _LEAST_ROOM = 1 << 16  # brackets that any header may open
 _NBYTES_OF_BRACKET = 8  # of a header, for each more; an entry opens three in 50 bytes at least
 _LEAST_QUOTES = 1 << 18  # that any header may have
 NBYTES_OF_QUOTE = 5  # of a header, for each more; an entry has ten in 50 bytes at least
-#: Bytes of a file for each more; the library writes 62 for a byte with the shortest of names.
-_LEAST_TENSORS, _NBYTES_OF_TENSOR = 1 << 13, 64
+#: Tensors that any file may have, and bytes of a file for each more. A tensor takes kilobytes of
+#: memory; the shortest takes 62 bytes of a file, one of a few numbers with a usual name 130.
+_LEAST_TENSORS, _NBYTES_OF_TENSOR = 5 << 13, 128
+_BRACKETS_OF_TENSOR = 3
 _LEAST_EMPTY, _NBYTES_OF_EMPTY = 5 << 12, 512  # of a file, for each more tensor without a byte
 _FLOAT4 = "float4_e2m1fn_x2"
 _WITHOUT_TORCH = ("F6_E2M3", "F6_E3M2")
@@ -110,7 +112,10 @@ def read_header(source: Readable) -> Header:
             f"its header claims {length:,} bytes, and {source.nbytes - LENGTH_NBYTES:,} are there: "
             "the file is truncated or damaged"
         )
-    root = read_json(source.read(LENGTH_NBYTES, length), "its header")
+    most = most_tensors(source.nbytes)
+    content = source.read(LENGTH_NBYTES, length)
+    # All brackets are those of tensors, but for one of the header and one of the metadata.
+    root = read_json(content, "its header", most_brackets=2 + _BRACKETS_OF_TENSOR * most)
     if not isinstance(root, dict):
         raise CorruptError("its header is no JSON object")
     metadata = root.pop(METADATA, None)
@@ -118,10 +123,6 @@ def read_header(source: Readable) -> Header:
         metadata = {}
     if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
         raise CorruptError(f"the {METADATA} in its header is no object of strings")
-    if len(root) > _LEAST_TENSORS + source.nbytes // _NBYTES_OF_TENSOR:
-        raise CorruptError(
-            f"its header names {len(root):,} tensors: the file is too short for them"
-        )
     entries = {name: entry_of(name, said, data_at) for name, said in root.items()}
     empty = sum(not entry.nbytes for entry in entries.values())
     if empty > _LEAST_EMPTY + source.nbytes // _NBYTES_OF_EMPTY:
@@ -130,19 +131,26 @@ def read_header(source: Readable) -> Header:
     return Header(entries, metadata, data_at)
 
 
+def most_tensors(nbytes: int) -> int:
+    """How many tensors a file of so many bytes may have."""
+    return _LEAST_TENSORS + nbytes // _NBYTES_OF_TENSOR
+
+
 def read_json(
     content: bytes,
     what: str,
     nbytes_of_quote: int = NBYTES_OF_QUOTE,
     *,
     constants: bool = False,
+    most_brackets: int | None = None,
 ) -> Json:
     """What JSON says, if all readers agree on it: it is not absurdly deep, and says nothing twice.
 
     But for the first thousands of quotation marks, it must have `nbytes_of_quote` bytes for each.
-    `constants`: it may hold the NaN and Infinity that Python writes.
+    `constants`: it may hold the NaN and Infinity that Python writes. `most_brackets`: how many of
+    `[` and `{` it may have, if not a share of its length.
     """
-    _check_extent(content, what, nbytes_of_quote)
+    _check_extent(content, what, nbytes_of_quote, most_brackets)
     usual = b"-0" not in content and not has_long_number(content)  # then Python's own are the same
     try:
         root = json.loads(
@@ -163,11 +171,18 @@ def read_json(
     return root
 
 
-def _check_extent(content: bytes, what: str, nbytes_of_quote: int) -> None:
+def _check_extent(
+    content: bytes, what: str, nbytes_of_quote: int, most_brackets: int | None
+) -> None:
     """Check how deep brackets are nested, and how many they and texts are, before any is parsed."""
     extent = extent_of(content)
     if extent.depth > _DEEPEST:
         raise CorruptError(f"{what} is nested more than {_DEEPEST} levels deep")
+    if most_brackets is not None and extent.opened > most_brackets:
+        raise CorruptError(
+            f"{what} has too many brackets, as for {extent.opened // _BRACKETS_OF_TENSOR:,} "
+            "tensors: the file is too short for them"
+        )
     if extent.opened > _LEAST_ROOM + len(content) // _NBYTES_OF_BRACKET:
         raise CorruptError(f"{what} has too many brackets")
     if extent.quotes > _LEAST_QUOTES + len(content) // nbytes_of_quote:
@@ -298,6 +313,11 @@ def lay_out(tensors: Sequence[Sized], metadata: Mapping[str, str] | None = None)
     for name, dtype, shape, nbytes in ordered:
         entries[name] = Entry(name, dtype, shape, at, nbytes)
         at += nbytes
+    if len(entries) > most_tensors(at):
+        raise RefusedError(
+            f"a file of {len(entries):,} tensors in {at:,} bytes would not be read again",
+            hint="put small tensors together into one, or keep them in a .pt file",
+        )
     return LaidOut(len(padded).to_bytes(LENGTH_NBYTES, "little") + padded, entries, at)
 
 

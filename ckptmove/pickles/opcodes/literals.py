@@ -86,9 +86,16 @@ class Literals(Reader, ABC):
     def repeat(self, value: Node) -> None:
         """Push a value for this opcode, and for each that follows and is the same."""
         self.stack.append(value)
-        for count in repeats(self.data, self.position, self.end_of_frame):
-            self.stack += [value] * count
-            self.position += count
+        self.repeat_last(1)
+
+    def repeat_last(self, width: int) -> None:
+        """Push the last value for each opcode that follows and is the same as the last one.
+
+        That has so many bytes.
+        """
+        for count in repeats(self.data, self.position, self.end_of_frame, width):
+            self.stack += self.stack[-1:] * count
+            self.position += count * width
             if len(self.stack) > self.longest_row:
                 self.check_row()
 

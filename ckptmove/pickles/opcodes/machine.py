@@ -380,11 +380,26 @@ class Machine(Literals):
 
     def op_binget(self) -> None:
         slot = self.data[self.position]
-        self.position += 1
+        self.position = end = self.position + 1
         self.recall(slot)
+        if self.position == end:  # nothing that follows was taken with it
+            self.recall_again(2)
 
     def op_long_binget(self) -> None:
-        self.recall(self.word())
+        slot = self.word()
+        end = self.position
+        self.recall(slot)
+        if self.position == end:
+            self.recall_again(5)
+
+    def recall_again(self, width: int) -> None:
+        """Recall the same for each opcode that follows and is the same as the last one."""
+        data, at = self.data, self.position
+        if data[at : at + width] != data[at - width : at]:
+            return
+        top = self.stack[-1]
+        if type(top) is not Global and not (type(top) is Text and may_be_tag(top)):
+            self.repeat_last(width)
 
     def fill(self, slot: int) -> None:
         if not self.memo.put(slot, self.stack[-1], self.position):

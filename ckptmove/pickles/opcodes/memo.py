@@ -30,17 +30,18 @@ class Memo:
         return row[slot] if slot < len(row) else self._others.get(slot, UNFILLED)
 
     def put(self, slot: int, node: Node, nbytes: int) -> bool:
-        """Fill a slot, `nbytes` into the pickle; True if it is in a row, and so takes little."""
+        """Fill a slot, `nbytes` into the pickle; True if picklers do so: in a row, each once."""
         row, others = self._row, self._others
         if slot == len(row) and not others:
             self.filled += 1
+            is_new = not row or row[-1] is not node
             row.append(node)
-            return True
+            return is_new
         if slot < len(row):
             self.filled += row[slot] is UNFILLED
             self.refilled += 1
             row[slot] = node
-            return True
+            return False
         before = others.pop(slot, UNFILLED) if others else UNFILLED
         self.filled += before is UNFILLED
         if slot > len(row) and slot * _SHARE > nbytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from itertools import islice
 from typing import TypeAlias, overload
 
 from ..nodes import Blob, Call, Dict, Global, List, Persistent, Set, Tuple
@@ -17,6 +18,8 @@ _Node: TypeAlias = (
 )
 _BITS = 63
 _SHORTEST = 1 << 12  # items
+_PART = 1 << 12  # items that are looked at together
+_INTEGERS = {int}
 _SHARED_BELOW = 1 << 16  # integers that are there once (`rows`)
 
 
@@ -41,10 +44,16 @@ class MixedRow(MutableSequence["_Node"]):
 
     def extend(self, items: Iterable[_Node]) -> None:
         """Add items at the end."""
-        for item in items:
-            before = len(self.others)
-            self.numbers.append(self._put(item))
-            self.which.append(len(self.others) - before)
+        rest = iter(items)
+        while part := list(islice(rest, _PART)):
+            if set(map(type, part)) == _INTEGERS and _fit(part):  # type: ignore[arg-type] # as just told
+                self.numbers.extend(part)  # type: ignore[arg-type] # as was just found
+                self.which += bytes(len(part))
+                continue
+            for item in part:
+                before = len(self.others)
+                self.numbers.append(self._put(item))
+                self.which.append(len(self.others) - before)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -90,6 +99,11 @@ class MixedRow(MutableSequence["_Node"]):
         self.which.insert(at, len(self.others) - before)
 
 
+def _fit(numbers: list[int]) -> bool:
+    """Whether all of these integers have at most 63 bits."""
+    return max(max(numbers).bit_length(), min(numbers).bit_length()) <= _BITS
+
+
 def parts_of(items: Sequence[_Node]) -> Sequence[_Node]:
     """All items that are more than an integer, and of other rows than mixed ones these too."""
     return items.others if isinstance(items, MixedRow) else items
@@ -99,5 +113,7 @@ def is_worth_it(items: Sequence[_Node]) -> bool:
     """Whether a list takes less memory as a mixed row."""
     if len(items) < _SHORTEST:
         return False
+    if isinstance(items, MixedRow):
+        return 4 * (len(items) - len(items.others)) > len(items)
     large = sum(type(each) is int and not 0 <= each < _SHARED_BELOW for each in items)
     return 4 * large > len(items)

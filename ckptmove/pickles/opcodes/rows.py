@@ -27,20 +27,21 @@ _NUMBERS = {_BINFLOAT: (9, "d"), _BININT: (5, "i"), _BININT1: (2, "B"), _BININT2
 _RANGES = ((_BININT1, 0, 1 << 8), (_BININT2, 1 << 8, 1 << 16), (_BININT, 1 << 16, 1 << 31))
 
 
-def repeats(data: bytes, at: int, end: int) -> Iterator[int]:
-    """How many opcodes without an argument follow that are the same as the one before.
+def repeats(data: bytes, at: int, end: int, width: int = 1) -> Iterator[int]:
+    """How many opcodes follow that are the same as the one before, of so many bytes.
 
     The first would be at `at`, and they end before `end`, such as that of their frame. The sum of
     what is yielded is their number.
     """
-    code, most = data[at - 1 : at], _SHORTEST
-    while data[at : at + 1] == code:
-        part = data[at : min(end, at + most)]
-        count = len(part) - len(part.lstrip(code))
+    opcode, most = data[at - width : at], _SHORTEST
+    while data[at : at + width] == opcode:
+        part = data[at : min(end, at + most * width)]
+        columns = ((part[n::width], opcode[n : n + 1]) for n in range(width))
+        count = min(len(column) - len(column.lstrip(byte)) for column, byte in columns)
         yield count
         if count < most:
             return
-        at, most = at + count, min(_LONGEST, 16 * most)
+        at, most = at + count * width, min(_LONGEST, 16 * most)
 
 
 def numbers(data: bytes, at: int, end: int) -> Iterator[tuple[list[int] | list[float], int]]:
@@ -90,7 +91,7 @@ def packed(items: Items, shortest: int = _SHORTEST) -> Items:
     if len(items) < shortest or isinstance(items, (array, MixedRow)):
         return items
     kind: type = type(items[0])
-    if kind in _KINDS and all(type(each) is kind for each in items):
+    if kind in _KINDS and set(map(type, items)) == {kind}:
         try:
             row: array[Any] = array(_KINDS[kind], items)
         except OverflowError:

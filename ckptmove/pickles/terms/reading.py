@@ -15,7 +15,7 @@ from ...errors import CorruptError
 from ...placement.device import may_be_tag
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
 from ..opcodes.literals import may_be_checkpoint
-from ..opcodes.mixed_rows import MixedRow, is_worth_it
+from ..opcodes.mixed_rows import MixedRow, is_worth_it, parts_of
 from ..opcodes.pairs import with_pairs
 from ..opcodes.rows import packed
 from .spelling import MAX_BITS, Term, are_terms, has_surrogates, shareable
@@ -23,10 +23,11 @@ from .spelling import MAX_BITS, Term, are_terms, has_surrogates, shareable
 _OPCODES = frozenset(("NEWOBJ", "NEWOBJ_EX", "INST", "OBJ", "BYTEARRAY8"))
 _FIELDS = frozenset(("$", "of", "args", "how", "kwargs", "items", "pairs", "state"))
 _MOST_TEXTS = 1 << 10
+_PART = 1 << 16  # items of a row that are looked at together
 _HEX = re.compile("-?0x[1-9a-f][0-9a-f]*")
 _NAN = re.compile("0x[0-9a-f]{16}")
 _INFINITE = ("inf", "-inf")
-_ROWS = (list, array)  # what JSON has as a list
+_ROWS = (list, array, MixedRow)  # what JSON has as a list
 
 
 def from_terms(term: Term, leaf: Callable[[dict[str, Any]], Node], base: int = 0) -> Node:
@@ -101,8 +102,13 @@ class _Reading:
     def row(self, terms: Term) -> Items:
         if are_terms(terms):
             return packed(terms)
-        if is_worth_it(terms) and not any(isinstance(each, (dict, *_ROWS)) for each in terms):
-            return MixedRow(map(self.node, terms))
+        others = parts_of(terms)
+        if is_worth_it(terms) and not any(isinstance(each, (dict, *_ROWS)) for each in others):
+            row = MixedRow()
+            for at in range(0, len(terms), _PART):
+                part = terms[at : at + _PART]
+                row.extend(part if are_terms(part) else map(self.node, part))
+            return row
         nodes: list[Node] = [None] * len(terms)
         for index, term in enumerate(terms):
             self.put(term, nodes, index)

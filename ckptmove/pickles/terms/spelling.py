@@ -156,7 +156,7 @@ class _Spelling:
 
     def spelled(self, steps: Iterable[_Step]) -> Iterator[_Step]:
         """Put the terms of scalars, and what the caller gave, in their places; gives all else."""
-        leaves, many = self.leaves, self.many
+        leaves, many, numbers = self.leaves, self.many, self.numbers
         for node, place, key in steps:
             known = leaves.get(id(node))
             if known is not None and id(node) not in many:
@@ -164,6 +164,8 @@ class _Spelling:
             elif isinstance(node, (bool, int, float, str)) and id(node) not in many:
                 self.spend(node)
                 place[key] = _scalar(node)
+            elif id(node) in numbers:  # as in `spell`, but soon: there may be millions
+                place[key] = self.met_again(numbers[id(node)])
             elif node is not None:
                 yield node, place, key
 
@@ -197,10 +199,13 @@ class _Spelling:
             return self.bare(node)
         number = self.numbers.get(id(node))
         if number is not None:
-            self.spend_characters(_CHARACTERS_OF_AGAIN)
-            return self.again.setdefault(number, {"$": "again", "as": number})
+            return self.met_again(number)
         number = self.numbers[id(node)] = len(self.numbers)
         return {"$": "shared", "as": number, "of": self.bare(node)}
+
+    def met_again(self, number: int) -> Term:
+        self.spend_characters(_CHARACTERS_OF_AGAIN)
+        return self.again.setdefault(number, {"$": "again", "as": number})
 
     def spend(self, node: Node) -> None:
         """Count the characters that a text, bytes or a name takes in JSON, at least."""

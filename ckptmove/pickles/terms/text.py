@@ -6,13 +6,13 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import isfinite
 from typing import Any, NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
 from ..nodes import Items
-from ..opcodes.mixed_rows import MixedRow
+from ..opcodes.mixed_rows import MixedRow, is_worth_it
 from ..opcodes.rows import extended, packed
 from .spelling import Term
 
@@ -32,8 +32,11 @@ _LONG_RUNS = (
     (bytes.maketrans(b"0123456789", b"0" * 10), b"0" * 20),
     (bytes.maketrans(b"0123456789-+.eE", b"0" * 15), b"0" * 25),
 )
-#: A row of more characters than the sizes of any tensor take.
-_LONG_ROW = re.compile(r"\[([-+.,0-9eE]{1500,})\]")
+#: Numbers that follow each other in a row, in more characters than the sizes of any tensor take:
+#: all of them, since what is before can't be a part of a number.
+_LONG_RUN = re.compile(
+    r"""(?:(?<=\[)|(?<=["\]}],)|(?<=ll,)|(?<=ue,)|(?<=se,))([-+.,0-9eE]{1500,})(?=[\],])"""
+)
 _PART = 1 << 16  # numbers of a row, or characters, that are converted at once
 _ROW = "NaN"  # a constant that Python reads, and JSON does not have; stands for a row
 #: Text that no term holds, which stands for a row as well.
@@ -49,7 +52,7 @@ def spelled(term: Term) -> str:
     UnsupportedError if it is too deep or too large.
     """
     text = "".join(spelled_parts(term, bounded=True))
-    excess = _excess(_between(text, _rows_within(text)), len(text))
+    excess = _excess(text, _runs_within(text))
     if excess is not None:
         raise UnsupportedError(excess)
     return text
@@ -88,26 +91,27 @@ def spelled_parts(term: Term, *, bounded: bool = False) -> Iterator[str]:
 
 
 def parsed(text: str) -> Term:
-    """What JSON text says, if all readers agree on it; long rows of numbers as arrays.
+    """What JSON text says, if all readers agree on it; long rows of numbers as arrays, and those
+    with other things in between as `MixedRow`.
 
     CorruptError if it says something twice, holds numbers that are none or that no double or 64-bit
     integer holds, or is too deep or too large.
     """
-    spans = _rows_within(text)
-    others = _between(text, spans)
-    excess = _excess(others, len(text))
+    runs = _runs_within(text)
+    excess = _excess(text, runs)
     if excess is not None:
         raise CorruptError(excess)
-    rows = (_row(text, start, end) for start, end in spans)
+    others = _between(text, runs)
+    rows = ((_row(text, run.start, run.end), run.is_row) for run in runs)
 
     def constant(said: str) -> Term:
-        row = next(rows, None) if said == _ROW else None
+        row, is_row = next(rows, (None, True)) if said == _ROW else (None, True)
         if row is None:
             raise CorruptError("the saved tree has a number that is none")
-        return row
+        return row if is_row else _PartOfRow(row)
 
     try:
-        return json.loads(
+        term = json.loads(
             _ROW.join(others),
             object_pairs_hook=_unique,
             parse_int=_integer_parser(others),
@@ -118,6 +122,7 @@ def parsed(text: str) -> Term:
         raise CorruptError(_too_deep()) from None
     except ValueError:
         raise CorruptError("the saved tree is not JSON") from None
+    return term if all(run.is_row for run in runs) else _joined(term)
 
 
 def _encoder(default: Callable[[array[Any] | MixedRow], str] | None = None) -> json.JSONEncoder:
@@ -126,25 +131,58 @@ def _encoder(default: Callable[[array[Any] | MixedRow], str] | None = None) -> j
     )
 
 
-def _rows_within(text: str) -> list[tuple[int, int]]:
-    """Where long rows of nothing but numbers are, if it is JSON; brackets are left out."""
-    spans: list[tuple[int, int]] = []
-    before, quoted = 0, False  # `before` is never within an escape, as a row is not
-    for found in _LONG_ROW.finditer(text):
+class _Run(NamedTuple):
+    """Where long runs of nothing but numbers are, and whether one is all that its row has."""
+
+    start: int
+    end: int
+    is_row: bool
+
+
+class _PartOfRow(NamedTuple):
+    """Numbers that stand in a row with other things."""
+
+    numbers: Items
+
+
+def _runs_within(text: str) -> list[_Run]:
+    """Where long runs of numbers are, if it is JSON."""
+    runs: list[_Run] = []
+    before, quoted = 0, False  # `before` is never within an escape, as a run is not
+    for found in _LONG_RUN.finditer(text):
         start, end = found.span(1)
         between = map(_without_escapes, _parts_of(text[before:start]))
         quoted ^= sum(part.count(b'"') for part in between) % 2 == 1
         before = end
         if not quoted:
-            spans.append((start, end))
-    return spans
+            runs.append(_Run(start, end, text[start - 1] == "[" and text[end] == "]"))
+    return runs
 
 
-def _between(text: str, spans: list[tuple[int, int]]) -> list[str]:
-    """What is before, between and behind rows, without their brackets."""
-    starts = [0, *(end + 1 for _, end in spans)]
-    ends = [*(start - 1 for start, _ in spans), len(text)]
+def _between(text: str, runs: list[_Run]) -> list[str]:
+    """What is before, between and behind runs, without the brackets of whole rows."""
+    starts = [0, *(run.end + run.is_row for run in runs)]
+    ends = [*(run.start - run.is_row for run in runs), len(text)]
     return [text[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _joined(term: Term) -> Term:
+    """A term with its rows as they are meant, of which some are in parts."""
+    whole = [term]
+    todo: list[Any] = [whole]  # lists and objects
+    while todo:
+        outer = todo.pop()
+        for key, each in outer.items() if isinstance(outer, dict) else enumerate(outer):
+            if isinstance(each, list) and any(type(part) is _PartOfRow for part in each):
+                row = MixedRow()
+                for part in each:
+                    row.extend(part.numbers if type(part) is _PartOfRow else (part,))
+                each = outer[key] = row if is_worth_it(row) else list(row)
+            if isinstance(each, MixedRow):
+                each = each.others
+            if isinstance(each, (list, dict)):
+                todo.append(each)
+    return whole[0]
 
 
 def _row(text: str, start: int, end: int) -> Items:
@@ -173,13 +211,15 @@ def _too_deep() -> str:
     return f"the saved tree is nested more than {MAX_DEPTH} levels deep in JSON"
 
 
-def _excess(others: list[str], nbytes: int) -> str | None:
-    """What JSON text has too much of, or None: of its parts but for the long rows of numbers."""
-    extent = extent_of("[]".join(others))
-    excess = _excess_of_texts(extent.quotes, nbytes)
+def _excess(text: str, runs: list[_Run]) -> str | None:
+    """What JSON text has too much of, or None: of its parts but for long runs of numbers."""
+    brackets = ["[]" if run.is_row else "" for run in runs]
+    others = zip(_between(text, runs), [*brackets, ""], strict=True)
+    extent = extent_of("".join(chain.from_iterable(others)) if runs else text)
+    excess = _excess_of_texts(extent.quotes, len(text))
     if excess is not None:
         return excess
-    if extent.opened > LEAST_BRACKETS + nbytes // CHARACTERS_OF_BRACKET:
+    if extent.opened > LEAST_BRACKETS + len(text) // CHARACTERS_OF_BRACKET:
         return "the saved tree has far more lists and objects in JSON than its length can need"
     return _too_deep() if extent.depth > MAX_DEPTH else None
 

@@ -7,7 +7,7 @@ values.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,13 +16,12 @@ import torch
 from ... import formats
 from ...errors import StrPath
 from ...formats.loading import object_in
-from ...manifest.manifest import Manifest, Role, Section, TensorEntry, Total
+from ...manifest.manifest import Manifest, Role, Section, TensorEntry
 from ...manifest.paths import Path, spell
 from ...placement.device import kind_of
 from ...runtime.opaque import Opaque
 from ...runtime.storages import Restoring
-
-_WITHOUT_DEVICE = (Role.ARRAY, Role.UNTAGGED)
+from .loaders import devices_of
 
 
 class State(NamedTuple):
@@ -182,14 +181,6 @@ class Placing:
     def is_elsewhere(self, label: str | None) -> bool:
         """Whether a tensor stays behind on another device."""
         return self.at_its_word and label is not None and label != self.wanted
-
-
-def devices_of(manifest: Manifest) -> Mapping[str, Total]:
-    """The devices of its tensors, the largest first; some tensors have none."""
-    untold = {each.storage for each in manifest.tensors if each.role in _WITHOUT_DEVICE}
-    tensors = tuple(entry for entry in manifest.tensors if entry.role not in _WITHOUT_DEVICE)
-    storages = {key: each for key, each in manifest.storages.items() if key not in untold}
-    return replace(manifest, tensors=tensors, storages=storages).devices
 
 
 def placing(saved: Saved, wanted: str) -> Placing:

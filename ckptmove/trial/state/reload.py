@@ -15,11 +15,9 @@ from ...manifest.manifest import Manifest
 from ...reports.display.phrases import format_error, join_names, plural
 from ...reports.validate import FAILED, PASSED, SKIPPED, Finding
 from ..sandbox.torchscript import danger, makes_itself
-from ..trial import is_there, usual_device
+from ..trial import is_there
+from .loaders import BY_TORCH_LOAD, not_loaded, reserve_for_safetensors, usual_device
 
-#: Not tars: torch refuses them, and until 2.5 it unpacked them wherever they said, CVE-2025-32434.
-_BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-sharded")
-_BY_SAFETENSORS = ("safetensors", "safetensors-sharded")
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
@@ -35,6 +33,9 @@ def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
     """Whether torch loads a checkpoint onto a device, and all of it lands there."""
     if not is_there(device):
         return Finding("reload", SKIPPED, f"there is no {device} on this machine")
+    skipped = not_loaded(format)
+    if skipped is not None:
+        return skipped
     how, tensors, stray = "", 0, list[str]()
     try:
         for file in files:
@@ -44,13 +45,7 @@ def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
             if format == "torchscript" and danger(file) is not None:
                 title = "torch.jit.load would create unknown objects of the file"
                 return Finding("reload", SKIPPED, title)
-            by, found = _load(file, format, device)
-            if by is None:
-                why = f"torch can load {format} only by running its code"
-                if format == "nemo":
-                    why = "torch does not load nemo; NeMo unpacks it"
-                return Finding("reload", SKIPPED, why)
-            how = by
+            how, found = _load(file, format, device)
             for name, tensor in tensors_in(found):
                 tensors += 1
                 if tensor.device != torch.device(device) and not tensor.is_meta:
@@ -74,21 +69,20 @@ def _why(error: BaseException) -> list[str]:
     return [*refused, "ckptmove.load returns placeholders for such objects; convert keeps them"]
 
 
-def _load(path: str, format: str, device: str) -> tuple[str | None, Any]:
+def _load(path: str, format: str, device: str) -> tuple[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of old formats, and of what they hold
-        if format in _BY_TORCH_LOAD:
+        if format in BY_TORCH_LOAD:
             mapped = _can_be_mapped(path)
             loaded = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
             return f"torch.load(weights_only=True{', mmap=True' if mapped else ''})", loaded
         if format == "torchscript":
             script = torch.jit.load(path, map_location=device)
             return "torch.jit.load", dict(script.state_dict())
-        if format in _BY_SAFETENSORS:
-            from safetensors.torch import load_file
+        from safetensors.torch import load_file
 
-            return "safetensors.torch.load_file", load_file(path, device=device)
-    return None, None
+        reserve_for_safetensors(path)
+        return "safetensors.torch.load_file", load_file(path, device=device)
 
 
 def _can_be_mapped(path: str) -> bool:

@@ -398,7 +398,8 @@ class Machine(Literals):
         if data[at : at + width] != data[at - width : at]:
             return
         top = self.stack[-1]
-        if type(top) is not Global and not (type(top) is Text and may_be_tag(top)):
+        is_copy = type(top) is Text and top.at == self.at  # each use has one of its own
+        if type(top) is not Global and not is_copy:
             self.repeat_last(width)
 
     def fill(self, slot: int) -> None:

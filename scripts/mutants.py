@@ -307,6 +307,13 @@ MUTANTS = (
         "tests/trial/test_guard.py",
     ),
     Mutant(
+        "attribute that unpickling calls",
+        "torch_pickle/callables/uses.py",
+        "        if compact_form(call) is None and not _calls_no_attribute(name, call):\n",
+        "        if False:\n",
+        "tests/whole/test_payloads.py::test_attributes_that_unpickling_calls_are_unknown",
+    ),
+    Mutant(
         "field of a dtype anywhere",
         "torch_pickle/callables/numpy_dtypes.py",
         " and 0 <= at <= size - each\n",

@@ -39,7 +39,7 @@ from ckptmove.torch_pickle.callables.allowlist import KNOWN
 from ckptmove.torch_pickle.callables.uses import not_surely_harmless
 from tests.making.carriers import CARRIERS, FOLDERS, runs
 from tests.making.payload_families import FAMILIES, LASTING, OF_OLD
-from tests.making.payloads import CANARY, LEGACY, Family, called, legacy_of, name
+from tests.making.payloads import CANARY, LEGACY, Family, called, given, legacy_of, name, text
 
 Verb = Callable[[bool], object]
 #: Where the payload of hardly any family fits, or nothing is run by Python.
@@ -256,6 +256,54 @@ def test_beside_the_object_a_legacy_file_holds_no_names(at: int, tmp_path: Path)
             continue
         with pytest.raises(CorruptError, match=r"names 'collections\.OrderedDict', which torch"):
             ckptmove.inspect(tmp_path / "x.pt")
+
+
+_NAMESPACE = called(name("argparse", "Namespace"))
+_EMPTY = dict.fromkeys(
+    ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"), b"}"
+)
+_FLATTEN = name("torch.nn.modules.flatten", "Flatten") + b")\x81"
+_FLATTEN = given(_FLATTEN, start_dim=text("cpu"), end_dim=b"](K\0e", **_EMPTY)
+#: `Flatten` hands it two values of the file's choice.
+_MESH = given(_NAMESPACE, flatten=name("torch.distributed.device_mesh", "DeviceMesh"))
+CALLING = {
+    "append": given(_NAMESPACE, append=_FLATTEN) + _MESH + b"a",
+    "extend": given(_NAMESPACE, extend=_FLATTEN) + b"(" + _MESH + b"e",
+    "add": given(_NAMESPACE, add=_FLATTEN) + b"(" + _MESH + b"\x90",
+    "keys": called(name("builtins", "dict"), given(_NAMESPACE, keys=_FLATTEN)),
+    "keys in the state": given(
+        _NAMESPACE, a=called(name("collections", "OrderedDict"), given(_NAMESPACE, keys=_FLATTEN))
+    ),
+    "text": called(name("builtins", "str"), given(_NAMESPACE, _get_args=_FLATTEN)),
+    "replace": called(name("uuid", "UUID"), given(_NAMESPACE, replace=_FLATTEN)),
+    "detach": called(name("torch.nn.parameter", "Parameter"), given(_NAMESPACE, detach=_FLATTEN)),
+    "detach, reconstructed": called(
+        name("torch.nn.parameter", "Parameter"),
+        given(
+            called(
+                name("copyreg", "_reconstructor"),
+                name("argparse", "Namespace"),
+                name("builtins", "object"),
+                b"N",
+            ),
+            detach=_FLATTEN,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CALLING)
+def test_attributes_that_unpickling_calls_are_unknown(what: str, tmp_path: Path) -> None:
+    """All names are known; a module that is called runs its `forward`, and that what it likes."""
+    path, ran = tmp_path / "x.pkl", list[object]()
+    path.write_bytes(Family(CALLING[what], 4).beside(b""))
+    assert ckptmove.inspect(path).unknown_callables
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(
+        lambda module, args: ran.append(module)
+    )
+    with hook, contextlib.suppress(Exception):
+        pickle.loads(path.read_bytes())
+    assert ran
 
 
 def test_a_line_of_text_as_long_as_the_file(tmp_path: Path) -> None:

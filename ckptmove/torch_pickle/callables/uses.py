@@ -51,6 +51,17 @@ _PLAIN_BASES = frozenset(
 _FROM_TYPE = ("torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2")
 _REBUILDS = ("torch._utils._rebuild_", "torch.nested._internal.nested_tensor._rebuild_njt")
 _SCALARS = tuple(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
+#: What picklers append items to, or set them in. Of anything else that calls what its attributes
+#: `append`, `extend` or `add` are, and a file may set those.
+_FILLED = frozenset(
+    (
+        *("builtins.dict", "builtins.list", "builtins.set", "collections.Counter"),
+        *("collections.OrderedDict", "collections.defaultdict", "collections.deque"),
+    )
+)
+_TENSORS = re.compile(
+    r"(torch\._utils|torch\._tensor|numpy)\..*|torch\.(.*\.)?(\w*Tensor|Parameter|Buffer)"
+)
 _NUMPY_NUMBER = re.compile(r"numpy\.u?(int|float)[0-9]+")
 
 
@@ -90,6 +101,8 @@ class Uses:
         """Whether a call is one that is harmless, if its name is known."""
         if name not in KNOWN:
             return True  # which is told of already
+        if compact_form(call) is None and not _calls_no_attribute(name, call):
+            return False
         check = _CHECKS.get(name)
         if not (call.kwargs is None or (isinstance(call.kwargs, Dict) and not call.kwargs.pairs)):
             # Some of torch's types take addresses by keyword.
@@ -145,6 +158,39 @@ def _arguments(call: Call) -> Items | None:
 
 def _is_unchanged(call: Call) -> bool:
     return not (call.built or call.items or call.pairs)
+
+
+def _calls_no_attribute(name: str, call: Call) -> bool:
+    """Whether nothing calls an attribute that the file has set on an object.
+
+    An unpickler does where it fills or builds an object; so do many functions with what they are
+    given: `dict` calls `keys`, and `Parameter` `detach`. A module as such an attribute would run
+    its `forward`, which calls other attributes, with any arguments.
+    """
+    if (call.items or call.pairs) and name not in _FILLED:
+        return False
+    if call.built and name.startswith(_REBUILDS + _FROM_TYPE):
+        return False
+    if _has_attributes(call.state):
+        return False
+    met = set[int]()
+    todo = [call.args]
+    while todo:
+        node = todo.pop()
+        if _has_attributes(node):
+            return False
+        if isinstance(node, Tuple) and id(node) not in met:
+            met.add(id(node))
+            todo += node.items
+    return True
+
+
+def _has_attributes(node: Node) -> bool:
+    """Whether this is an object with attributes that the file has set, other than a tensor."""
+    if not isinstance(node, Call) or not node.built:
+        return False
+    name = node.qualname or ""
+    return name in KNOWN and _TENSORS.fullmatch(name) is None
 
 
 # -- one check a name: whether a call of it is what picklers write ---------------------------------
@@ -273,6 +319,11 @@ def _takes_member(uses: Uses, call: Call) -> bool:
     return isinstance(args[0], (str, int))
 
 
+def _is_given_nothing(uses: Uses, call: Call) -> bool:
+    """Python 3.13 takes attributes as an argument, too."""
+    return _arguments(call) == []
+
+
 def _gives_none(uses: Uses, call: Call) -> bool:
     """The backend of modules that older releases saved is asked for, and left as it is."""
     return _arguments(call) == [] and _is_unchanged(call)
@@ -297,6 +348,7 @@ _CHECKS: dict[str, Callable[[Uses, Call], bool]] = {
     **dict.fromkeys(ACTIVATIONS, _is_never_called),
     **dict.fromkeys(ENUMS, _takes_member),
     "torch.nn.backends.thnn._get_thnn_function_backend": _gives_none,
+    "types.SimpleNamespace": _is_given_nothing,
     **dict.fromkeys(("torch.distributed.device_mesh.DeviceMesh", *MADE_EMPTY), _is_empty),
 }
 #: Functions; classes are values of many a checkpoint, and harmless whatever they are given.

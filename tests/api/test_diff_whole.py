@@ -109,8 +109,10 @@ def differences(found: Diff) -> list[tuple[str, str]]:
 # -- what relocating gives -----------------------------------------------------------------------
 
 
-def assert_equal_but_for_devices(source: Path, there: Path, **options: Any) -> None:
-    report = relocate(source, there, to="cuda:3", all=True, **options)
+def assert_equal_but_for_devices(
+    source: Path, there: Path, to: str = "cuda:3", **options: Any
+) -> None:
+    report = relocate(source, there, to=to, all=True, **options)
     alike = diff(source, there, ignore_devices=True)
     assert alike.equal, alike.differences[:3]
     assert report.warnings is not None
@@ -126,6 +128,12 @@ def test_what_was_relocated_is_its_source_but_for_devices(
 ) -> None:
     source = made(family, name, tmp_path / "made.pt")
     assert_equal_but_for_devices(source, tmp_path / "there.pt")
+
+
+def test_so_is_a_mesh_on_meta(tmp_path: Path) -> None:
+    """Its device is a bare string."""
+    source = save(tmp_path / "made.pt", MAKERS["dtensor_state_dict"](), "cpu")
+    assert_equal_but_for_devices(source, tmp_path / "there.pt", to="meta")
 
 
 @pytest.mark.sample(30)

@@ -171,7 +171,7 @@ def without_metadata(node: Any) -> Any:
 
 @pytest.mark.sample(6)
 @made_by
-@pytest.mark.parametrize("to", [CUDA, "xpu:3", "privateuseone:15", "mps"])
+@pytest.mark.parametrize("to", [CUDA, "xpu:3", "privateuseone:15", "mps", "meta"])
 def test_there_and_back(name: str, to: str, tmp_path: Path) -> None:
     path, there, back = (tmp_path / f"{n}.pt2" for n in ("in", "there", "back"))
     EXPORTED_MAKERS[name](path, "cpu")

@@ -214,7 +214,7 @@ class ExportContainer(RecordsContainer):
         """A tensor as the config describes it, over the bytes of a record."""
         view, place = described_weight(payload, where)
         key = None
-        if record.nbytes or place.device != "meta":
+        if record.nbytes or place.device != "meta" or not view.numel:
             key = record.name[len(self.prefix) :]
             self.add_raw(key, record, view, where, fake=True)
         entry = TensorEntry(

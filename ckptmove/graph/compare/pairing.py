@@ -238,8 +238,7 @@ class _Pairing:
             self.compared[known] = sides
         if sides is None:
             return
-        devices = device_of(old), device_of(new)
-        if None not in devices and scalar_of(old)[0] == scalar_of(new)[0]:
+        if scalar_of(old)[0] == scalar_of(new)[0] and _name_devices(old, new):
             self.move(Kind.VALUE, where, *sides)
         else:
             self.differ(Kind.VALUE, where, *sides)
@@ -388,3 +387,9 @@ def _takes_long(node: Node) -> bool:
     return isinstance(node, (Blob, Call)) or (
         isinstance(node, (str, bytes)) and len(node) > _LONGEST_AT_ONCE
     )
+
+
+def _name_devices(old: Node, new: Node) -> bool:
+    """Whether both values name a device: beside one, `meta` is one too, which else is any word."""
+    named = [device_of(each) is not None for each in (old, new)]
+    return any(named) and all(named[n] or each == "meta" for n, each in enumerate((old, new)))

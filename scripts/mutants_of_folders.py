@@ -76,7 +76,8 @@ OF_FOLDERS = (
         "zips/found_records.py",
         "        return Proof.RIGHT if self.sum(header, stored_nbytes) == crc32 else Proof.WRONG\n",
         "        return Proof.RIGHT\n",
-        "tests/whole/test_salvage.py",
+        "tests/whole/test_salvage.py::test_bits_that_were_flipped "
+        "tests/whole/test_salvage.py::test_parts_that_were_overwritten",
     ),
     # -- uploads
     Mutant(

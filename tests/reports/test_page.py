@@ -389,6 +389,41 @@ def test_a_step_is_drawn_by_module_line_and_device(tmp_path: Path) -> None:
 
 
 @needs_browser
+def test_all_of_a_page_is_on_paper_in_dark_ink(tmp_path: Path) -> None:
+    """Also where the screen is dark: nothing lies beside the paper, in bars or behind buttons."""
+    (tmp_path / "runs").mkdir()
+    for n in range(3):
+        save(tmp_path / "runs" / f"{'checkpoint-' * 3}{n}.pt", MAKERS["adamw_training"](), "cuda:1")
+    (tmp_path / "runs" / "broken.pt").write_bytes(b"PK\3\4" + bytes(2000))
+    with ckptmove.batch("relocate", tmp_path / "runs", tmp_path / "out", to="cpu") as batch:
+        for _ in batch:
+            pass
+        (tmp_path / "x.html").write_text(batch.report().to_html("x"), "utf-8")
+    right = "map(each => each.getBoundingClientRect().right)"
+    reaches = f"Math.max(...[...document.querySelectorAll('td, p')].{right})"
+
+    async def act(tab: browser.Tab) -> None:
+        await tab.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=700,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        for media, ink in (("screen", "rgb(230, 232, 235)"), ("print", "rgb(0, 0, 0)")):
+            dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+            await tab.call("Emulation.setEmulatedMedia", media=media, features=dark)
+            assert await tab.run("getComputedStyle(document.body).color") == ink
+        assert (
+            await tab.run("getComputedStyle(document.querySelector('.wide')).overflowX")
+            == "visible"
+        )
+        assert await tab.run(reaches) <= 700
+
+    shown(tmp_path / "x.html", tmp_path, act)
+
+
+@needs_browser
 def test_hostile_names_do_nothing_in_a_browser(tmp_path: Path) -> None:
     report = ckptmove.inspect(hostile_file(tmp_path / "x.pt"))
 

@@ -33,6 +33,7 @@ class Described(NamedTuple):
     name: str
     record: str
     view: View
+    is_proven: bool = True  #: whether checksums prove the name
 
 
 class Program(NamedTuple):
@@ -65,7 +66,8 @@ def program_of(
                     program.tensors.extend(_of_script(source, root, attributes, prefix, session))
                 else:
                     folder = f"{prefix}{short.rpartition('/')[0]}/"
-                    _read_config(program, root, folder, _path(config[1]))
+                    path = _path(config[1])
+                    program.tensors.extend(_of_config(program, root, folder, path, record))
             except Excess:
                 raise
             except InputError as error:
@@ -87,15 +89,20 @@ def _start(path: Path) -> str:
     return f"{spell(path)}." if path else ""
 
 
-def _read_config(program: Program, root: Json, folder: str, path: Path) -> None:
-    """The weights or constants of a program, as `ExportContainer` reads them."""
+def _of_config(
+    program: Program, root: Json, folder: str, path: Path, config: FoundRecord
+) -> Iterator[Described]:
+    """The weights or constants of a program, as `ExportContainer` reads them; notes its parts.
+
+    No checksum is of the name of the config, which names start with.
+    """
     for name, payload in member(root, "config", dict, "it").items():
         where = f"the description of {name!r}"
         record = folder + member(payload, "path_name", str, where)
         called = (*path, name)
         if not member(payload, "use_pickle", bool, where):
             view, _ = described_weight(payload, where)
-            program.tensors.append(Described(spell(called), record, view))
+            yield Described(spell(called), record, view, config.is_named_twice)
         elif payload.get("tensor_meta") is not None:
             program.parts[record] = _start(called)
 

@@ -70,7 +70,8 @@ class _Records(Container):
             for record in self._packaged(probe.source):
                 self._read(probe, record, _PACKAGED, (record.name.removeprefix(self.prefix),))
         if is_program or not all(name.startswith(self.prefix) for name in self.found):
-            self.is_whole = False  # these are of another checkpoint, or this is one within another
+            # these are of another checkpoint, or this is one within another
+            self.is_whole = self.is_proven = False
         order = self.found.get(f"{self.prefix}byteorder")
         self.order_proven = order is not None and order.proof is Proof.RIGHT
         if order is not None:
@@ -182,6 +183,9 @@ def _of_parts(
         except InputError as error:
             found.warnings.append(f"{name}: {error}")
             continue
+        if not record.is_named_twice:  # no checksum is of its name, which names start with
+            named = [each._replace(proven=False) for each in held.tensors]
+            held = replace(held, tensors=named)
         tensors += held.tensors
         storages |= held.storages
         files += held.files
@@ -198,24 +202,24 @@ def _of_program(
 ) -> Remains:
     """What is left of an exported program, or of one of torch 1.0 to 1.3."""
     scripted = any(each.record.startswith(container.prefix + _TENSORS) for each in program.tensors)
-    proven = scripted or container.order_proven
+    ordered = scripted or container.order_proven
     found = _unnamed(container, "torchscript-v1" if scripted else "torch-export", files)
     storages = {f"{container.prefix}{key}": each for key, each in found.storages.items()}
     named, nbytes = list[NamedTensor](), dict[str, int]()
-    for _, record, view in program.tensors:
+    for _, record, view, _ in program.tensors:
         try:
             reach = reach_of(view.shape, view.stride, view.offset, view.dtype)
         except InputError:
             continue  # judged below
         nbytes[record] = max(nbytes.get(record, 0), reach)
-    for name, record, view in program.tensors:
+    for name, record, view, proven in program.tensors:
         held = container.found.get(record)
         whole = held is not None and held.proof is Proof.RIGHT
         size = held.stored_nbytes if held is not None and whole else nbytes.get(record, 0)
         storages[record] = _storage(container, size, view.dtype, view.device, held)
         own = nbytes_of(view.numel, view.dtype)
         shown = view.shape, view.stride, view.offset
-        named.append(NamedTensor(name, view.dtype, *shown, own, record, proven=proven))
+        named.append(NamedTensor(name, view.dtype, *shown, own, record, proven=proven and ordered))
     known = {each.record for each in program.tensors}
     rest = [each for each in found.tensors if f"{container.prefix}{each.storage}" not in known]
     named += (each._replace(storage=f"{container.prefix}{each.storage}") for each in rest)

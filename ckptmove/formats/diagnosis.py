@@ -29,6 +29,7 @@ from ..zips.archive import (
     LOCATOR_MAGIC,
 )
 from ..zips.fields import MAX32
+from ..zips.found_records import has_two_layouts
 from .archives.tar_archive import BLOCK, starts_tar, walk_members
 from .folders.parts import IncompleteError
 from .safetensors.header import LENGTH_NBYTES, LONGEST
@@ -181,7 +182,8 @@ def _of_zip(source: Readable, zeros: int) -> str:
     if any(_is_in_place(source, tail, start, other) for other in others):
         return _two_writers(0)
     behind = len(tail) - end - END.size - int.from_bytes(tail[end + END.size - 2 :][:2], "little")
-    return _full_disk(zeros) or (_two_writers(behind) if behind > 0 else "")
+    two = behind > 0 or has_two_layouts(source)
+    return _full_disk(zeros) or (_two_writers(max(0, behind)) if two else "")
 
 
 def _of_items(source: Readable, zeros: int) -> str:

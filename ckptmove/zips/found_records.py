@@ -13,8 +13,10 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from ..sources.source import MAX_NBYTES, Readable
@@ -50,6 +52,8 @@ _READS = 4  # how often all of the file may be read
 _LEAST_READ = 16 << 20
 _HIT = 256  # bytes that could be read while one magic number is looked at
 _RATIO = 64  # bytes that a byte of the file may become, all together
+_MOST_COMPARED = 10_000  # records
+_FAR = 4 << 20  # bytes in which records of another writer are looked for
 _NUMBERED = re.compile(r"(.*/)(\d{1,8})")
 
 
@@ -105,6 +109,45 @@ def find_records(source: Readable) -> dict[str, FoundRecord]:
     Of two records with one name that differ, none is proven.
     """
     return _Scan(source).run()
+
+
+def has_two_layouts(source: Readable) -> bool:
+    """Whether a zip has records where its directory puts none, or other ones than it tells of.
+
+    So it is where two programs wrote one file. The headers of the first records are looked at, and
+    a few MiB behind the first that is not as the directory says.
+    """
+    scan = _Scan(source)
+    entries = sorted(scan.entries.values(), key=lambda each: each.header_at)[:_MOST_COMPARED]
+    places = {each.name: each.header_at for each in entries}
+    zips = list[
+        tuple[int, int]
+    ]()  # records that are zips themselves, which have names of their own
+    first = wrong = others = 0
+    for entry in entries:
+        header = scan.header(entry.header_at)
+        if header is not None and header.name == entry.name:
+            end = header.data_at + entry.stored_nbytes
+            described = source.read(end, 8) if end + 8 <= source.nbytes else bytes(8)
+            magic, crc32 = described[:4], int.from_bytes(described[4:], "little")
+            is_right = magic == DESCRIPTOR_MAGIC and crc32 == entry.crc32
+            if is_right or not header.flags & HAS_DESCRIPTOR:
+                if source.read(header.data_at, min(4, entry.stored_nbytes)) == LOCAL_MAGIC:
+                    zips.append((entry.header_at, end))
+                continue
+            others += magic == DESCRIPTOR_MAGIC
+        first, wrong = first if wrong else entry.header_at, wrong + 1
+    if not wrong or (others and wrong > 1):
+        return wrong > 0
+    window = source.read(first, min(_FAR, source.nbytes - first))
+    for found in islice(re.finditer(re.escape(LOCAL_MAGIC), window), _MOST_COMPARED):
+        at = first + found.start()
+        below = bisect_right(zips, (at, source.nbytes))
+        inside = below > 0 and zips[below - 1][0] < at < zips[below - 1][1]
+        header = None if inside else scan.header(at)
+        if header is not None and places.get(header.name, at) != at:
+            return True
+    return False
 
 
 def read_record(source: Readable, record: FoundRecord, at_most: int = MAX_NBYTES) -> bytes:

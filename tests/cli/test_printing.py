@@ -142,7 +142,8 @@ def on_a_terminal(
     """What a command prints on a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    kept = {key: os.environ[key] for key in os.environ if key not in ("NO_COLOR", "FORCE_COLOR")}
+    taken = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
+    kept = {key: os.environ[key] for key in os.environ if key not in taken}
     environment = {**kept, "PYTHONPATH": os.fspath(ROOT), "TERM": "xterm", **env}
     with subprocess.Popen(
         [sys.executable, "-m", "ckptmove", *map(str, arguments)],
@@ -217,8 +218,10 @@ def test_color_for_what_is_wrong(run_pt: Path, tmp_path: Path, run_cli: RunCli) 
 def test_tables_fit_the_terminal(tmp_path: Path, run_cli: RunCli) -> None:
     name = "encoder." + "very_long_name." * 8 + "weight"
     path = save(tmp_path / "made.pt", {name: torch.ones(3), "short": torch.ones(2)})
-    lines = on_a_terminal(tmp_path, "inspect", "--tensors", path, width=70).splitlines()[2:]
-    assert max(map(len, lines)) <= 70
+    for width, env in ((70, {}), (200, {"COLUMNS": "70"}), (70, {"COLUMNS": "0"})):
+        shown = on_a_terminal(tmp_path, "inspect", "--tensors", path, width=width, **env)
+        lines = shown.splitlines()[2:]
+        assert max(map(len, lines)) <= 70
     assert any(re.search(r"encoder.*….*weight ", line) for line in lines)
     for whole in (
         run_cli("inspect", "--tensors", path, exit=0).stdout,

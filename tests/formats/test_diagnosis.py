@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.formats.diagnosis import damage_of
+from ckptmove.sources import open_source
 from tests.conftest import RunCli
 from tests.making.distributed import save_dcp
 from tests.whole.test_salvage import FORMATS, saved, torch_zip
@@ -55,6 +57,32 @@ def test_two_writers_are_named(format: str, tmp_path: Path) -> None:
     content, longer = (FORMATS[format](saved(n)) for n in (5000, 6000))
     said = str(error_of(content + longer[len(content) :], tmp_path / "run.pt"))
     assert "it looks like two ranks wrote one file" in said
+
+
+def test_two_writers_of_a_zip_are_named_wherever_each_was_last(tmp_path: Path) -> None:
+    """Its directory is in its place, so that only the records tell."""
+    other = {name: each + 1 for name, each in saved(5000).items()}
+    whole = {n: torch_zip(saved(n)) for n in (5000, 5001, 9000)} | {0: torch_zip(other)}
+    for one, two in ((5000, 9000), (9000, 5000), (5000, 5001), (5000, 0)):
+        first, second = whole[one], whole[two]
+        half = len(first) // 2
+        mixed = [first[:half] + second[half:], second[:half] + first[half:]]
+        mixed += [first + second[len(first) :]] if len(first) < len(second) else []
+        for content in mixed:
+            said = str(error_of(content, tmp_path / "run.pt"))
+            assert "it looks like two ranks wrote one file" in said, (one, two)
+
+
+def test_damage_at_one_place_is_not_said_to_be_of_two_writers(tmp_path: Path) -> None:
+    content = torch_zip(saved(5000))
+    for start in (b"PK\3\4", b"PK\7\10"):
+        for found in re.finditer(re.escape(start), content):
+            for at, nbytes in ((1, 1), (5, 1), (0, 700)):
+                damaged = bytearray(content)
+                damaged[found.start() + at : found.start() + at + nbytes] = bytes([99]) * nbytes
+                (tmp_path / "run.pt").write_bytes(damaged[: len(content)])
+                with open_source(tmp_path / "run.pt") as source:
+                    assert "two ranks" not in (damage_of(source) or "")
 
 
 @pytest.mark.parametrize("format", ["torch-legacy", "pickle", "pickle 2"])

@@ -1,13 +1,15 @@
 """What the terminal is: how wide, and whether it shows colors.
 
-A pipe has no width and no colors. `NO_COLOR` and `TERM=dumb` take colors away (no-color.org),
-`FORCE_COLOR` gives them to a pipe too; where both are set, there are none.
+A pipe has no width and no colors. `COLUMNS` is a width that the terminal does not have. `NO_COLOR`
+and `TERM=dumb` take colors away (no-color.org), `FORCE_COLOR` gives them to a pipe too; where both
+are set, there are none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import IO
 
 from ...reports.display.blocks import Terminal
@@ -22,7 +24,13 @@ def terminal_of(stream: IO[str], *, full: bool = False) -> Terminal:
     width = None
     if shown and not full:
         with contextlib.suppress(OSError, ValueError):
-            width = os.get_terminal_size(stream.fileno()).columns or None
+            width = _columns() or os.get_terminal_size(stream.fileno()).columns or None
     if width is not None:
         width = max(width, _LEAST_WIDTH)
     return Terminal(width, color and not os.environ.get("NO_COLOR"))
+
+
+def _columns() -> int:
+    """The width that the user asks for, as POSIX has it; 0 for none."""
+    said = os.environ.get("COLUMNS", "")
+    return int(said) if re.fullmatch("[0-9]{1,6}", said) else 0

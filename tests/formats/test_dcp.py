@@ -281,11 +281,11 @@ DAMAGES: dict[str, tuple[Callable[[Metadata], object], str]] = {
         r"items of 'model\.rows' and 'model\.whole' overlap",
     ),
     "transformed": (
-        lambda told: move(told, transform_descriptors=["stream.zstd/1"]),
+        lambda told: move(told, transform_descriptors=["stream.other/1"]),
         "transformed",
     ),
     "no size": (
-        lambda told: setattr(told.state_dict_metadata["model.rows"], "size", (4, 6)),
+        lambda told: setattr(told.state_dict_metadata["model.rows"], "size", "4, 6"),
         "a size is none",
     ),
     "no dict": (lambda told: setattr(told, "storage_data", []), "not a dict"),

@@ -44,9 +44,12 @@ def boxes_of(shape: Sequence[int], random: Random, most: int = 12) -> list[Box]:
 class ChunkPlanner(DefaultSavePlanner):
     """Saves each tensor in the given chunks, as its ranks would."""
 
-    def __init__(self, boxes: Mapping[str, Sequence[Box]], **options: Any) -> None:
+    def __init__(
+        self, boxes: Mapping[str, Sequence[Box]], *, size: Any = torch.Size, **options: Any
+    ) -> None:
+        """`size` makes what says where a chunk lies; Megatron-FSDP has tuples or lists."""
         super().__init__(**options)
-        self.boxes = boxes
+        self.boxes, self.size = boxes, size
 
     def create_local_plan(self) -> SavePlan:
         plan = super().create_local_plan()
@@ -56,7 +59,7 @@ class ChunkPlanner(DefaultSavePlanner):
                 items.append(item)
                 continue
             for start, size in self.boxes[item.index.fqn]:
-                chunk = ChunkStorageMetadata(torch.Size(start), torch.Size(size))
+                chunk = ChunkStorageMetadata(self.size(start), self.size(size))
                 data = replace(item.tensor_data, chunk=chunk)
                 index = MetadataIndex(item.index.fqn, torch.Size(start))
                 items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))

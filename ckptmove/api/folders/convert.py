@@ -319,7 +319,8 @@ class _FolderConversion:
         """
         found = sorted([*self.files.companions, *self._kept])
         if self._only_models:
-            found = [self._beside_model(each) for each in found]
+            others = {each.name for each in found}
+            found = [self._beside_model(each, others) for each in found]
             gone = [each for each in found if each.name.rpartition("/")[2] in _OF_TRAINING]
             self.left_out += [each.name for each in gone]
             found = [each for each in found if each not in gone]
@@ -341,14 +342,14 @@ class _FolderConversion:
             with_dtype(each, dtypes[each.name]) if each.name in dtypes else each for each in found
         ]
 
-    def _beside_model(self, each: Companion) -> Companion:
-        """A file that belongs to a model, beside that if ranks saved it."""
+    def _beside_model(self, each: Companion, others: Collection[str]) -> Companion:
+        """A file that belongs to a model, beside that if ranks saved it, unless one is there."""
         for part in self.parts:
             start = part.file.folder
             inside = f"{start}{CONFIGURED}/"
             if part.file.section is Section.OTHER and each.name.startswith(inside):
-                own = each.name.removeprefix(inside)
-                return each._replace(name=start + own) if own else each
+                beside = start + each.name.removeprefix(inside)
+                return each if beside in {start, *others} else each._replace(name=beside)
         return each
 
     def _has(self, *names: str) -> bool:

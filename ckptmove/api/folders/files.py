@@ -11,8 +11,7 @@ from typing import NamedTuple
 from ... import formats
 from ...errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ...formats.distributed.divided_folders import divided_folders
-from ...formats.distributed.fsdp_ranks import is_of_ranks
-from ...formats.distributed.rank_groups import are_of_ranks, files_of_ranks
+from ...formats.distributed.rank_groups import files_beside, files_of_ranks, is_of_ranks
 from ...formats.folders.layouts import layout_of, name_as_file, says
 from ...formats.folders.weight_names import INDEX, weights_among
 from ...formats.pickle import PlainPickle
@@ -196,8 +195,8 @@ class _Sorting:
             files = [name for name in self.files if not folder or folder in folders_above(name)]
             start = f"{folder}/" if folder else ""
             own = {name.removeprefix(start) for name in files if "/" not in name[len(start) :]}
-            if are_of_ranks(own):  # the others are no parts of it
-                files = [start + name for name in files_of_ranks(own)]
+            if is_of_ranks(own):  # the others are no parts of it
+                files = [start + name for name in (*files_of_ranks(own), *files_beside(own))]
             section = says(folder, layout).section
             self.taken.update(files)
             is_weights = section is Section.MODEL

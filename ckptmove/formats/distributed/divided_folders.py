@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from .deepspeed.rank_files import RankFiles
-from .rank_groups import are_of_ranks
+from .rank_groups import is_of_ranks
 
 _METADATA = ".metadata"
 _SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
@@ -27,5 +27,5 @@ def divided_folders(names: Iterable[str], *, of_ranks: bool = True) -> set[str]:
         for folder, own in inside.items()
         if _METADATA in own
         or any(map(_SHARD.fullmatch, own))
-        or (of_ranks and (RankFiles.among(own).are_there or are_of_ranks(own)))
+        or (of_ranks and (RankFiles.among(own).are_there or is_of_ranks(own)))
     }

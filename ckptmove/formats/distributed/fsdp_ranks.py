@@ -13,7 +13,7 @@ nothing tells how to put them together, and they are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import CorruptError, InputError, UnsupportedError
@@ -26,12 +26,13 @@ from ...pickles.nodes import Node, Persistent
 from ...plans.plan import Proof
 from ...reports.display.phrases import join_names, plural
 from ...sources.joined import Joined, Strip
-from ...sources.source import Memory
+from ...sources.source import Memory, Source
 from ...torch_pickle.values.strided import contiguous_stride, is_contiguous
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
-from ..folders.layouts import is_several
+from ..folders.layouts import Said, layout_of, says
 from ..folders.parts import number_files
+from ..folders.runs import LIKE_CHECKPOINTS
 from ..probe import Probe
 from .alike import Alike
 from .boxes import Box, check_tiling, division_of
@@ -40,16 +41,11 @@ from .dcp.metadata import SavedTensor
 from .deepspeed.folder import open_file, tell_devices, tell_others
 from .deepspeed.rank_files import ALL_RANKS
 from .placement import Part
-from .rank_groups import RankGroup, are_of_ranks, rank_groups
+from .rank_groups import CONFIGURED, RankGroup, files_beside, is_of_ranks, rank_groups, serves
 from .saved_file import MergedContainer, Piece, SavedFile, keep_what_is_used
 
 _MOST_NAMED = 5
 _FLAT = re.compile(r"(?:.*\.)?_?flat_param(?:_\d+)?")
-#: What the files of a group are, by what comes before the rank.
-_KEYS = (
-    (re.compile(r"(?:pytorch_)?model(?:_fsdp)?(?:_0)?"), "model", Section.MODEL),
-    (re.compile(r"optim(?:izer)?(?:_0)?"), "optimizer", Section.OPTIMIZER),
-)
 _OF_EACH = "extra_state"
 
 
@@ -73,19 +69,28 @@ class FsdpRanks(Format):
         """Read the files of all ranks."""
         groups = checked_groups(probe)
         names = [name for group in groups for name in group.files.values()]
-        tell_others(probe, names)
+        beside = files_beside(probe.entries)
+        tell_others(probe, [*names, *beside, *_configuration(probe)])
         files, base = dict[str, SavedFile](), probe.session.folder()
         for n, name in enumerate(names, 1):
             files[name] = open_file(probe, name, n, base)
         tell_devices(probe, files.values())
         container = RanksContainer(probe.path, groups, files, base)
         sources = [container.joined, *(each.source for each in files.values())]
+        layout = layout_of(probe.entries)
+        for name in beside:
+            sources += container.add_beside(probe, name, says(name, layout), len(sources))
         return Checkpoint(self.name, container, self.carries, sources)
 
 
-def is_of_ranks(names: Collection[str]) -> bool:
-    """Whether a folder is one of ranks, by the names of what is right in it."""
-    return are_of_ranks(names) and not is_several(names)
+def _configuration(probe: Probe) -> list[str]:
+    """What verl saves of the configuration, unless there are weights among that."""
+    start = f"{CONFIGURED}/"
+    if CONFIGURED in probe.entries:
+        below = (name for name in probe.names_below() if name.startswith(start))
+        if any(name.endswith(LIKE_CHECKPOINTS) for name in below):
+            return ["fsdp_config.json"]
+    return [CONFIGURED, "fsdp_config.json"]
 
 
 def checked_groups(probe: Probe) -> list[RankGroup]:
@@ -156,12 +161,22 @@ class RanksContainer(MergedContainer):
 
     # -- the tree ------------------------------------------------------------------------------
 
+    def add_beside(self, probe: Probe, name: str, said: Said, number: int) -> Sequence[Source]:
+        """Add what another file holds; `number` is that of its first source. Gives its sources."""
+        probe.session.begin_file(self._base + name)
+        found = probe.read(name)
+        number_files(found.container, number)
+        self.parts = {**self.parts, name: found.container}
+        for path, root in found.container.roots:
+            full = (*said.keys, *path)
+            self.roots.append((full, root))
+            if said.section is not Section.OTHER:
+                self.sections[full] = said.section
+        return found.files
+
     def _add(self, group: RankGroup, alike: Alike, *, is_only: bool, is_placed: bool) -> None:
         """Add what the files of a group hold."""
-        key, section = group.stem, Section.OTHER
-        for pattern, known, of in _KEYS:
-            if pattern.fullmatch(group.stem):
-                key, section = known, of
+        key, section = serves(group.stem) or (group.stem, Section.OTHER)
         path = () if is_only and section is Section.OTHER else (key or "rank",)
         differ = alike.tensors_that_differ
         if group.stem == _OF_EACH or (differ and not alike.placed and is_placed):

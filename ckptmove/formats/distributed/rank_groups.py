@@ -15,6 +15,9 @@ import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from ...manifest.manifest import Section
+from ..folders.layouts import is_several, layout_of, says
+
 #: The folder in one of ranks in which verl has the configuration and the tokenizer of the model.
 CONFIGURED = "huggingface"
 _NAME = re.compile(
@@ -23,6 +26,13 @@ _NAME = re.compile(
 )
 #: What files are called that hold tensors, whatever they are.
 _LIKE_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".distcp")
+#: What comes before the rank in files of accelerate, be there but one of them.
+_OF_FSDP = re.compile(r"pytorch_model_fsdp(_\d+)?|optimizer_\d+")
+#: What the files of a group are, by what comes before the rank.
+_SERVES = (
+    (re.compile(r"(?:pytorch_)?model(?:_fsdp)?(_\d+)?"), "model", Section.MODEL),
+    (re.compile(r"optim(?:izer)?(_\d+)?"), "optimizer", Section.OPTIMIZER),
+)
 
 
 class RankGroup(NamedTuple):
@@ -47,7 +57,7 @@ class RankGroup(NamedTuple):
 
 
 def rank_groups(names: Iterable[str]) -> list[RankGroup]:
-    """The groups among the names of a folder, each of two ranks or more, or of a known number."""
+    """The groups among the names of a folder: of two ranks or more, of a known number, of FSDP."""
     found: dict[tuple[str, str, str], RankGroup] = {}
     for name in sorted(names):
         match = _NAME.fullmatch(name)
@@ -57,7 +67,11 @@ def rank_groups(names: Iterable[str]) -> list[RankGroup]:
         key = stem or "", world or "", end
         group = found.setdefault(key, RankGroup(stem or "", int(world) if world else None, {}))
         group.files.setdefault(int(rank), name)
-    return [each for each in found.values() if each.world is not None or len(each.files) > 1]
+    return [
+        each
+        for each in found.values()
+        if each.world is not None or len(each.files) > 1 or _OF_FSDP.fullmatch(each.stem)
+    ]
 
 
 def files_of_ranks(names: Iterable[str]) -> set[str]:
@@ -65,9 +79,42 @@ def files_of_ranks(names: Iterable[str]) -> set[str]:
     return {name for group in rank_groups(names) for name in group.files.values()}
 
 
-def are_of_ranks(names: Collection[str]) -> bool:
-    """Whether all that may hold tensors in a folder is in such groups, and something is."""
-    known = files_of_ranks(names)
-    return bool(known) and not any(
-        name.endswith(_LIKE_TENSORS) and name not in known for name in names
+def files_beside(names: Collection[str]) -> list[str]:
+    """The files of a folder that may hold tensors, or states of a training, in no such group."""
+    ranks, layout = files_of_ranks(names), layout_of(names)
+    return sorted(
+        name
+        for name in names
+        if name not in ranks
+        and (
+            name.endswith(_LIKE_TENSORS) or (name.endswith(".pkl") and says(name, layout).is_known)
+        )
     )
+
+
+def serves(stem: str) -> tuple[str, Section] | None:
+    """The key and the section that the name of a group tells; `model_1` is the second model."""
+    for pattern, key, section in _SERVES:
+        match = pattern.fullmatch(stem)
+        if match is not None:
+            number = match[1] or ""
+            return (key if number == "_0" else key + number), section
+    return None
+
+
+def is_of_ranks(names: Collection[str]) -> bool:
+    """Whether what is right in a folder is one checkpoint of ranks.
+
+    What a trainer has but once, such as a scheduler, may lie beside their models and optimizers.
+    """
+    ranks, layout = files_of_ranks(names), layout_of(names)
+    if not ranks:
+        return False
+    said = {name: says(name, layout) for name in names if name not in ranks}
+    if any(each.section in (Section.MODEL, Section.OPTIMIZER) for each in said.values()):
+        return False
+    beside = files_beside(names)
+    if not beside:
+        return not is_several(names)
+    serving = any(serves(group.stem) for group in rank_groups(names))
+    return serving and all(said[name].is_known for name in beside)

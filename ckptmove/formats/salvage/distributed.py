@@ -165,7 +165,7 @@ class _Folder:
         if end < min(lies.at + lies.nbytes, file.nbytes) or file.nbytes < lies.at + lies.nbytes:
             why = f"{short(lies.file)} ends within it, or before it"
         nothing = _Chunk(self._nothing(nbytes, box), 0, Proof.CUT, why)
-        if end <= lies.at:
+        if end <= lies.at or lies.is_packed:
             return nothing
         try:
             window = file.window(lies.at, end - lies.at)
@@ -198,7 +198,7 @@ class _Folder:
         """The tensors in a value that is none; most values have none."""
         nothing = Remains("dcp", [], {}, [])
         file = self._files.get(lies.file)
-        if file is None or lies.at + lies.nbytes > file.nbytes:
+        if file is None or lies.at + lies.nbytes > file.nbytes or lies.is_packed:
             return nothing
         try:
             window = file.window(lies.at, lies.nbytes)

@@ -127,6 +127,13 @@ def test_models_as_libraries_load_them(step: Path, tmp_path: Path) -> None:
         ckptmove.convert(step, tmp_path / "one.safetensors", preset="hf")
 
 
+def test_a_file_that_is_beside_the_ranks_stays_there(step: Path, tmp_path: Path) -> None:
+    (step / "actor" / "config.json").write_text('{"own": 1}')
+    ckptmove.convert(step / "actor", tmp_path / "hf", preset="hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text()) == {"own": 1}
+    assert {"tokenizer.json", "huggingface/config.json"} <= {*contents(tmp_path / "hf")}
+
+
 def test_a_batch_has_both_models_of_each_step(step: Path, tmp_path: Path) -> None:
     shutil.copytree(step, step.with_name("global_step_20"))
     done = {

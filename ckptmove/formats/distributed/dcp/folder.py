@@ -45,7 +45,7 @@ from ...writing import WriteOptions, WritePlan
 from ..boxes import Box, check_tiling, division_of
 from . import writing
 from .flattening import flatten
-from .items import Item, frame_of, open_item, strip_of
+from .items import Item, frame_of, open_item, strip_of, unpacked, value_in
 from .metadata import METADATA, Lies, Saved, SavedTensor, read_saved
 from .saves import check_saves
 from .tree import tree_of
@@ -69,7 +69,7 @@ class Dcp(WritableFormat):
     summary = "torch.distributed.checkpoint, torch 2.1 and newer: FSDP, torchtitan, Lightning, …"
     refused = (
         "to relocate it, since it carries no devices; chunks that do not tile their tensor; saves "
-        "that did not finish; compressed items"
+        "that did not finish; items that are compressed otherwise than by zstd"
     )
     carries = Carries(False, False, False, objects=True, dtypes="all of torch")
     in_parts = True
@@ -219,7 +219,7 @@ class DcpContainer(PartsContainer):
         """A value that is no tensor, in its item."""
         file = self._files[lies.file]
         try:
-            window = file.window(lies.at, lies.nbytes)
+            window = value_in(file, lies, probe.session.budget)
             part = TorchZipContainer(Archive(window, probe.session.budget), probe.session)
         except InputError as error:
             raise type(error)(
@@ -289,7 +289,8 @@ class DcpContainer(PartsContainer):
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
         for tensor in self.saved.tensors.values():
             for lies in dict.fromkeys(tensor.chunks.values()):
-                window = self._files[lies.file].window(lies.at, lies.nbytes)
+                most = nbytes_of(Box((), tensor.shape).numel, tensor.dtype)
+                window = unpacked(self._files[lies.file], lies, most)
                 for each in damage(Archive(window), report):
                     yield f"{lies.file}, at offset {lies.at:,}: {each}"
 

@@ -16,6 +16,7 @@ from ....errors import CorruptError, InputError, UnsupportedError
 from ....manifest.dtypes import BITS, STORAGE_CLASSES
 from ....pickles.nodes import Call, Global, Node, Persistent, Tuple
 from ....pickles.walk import walk
+from ....sources.budget import Budget
 from ....sources.joined import FORMATS, Strip
 from ....sources.source import Memory, Readable, Source
 from ....torch_pickle.values.persistent_ids import is_size
@@ -24,10 +25,13 @@ from ....zips.archive import STORED, Archive
 from ...archives.zip_container import prefix_of
 from ..boxes import Box, runs_of
 from .metadata import Lies, SavedTensor
+from .packed import Packed
 
 _LARGEST_PICKLE = 1 << 16  # bytes of the pickle of one tensor
 _SMALL = 1 << 14  # bytes of an item that is read as a whole
 _FRAME = 1 << 11  # bytes before the elements of a usual item, and after them
+_LARGEST_VALUE = 64 << 20  # bytes of what is no tensor, if it is compressed
+_LARGEST_AROUND = 1 << 18  # bytes around the elements of an item that is compressed
 _USUAL_PICKLE = 1 << 10  # such are remembered
 _LARGEST_IN_MEMORY = 256 << 20  # bytes of a chunk that is put in order
 _MOST_MOVES = 1 << 23  # of elements of one dimension each, to put a chunk in order
@@ -66,14 +70,33 @@ def open_item(source: Source, lies: Lies, name: str, tensor: SavedTensor, box: B
 
 def frame_of(lies: Lies) -> list[tuple[int, int]]:
     """The ranges of its file in which what is around the elements of an item lies; or all of it."""
-    if lies.nbytes <= _SMALL:
+    if lies.nbytes <= _SMALL or lies.is_packed:
         return [(lies.at, lies.nbytes)]
     return [(lies.at, _FRAME), (lies.at + lies.nbytes - _FRAME, _FRAME)]
 
 
+def unpacked(source: Source, lies: Lies, nbytes: int) -> Readable:
+    """An item as torch saved it; `nbytes`: of its elements, which it can't have more of."""
+    if lies.is_packed:
+        return Packed(source, lies, nbytes + _LARGEST_AROUND)
+    return source.window(lies.at, lies.nbytes)
+
+
+def value_in(source: Source, lies: Lies, budget: Budget) -> Readable:
+    """An item that is no tensor."""
+    window = unpacked(source, lies, _LARGEST_VALUE)
+    if isinstance(window, Packed):
+        if not budget.inflate(lies.nbytes, window.nbytes):
+            raise UnsupportedError("what is compressed in it would take too much memory")
+        return Memory(window.read(0, window.nbytes), source.path)
+    return window
+
+
 def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
-    window: Readable = source.window(lies.at, lies.nbytes)
-    if lies.nbytes <= _SMALL:  # looked at piece by piece, it would be read many times
+    nbytes = box.numel * BITS[dtype] // 8
+    window = unpacked(source, lies, nbytes)
+    packed = window if isinstance(window, Packed) else None
+    if packed is None and lies.nbytes <= _SMALL:  # piece by piece, it would be read many times
         window = Memory(window.read(0, lies.nbytes), source.path)
     archive = Archive(window, tail=_FRAME)
     prefix = prefix_of(archive)
@@ -91,12 +114,16 @@ def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
         raise CorruptError("its shape is not the one that .metadata says: of another save?")
     stored = archive.records.get(f"{prefix}data/{form.key}")
     stride = form.stride
-    nbytes = box.numel * BITS[dtype] // 8
     if stored is None or stored.method != STORED or form.offset != 0 or stored.nbytes != nbytes:
         raise CorruptError(f"its storage is not just the {nbytes:,} bytes of the chunk")
     if not is_dense(box.sizes, stride):
         raise CorruptError("its elements do not fill its storage")
-    return Item(source, lies.at + archive.data_at(stored), nbytes, stride, stored.crc32)
+    at = archive.data_at(stored)
+    if packed is None:
+        return Item(source, lies.at + at, nbytes, stride, stored.crc32)
+    if packed.crc32(at, nbytes) != stored.crc32 != 0:
+        raise CorruptError("the checksum of its elements is wrong")
+    return Item(packed, at, nbytes, stride, 0)
 
 
 def _form_of(pickle: bytes) -> _Form:
@@ -151,8 +178,11 @@ def strip_of(item: Item, tensor: SavedTensor, box: Box) -> Strip:
     runs = runs_of(tensor.shape, box)
     run, pitches = runs.length * width, tuple(pitch * width for pitch in runs.pitches)
     told = zip(box.sizes, item.stride, contiguous_stride(box.sizes), strict=True)
+    counts = runs.counts
+    if isinstance(item.source, Packed) and not counts:  # what the kernel can't copy
+        counts, pitches = (1,), (run,)
     if all(n == 1 or mine == usual for n, mine, usual in told):
-        return Strip(item.source, item.at, runs.at * width, run, runs.counts, pitches)
+        return Strip(item.source, item.at, runs.at * width, run, counts, pitches)
     if item.nbytes > _LARGEST_IN_MEMORY:
         raise UnsupportedError(
             f"has a transposed chunk of {item.nbytes:,} bytes, which is too large to be put in "
@@ -166,7 +196,7 @@ def strip_of(item: Item, tensor: SavedTensor, box: Box) -> Strip:
             "order",
             path=item.source.path,
         )
-    counts, pitches = (runs.counts, pitches) if runs.counts else ((1,), (run,))
+    counts, pitches = (counts, pitches) if counts else ((1,), (run,))
     return Strip(_Transposed(item, box, width), 0, runs.at * width, run, counts, pitches)
 
 

@@ -17,6 +17,7 @@ Source: torch/distributed/checkpoint/metadata.py, filesystem.py (torch 2.1 to 2.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from ..boxes import Box
 
 METADATA = ".metadata"
 _LONGEST_NAME = 255  # bytes of a file's name
+_ZSTD = re.compile(r"stream\.zstd/1(\..*)?")
 _SEPARATORS = frozenset("/\\\0")
 Keys = tuple[str | int, ...]
 
@@ -40,6 +42,7 @@ class Lies(NamedTuple):
     file: str
     at: int
     nbytes: int
+    is_packed: bool = False  #: whether it is compressed: see `packed`
 
 
 class SavedTensor(NamedTuple):
@@ -159,10 +162,11 @@ def _found(
 def _lies(info: Node) -> Lies:
     told = _fields(info, "_StorageInfo")
     transforms = told.get("transform_descriptors")
-    if transforms is not None and not (isinstance(transforms, List) and not transforms.items):
-        by = transforms.items[0] if isinstance(transforms, List) else "something"
+    by = transforms.items if isinstance(transforms, List) else [transforms]
+    is_packed = len(by) == 1 and isinstance(by[0], str) and bool(_ZSTD.fullmatch(by[0]))
+    if transforms is not None and by and not is_packed:
         raise UnsupportedError(
-            f"its items are transformed by {by!s:.40}",
+            f"its items are transformed by {by[0]!s:.40}",
             hint="save it again without stream extensions",
         )
     file = _text(told.get("relative_path"))
@@ -174,7 +178,7 @@ def _lies(info: Node) -> Lies:
         raise CorruptError(f".metadata gives an item in {file!r} no valid range")
     assert isinstance(at, int)
     assert isinstance(nbytes, int)
-    return Lies(file, at, nbytes)
+    return Lies(file, at, nbytes, is_packed)
 
 
 # -- nodes -----------------------------------------------------------------------------------------
@@ -211,9 +215,9 @@ def _text(node: Node) -> str:
 
 
 def _sizes(node: Node) -> tuple[int, ...]:
-    """What a torch.Size says."""
+    """What a torch.Size says; Megatron-FSDP has tuples and lists for it."""
     args = node.args if isinstance(node, Call) and node.qualname == "torch.Size" else None
-    inner = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else None
+    inner = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else node
     if isinstance(inner, (Tuple, List)) and all(is_size(each) for each in inner.items):
         return tuple(each for each in inner.items if isinstance(each, int))
     raise CorruptError(".metadata is malformed: a size is none")

@@ -24,11 +24,9 @@ from ....sources.place import EntryKind
 from ...base import Format
 from ...checkpoint import Carries, Checkpoint
 from ...folders.layouts import before_convert, is_several
-from ...folders.runs import LIKE_CHECKPOINTS
 from ...folders.weight_names import weights_among
 from ...probe import Probe
 from ...torch.zip import TorchZipContainer
-from ..rank_groups import CONFIGURED
 from ..saved_file import SavedFile
 from .pipeline import Stage, join_stages, module_of
 from .rank_files import ALL_RANKS, RankFiles
@@ -109,11 +107,6 @@ def tell_devices(probe: Probe, files: Iterable[SavedFile]) -> None:
 def tell_others(probe: Probe, known: Iterable[str]) -> None:
     """Tell of what lies beside a checkpoint, and is not in what is made of it."""
     others = sorted(probe.entries.keys() - {*known, *BESIDE})
-    if CONFIGURED not in others or not any(
-        name.startswith(f"{CONFIGURED}/") and name.endswith(LIKE_CHECKPOINTS)
-        for name in probe.names_below()
-    ):  # nothing of it is a tensor
-        others = [name for name in others if name != CONFIGURED and not name.endswith(".json")]
     if others:
         probe.note(f"{join_names(others, _MOST_NAMED)} in it was not looked at")
 

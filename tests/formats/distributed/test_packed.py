@@ -1,0 +1,108 @@
+"""Items of DCP that torch compressed with zstd."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import _extension
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import ckptmove
+from ckptmove.errors import CkptmoveError, CorruptError, UnsupportedError
+from tests.making.distributed import Box, ChunkPlanner
+from tests.oracles.sameness import assert_same_tree
+
+zstandard = pytest.importorskip("zstandard")
+
+
+def state() -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {
+        "rows": torch.randn(300, 400),
+        "columns": torch.randn(40, 30).bfloat16(),
+        "turned": torch.randn(50, 60).t(),
+        "step": torch.tensor(3.0),
+        "nothing": torch.empty(0, 3),
+        "name": "x" * 1000,
+        "pair": (torch.arange(3), 2),
+    }
+
+
+BOXES: dict[str, list[Box]] = {
+    "rows": [((0, 0), (150, 400)), ((150, 0), (150, 400))],
+    "columns": [((0, 0), (40, 15)), ((0, 15), (40, 15))],
+}
+
+
+class Zeros(_extension.ZStandard):
+    """Makes of each item as many zeros as nobody expects."""
+
+    def transform_to(self, output: Any) -> Any:
+        made = super().transform_to(output)
+        for _ in range(65):
+            made.write(bytes(1 << 20))
+        return made
+
+
+def save_packed(folder: Path, kind: Any = _extension.ZStandard) -> Path:
+    writer = FileSystemWriter(folder, _extensions=[kind()])
+    save(state(), storage_writer=writer, planner=ChunkPlanner(BOXES), no_dist=True)
+    return folder
+
+
+def test_they_are_read_as_if_they_were_not(tmp_path: Path) -> None:
+    folder = save_packed(tmp_path / "dcp")
+    expected = {**state(), "turned": state()["turned"].contiguous()}
+    assert_same_tree(ckptmove.load(folder), expected)
+    assert ckptmove.inspect(folder).divisions["columns"] == "columns/2"
+    for name in ("all.pt", "all.safetensors"):
+        ckptmove.convert(folder, tmp_path / name)
+        assert_same_tree(ckptmove.load(tmp_path / name), expected)
+        assert ckptmove.diff(folder, tmp_path / name).equal
+    ckptmove.convert(folder, tmp_path / "again", format="dcp", ranks=2)
+    assert_same_tree(ckptmove.load(tmp_path / "again"), expected)
+    assert ckptmove.validate(folder).ok
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("seed", range(6))
+def test_damage_is_told_or_harmless(seed: int, tmp_path: Path) -> None:
+    folder, random_ = save_packed(tmp_path / "dcp"), random.Random(seed)
+    (file,) = folder.glob("*.distcp")
+    held, out = file.read_bytes(), tmp_path / "out.pt"
+    for _ in range(8):
+        spoiled = bytearray(held)
+        spoiled[random_.randrange(len(held))] ^= 1 << random_.randrange(8)
+        file.write_bytes(spoiled)
+        out.unlink(missing_ok=True)
+        with contextlib.suppress(CkptmoveError):
+            ckptmove.convert(folder, out)
+        if out.exists():
+            assert_same_tree(ckptmove.load(out)["rows"], state()["rows"])
+    file.write_bytes(held[:-100])
+    with pytest.raises(CkptmoveError, match="truncated"):
+        ckptmove.convert(folder, tmp_path / "never.pt")
+    assert not (tmp_path / "never.pt").exists()
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    folder = save_packed(tmp_path / "dcp", Zeros)
+    with pytest.raises(CorruptError, match="it becomes more than"):
+        ckptmove.convert(folder, tmp_path / "out.pt")
+
+
+def test_without_zstd_they_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_packed(tmp_path / "dcp")
+    for name in ("compression.zstd", "zstandard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UnsupportedError, match="compressed by zstd"):
+        ckptmove.load(folder)

@@ -45,6 +45,11 @@ class Strip(NamedTuple):
         spans = zip(self.counts, self.pitches, strict=True)
         return self.at + self.run + sum((n - 1) * pitch for n, pitch in spans)
 
+    @property
+    def is_woven(self) -> bool:
+        """Whether it has several runs."""
+        return prod(self.counts) > 1
+
     def lines(self) -> int:
         """How many rows of runs there are, of which each has one pitch."""
         return prod(self.counts[:-1])

@@ -15,7 +15,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import ckptmove
+from ckptmove import formats
 from ckptmove.errors import CkptmoveError, CorruptError, UnsupportedError
+from ckptmove.formats.distributed.dcp.folder import DcpContainer
+from ckptmove.formats.distributed.dcp.packed import MOST_OPEN, Packed
 from tests.making.distributed import Box, ChunkPlanner
 from tests.oracles.sameness import assert_same_tree
 
@@ -90,6 +93,29 @@ def test_damage_is_told_or_harmless(seed: int, tmp_path: Path) -> None:
     with pytest.raises(CkptmoveError, match="truncated"):
         ckptmove.convert(folder, tmp_path / "never.pt")
     assert not (tmp_path / "never.pt").exists()
+
+
+@pytest.mark.parametrize("width", [512, 64])
+def test_a_few_streams_are_open_at_a_time(width: int, tmp_path: Path) -> None:
+    """Chunks of columns are woven of as many items, all of which are read in turn."""
+    tensor, folder = torch.randn(64, 4096), tmp_path / "dcp"
+    boxes: dict[str, list[Box]] = {"w": [((0, n), (64, width)) for n in range(0, 4096, width)]}
+    writer = FileSystemWriter(folder, _extensions=[_extension.ZStandard()])
+    save({"w": tensor}, storage_writer=writer, planner=ChunkPlanner(boxes), no_dist=True)
+    if width == 64:
+        with pytest.raises(UnsupportedError, match="64 columns or boxes that are compressed"):
+            ckptmove.load(folder)
+    else:
+        assert torch.equal(ckptmove.load(folder)["w"], tensor)
+    with formats.opened(folder) as found:
+        container = found.container
+        assert isinstance(container, DcpContainer)
+        (storage,) = container.storages
+        packed = [item.source for _, item in container.items_of(storage)]
+        held = [each for each in packed if isinstance(each, Packed)]
+        assert len(held) == 4096 // width
+        assert sum(each._stream is not None for each in held) <= MOST_OPEN
+        assert not any(each._head or each._tail for each in held)
 
 
 def test_a_bomb_is_refused(tmp_path: Path) -> None:

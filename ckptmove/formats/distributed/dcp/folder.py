@@ -47,6 +47,7 @@ from . import writing
 from .flattening import flatten
 from .items import Item, frame_of, open_item, strip_of, unpacked, value_in
 from .metadata import METADATA, Lies, Saved, SavedTensor, read_saved
+from .packed import MOST_OPEN, Packed
 from .saves import check_saves
 from .tree import tree_of
 
@@ -259,7 +260,16 @@ class DcpContainer(PartsContainer):
 
     def _strips(self, storage: str) -> Sequence[Strip]:
         tensor = self._saved(storage)
-        return [strip_of(item, tensor, box) for box, item in self.items_of(storage)]
+        strips = [strip_of(item, tensor, box) for box, item in self.items_of(storage)]
+        woven = [each for each in strips if isinstance(each.source, Packed) and each.is_woven]
+        if len(woven) > MOST_OPEN:
+            name = storage.removeprefix(self._base)
+            raise UnsupportedError(
+                f"{name:.100} is divided in {len(woven):,} columns or boxes that are compressed, "
+                f"of which {MOST_OPEN} can be read at a time",
+                hint="save it again without compression",
+            )
+        return strips
 
     def proofs(self, storage: str) -> Sequence[Proof]:
         """The checksum of each chunk, which its item has."""

@@ -123,6 +123,7 @@ def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
         return Item(source, lies.at + at, nbytes, stride, stored.crc32)
     if packed.crc32(at, nbytes) != stored.crc32 != 0:
         raise CorruptError("the checksum of its elements is wrong")
+    packed.settle()
     return Item(packed, at, nbytes, stride, 0)
 
 

@@ -2,9 +2,10 @@
 
     FileSystemWriter(…, _extensions=[ZStandard()])      `.metadata` says `stream.zstd/1` of an item
 
-An item is decompressed as a stream, and again from its start if something before is wanted; but for
-what is around its elements, nothing of it stays in memory. How large it may become is known before:
-a chunk by its box. Python 3.14 has zstd; before, the package `zstandard` is needed.
+An item is decompressed as a stream, and again from its start if something before is wanted. A few
+streams are open at a time, and nothing else of an item stays in memory once its elements are found.
+How large it may become is known before: a chunk by its box. Python 3.14 has zstd; before, the
+package `zstandard` is needed.
 
 Source: torch/distributed/checkpoint/_extension.py (torch 2.7 to 2.13).
 """
@@ -14,12 +15,14 @@ from __future__ import annotations
 import importlib
 import io
 import zlib
-from typing import Any
+from typing import Any, ClassVar
 
 from ....errors import CorruptError, StrPath, UnsupportedError
 from ....sources.source import Source, check_range
 from .metadata import Lies
 
+#: How many streams may be open: of more chunks of columns, each would be read again and again.
+MOST_OPEN = 16
 _KEPT = 1 << 16  # bytes of the start and of the end that stay in memory
 _BLOCK = 1 << 20
 _LARGEST_WINDOW = 1 << 27  # bytes that a stream may refer back; torch has 2 MB
@@ -29,6 +32,8 @@ class Packed(Source):
     """An item, decompressed when it is read."""
 
     __slots__ = ("_at", "_head", "_lies", "_packed", "_stream", "_tail")
+    _stream: Any
+    _opened: ClassVar[list[Packed]] = []  # those that have a stream, the latest last
 
     def __init__(self, packed: Source, lies: Lies, most: int) -> None:
         """`most`: how large it may become; CorruptError if it is larger, or damaged."""
@@ -46,7 +51,17 @@ class Packed(Source):
                 raise CorruptError(f"it becomes more than {most:,} bytes, which is too large")
         self._head, self._tail, self.nbytes = bytes(head), bytes(tail), end
 
+    def settle(self) -> None:
+        """Forget what is around its elements, which were found."""
+        self._head = self._tail = b""
+
     def _rewind(self) -> None:
+        opened = Packed._opened
+        if self in opened:
+            opened.remove(self)
+        elif len(opened) == MOST_OPEN:
+            opened.pop(0)._stream = None
+        opened.append(self)
         self._stream, self._at = _stream_of(_Raw(self._packed, self._lies)), 0
 
     def _next(self, nbytes: int) -> bytes:
@@ -70,10 +85,10 @@ class Packed(Source):
         kept_from = self.nbytes - len(self._tail)
         if end <= len(self._head):
             view[:] = self._head[start:end]
-        elif start >= kept_from:
+        elif start >= kept_from and self._tail:
             view[:] = self._tail[start - kept_from : end - kept_from]
         else:
-            if start < self._at:
+            if self._stream is None or start < self._at:
                 self._rewind()
             while self._at < start:
                 self._wanted(min(_BLOCK, start - self._at))
@@ -98,6 +113,8 @@ class Packed(Source):
 
     def close(self) -> None:
         """As `Source.close`: its file is closed by who opened it."""
+        if self in Packed._opened:
+            Packed._opened.remove(self)
 
     def check_unchanged(self) -> None:
         self._packed.check_unchanged()

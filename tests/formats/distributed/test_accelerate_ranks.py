@@ -12,10 +12,12 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Shard
 
 import ckptmove
 from ckptmove.errors import InputError, UnsupportedError
-from tests.making.ranks import over_gloo
+from tests.making.ranks import divided as sharded_rows
+from tests.making.ranks import over_gloo, save_ranks
 from tests.oracles.sameness import assert_same_tree
 
 WORLD = 2
@@ -108,6 +110,34 @@ def plain(tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return [plain(each) for each in tree]
     return tree.detach().clone() if isinstance(tree, torch.Tensor) else tree
+
+
+def test_what_a_trainer_has_once_lies_beside_two_models(tmp_path: Path) -> None:
+    folder, weight = tmp_path / "checkpoint-1", torch.arange(15.0).reshape(5, 3)
+    for n in range(2):
+        for stem, key in (("pytorch_model_fsdp", "w"), ("optimizer", "exp_avg")):
+
+            def state(_: int, key: str = key, tensor: torch.Tensor = weight + n) -> dict[str, Any]:
+                return {key: sharded_rows(tensor, (2,), [Shard(0)])}
+
+            save_ranks(folder, 2, state, f"{stem}_{n}_rank{{rank}}.bin")
+    torch.save({"last_epoch": 1}, folder / "scheduler.bin")
+    torch.save({"seed": 3}, folder / "random_states_0.pkl")
+    whole = {
+        "model": {"w": weight},
+        "model_1": {"w": weight + 1},
+        "optimizer": {"exp_avg": weight},
+        "optimizer_1": {"exp_avg": weight + 1},
+        "rng": {0: {"seed": 3}},
+        "scheduler": {"last_epoch": 1},
+    }
+    assert_same_tree(plain(ckptmove.load(folder)), plain(whole))
+    sections = {each.name: str(each.section) for each in ckptmove.inspect(folder).tensors}
+    assert sections["model_1.w"] == "model"
+    assert sections["optimizer_1.exp_avg"] == "optimizer"
+    (folder / "optimizer_1_rank1.bin").unlink()
+    with pytest.raises(InputError, match="different numbers of ranks"):
+        ckptmove.load(folder)
 
 
 CASES = [(2, "SHARDED_STATE_DICT"), (1, "SHARDED_STATE_DICT"), (2, "FULL_STATE_DICT")]

@@ -27,7 +27,8 @@ from .opcodes.plain_tensors import PlainTensor, StorageReference, compact_form, 
 from .opcodes.python2_names import to_python2
 from .opcodes.rows import opcodes_of
 
-_BATCH = 1000  # what an APPENDS or SETITEMS adds at most
+#: What an APPENDS or SETITEMS adds at most.
+BATCH = 1000
 _LONG = 255  # bytes of an integer that is written once
 _MOST = 0xFFFF_FFFF  # bytes of a string or an integer; slots of the memo
 _TUPLES = {1: b"\x85", 2: b"\x86", 3: b"\x87"}
@@ -45,10 +46,10 @@ def emit(root: Node) -> bytes:
     a name that has a newline, stands in a registry of the process that wrote it, or would be read
     as another; a string of 4 GiB.
     """
-    return _Emitter().run(root)
+    return Emitter().run(root)
 
 
-class _Emitter:
+class Emitter:
     """One pickle in the making."""
 
     def __init__(self) -> None:
@@ -67,8 +68,8 @@ class _Emitter:
         #: the PUTs of those that are met again: their offsets in `out`, and what to insert there
         self.late: list[tuple[int, bytes]] = []
         self.scalars: dict[type, Callable[[Any], None]] = {
-            type(None): self.spell_none,
-            bool: self.spell_bool,
+            type(None): self.spell_constant,
+            bool: self.spell_constant,
             int: self.spell_int,
             float: self.spell_float,
             str: self.spell_text,
@@ -112,6 +113,7 @@ class _Emitter:
         return self.with_late_puts()
 
     def with_late_puts(self) -> bytes:
+        """All that was written, with what is memoized late."""
         if not self.late:
             return bytes(self.out)
         pieces: list[bytes | memoryview] = []
@@ -129,11 +131,13 @@ class _Emitter:
         return self.filled - 1
 
     def next_put(self) -> bytes:
+        """The opcode that memoizes what was written last."""
         slot = self.filled
         self.filled += 1
         return b"q%c" % slot if slot < 256 else b"r" + _counted(slot)
 
     def get(self, slot: int) -> None:
+        """Recall what is in a slot."""
         if slot == _OPEN:
             raise UnsupportedError(
                 "an object is among the parts that it is made of, "
@@ -143,13 +147,12 @@ class _Emitter:
 
     # -- numbers, text, bytes ----------------------------------------------------------------
 
-    def spell_none(self, _: None) -> None:
-        self.out += b"N"
-
-    def spell_bool(self, value: bool) -> None:
-        self.out += b"\x88" if value else b"\x89"
+    def spell_constant(self, value: bool | None) -> None:
+        """None, True or False."""
+        self.out += b"N" if value is None else b"\x88" if value else b"\x89"
 
     def spell_int(self, value: int) -> None:
+        """An integer; one of very many bytes once."""
         if value.bit_length() <= 8 * _LONG:
             return self.push_int(value)
         if id(value) in self.slots:  # picklers write it again, however long it is
@@ -162,6 +165,7 @@ class _Emitter:
         return None
 
     def push_int(self, value: int) -> None:
+        """An integer, by the shortest opcode."""
         if 0 <= value < 1 << 8:
             self.out += b"K%c" % value
         elif 0 <= value < 1 << 16:
@@ -174,9 +178,11 @@ class _Emitter:
             self.out += value.to_bytes(nbytes, "little", signed=True)
 
     def spell_float(self, value: float) -> None:
+        """A float."""
         self.out += b"G" + struct.pack(">d", value)
 
     def spell_text(self, text: str) -> None:
+        """A string, which is recalled where it was written before."""
         if text in self.texts:
             return self.get(self.texts[text])
         encoded = text.encode("utf-8", "surrogatepass")
@@ -186,17 +192,20 @@ class _Emitter:
         return None
 
     def spell_bytes(self, content: bytes) -> None:
+        """Bytes, which are recalled where they were written before."""
         if content in self.contents:
             return self.get(self.contents[content])
         self.contents[content] = self.encoded(content)
         return None
 
     def spell_blob(self, node: Blob) -> None:
+        """Bytes that look like a checkpoint."""
         if node.content is None:
             raise UnsupportedError("bytes within the pickle were passed over, and can't be written")
         self.slots[id(node)] = self.encoded(node.content)
 
     def encoded(self, content: bytes) -> int:
+        """Bytes, as protocol 2 has them; gives their slot."""
         self.spell_name("_codecs", "encode")
         self.spell_text(content.decode("latin-1"))
         self.spell_text("latin1")
@@ -244,6 +253,7 @@ class _Emitter:
         return slot
 
     def spell_persistent(self, node: Persistent) -> Iterator[Node] | None:
+        """A persistent id."""
         after = self.resolved.pop(id(node), None)
         if after is None:
             return self.resolve(node)
@@ -257,6 +267,7 @@ class _Emitter:
         self.get(slot)
 
     def resolve(self, node: Persistent) -> Iterator[Node]:
+        """A persistent id that was not written yet."""
         self.slots[id(node)] = _OPEN
         yield node.pid
         self.out += b"Q"
@@ -266,12 +277,14 @@ class _Emitter:
     # -- containers and calls ----------------------------------------------------------------
 
     def spell_tuple(self, node: Tuple) -> Iterator[Node] | None:
+        """A tuple."""
         if node.items:
             return self.enclose(node)
         self.out += b")"
         return None
 
     def enclose(self, node: Tuple) -> Iterator[Node]:
+        """A tuple that is not empty."""
         self.slots[id(node)] = _OPEN
         opcode = _TUPLES.get(len(node.items))
         if opcode is None:
@@ -289,11 +302,13 @@ class _Emitter:
         return ()
 
     def spell_list(self, node: List) -> Iterator[Node]:
+        """A list."""
         self.out += b"]"
         self.slots[id(node)] = self.put()
         return self.append(node.items, alone=len(node.items) == 1)
 
     def spell_set(self, node: Set) -> Iterator[Node]:
+        """A set."""
         self.slots[id(node)] = _OPEN
         self.spell_name("builtins", "frozenset" if node.frozen else "set")
         self.out += b"]"
@@ -302,6 +317,7 @@ class _Emitter:
         self.slots[id(node)] = self.reduce(1)
 
     def spell_dict(self, node: Dict) -> Iterator[Node]:
+        """A dict."""
         self.out += b"}"
         self.slots[id(node)] = self.put()
         # CPython sees the end of a dict only by a batch that is not full.
@@ -310,8 +326,8 @@ class _Emitter:
 
     def append(self, items: Sequence[Node], *, alone: bool) -> Iterator[Node]:
         """Append in batches, the last of them `alone` if it is a single item."""
-        for start in range(0, len(items), _BATCH):
-            batch = items[start : start + _BATCH]
+        for start in range(0, len(items), BATCH):
+            batch = items[start : start + BATCH]
             single = alone and len(batch) == 1
             self.out += b"" if single else b"("
             yield from self.unwritten(batch)
@@ -321,8 +337,8 @@ class _Emitter:
         self, pairs: Sequence[tuple[Node, Node]], end: int, *, alone: bool
     ) -> Iterator[Node]:
         """Set in batches that start before `end`, the last of them `alone` if it is one pair."""
-        for start in range(0, end, _BATCH):
-            batch = pairs[start : start + _BATCH]
+        for start in range(0, end, BATCH):
+            batch = pairs[start : start + BATCH]
             single = alone and len(batch) == 1
             self.out += b"" if single else b"("
             for pair in batch:
@@ -330,6 +346,7 @@ class _Emitter:
             self.out += b"s" if single else b"u"
 
     def spell_call(self, node: Call) -> Iterator[Node]:
+        """What a call makes, with its items and its state."""
         self.slots[id(node)] = _OPEN
         yield from self.make(node)
         self.slots[id(node)] = self.put()
@@ -361,7 +378,7 @@ class _Emitter:
         self.push_int(form.offset)
         self.spell_sizes(form.shape)
         self.spell_sizes(form.stride)
-        self.spell_bool(form.requires_grad)
+        self.spell_constant(form.requires_grad)
         self.recall(form.names.hooks)
         self.out += b")R"
         self.put()
@@ -391,6 +408,7 @@ class _Emitter:
         self.put()
 
     def make(self, node: Call) -> Iterator[Node]:
+        """A call, with its arguments."""
         if node.opcode == "NEWOBJ_EX":
             self.spell_name("copyreg", "__newobj_ex__")
             yield from (node.function, node.args, node.kwargs)

@@ -236,7 +236,7 @@ def _is_same(old: Shown, new: Shown) -> bool:
         return False
     files = old.draft.sources[mine.source], new.draft.sources[other.source]
     if isinstance(files[0], File) and isinstance(files[1], File):
-        return os.path.sameopenfile(files[0].fd, files[1].fd)
+        return files[0].is_same(files[1])
     return files[0].path == files[1].path
 
 

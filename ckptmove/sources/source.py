@@ -22,6 +22,8 @@ from .budget import NO_MEMORY
 MAX_NBYTES = 512 << 20
 
 _CHUNK = 1 << 20
+#: Files that are open at once with a descriptor each; each of a thousand ranks may have one.
+_MOST_HELD = 100
 _Self = TypeVar("_Self", bound="Source")
 
 
@@ -228,10 +230,12 @@ class File(Source):
     `pread` is an error with a name.
     """
 
-    __slots__ = ("_seen", "_stat", "fd")
+    __slots__ = ("_fd", "_is_counted", "_seen", "_stat")
+    _held = 0  #: how many that were opened by their paths hold a descriptor
 
     def __init__(self, fd: int, path: str) -> None:
-        self.fd = fd  #: its descriptor
+        self._fd = fd  # -1 if it is opened whenever it is read
+        self._is_counted = False
         self.path = path
         self._stat = os.fstat(fd)
         self.nbytes = self._stat.st_size
@@ -239,7 +243,10 @@ class File(Source):
 
     @classmethod
     def open(cls, path: StrPath) -> File:
-        """Open a regular file; a symbolic link is followed, and a FIFO does not block."""
+        """Open a regular file; a symbolic link is followed, and a FIFO does not block.
+
+        Where very many are open, it holds no descriptor: a process may have few of these.
+        """
         path = os.fspath(path)
         try:
             fd = os.open(path, files.READ | files.AT_ONCE)
@@ -255,42 +262,88 @@ class File(Source):
                 )
             if not stat.S_ISREG(mode):
                 raise InputError("is not a regular file", path=path)
-            return cls(fd, path)
+            found = cls(fd, path)
         except BaseException:
             os.close(fd)
             raise
+        if File._held < _MOST_HELD:
+            File._held += 1
+            found._is_counted = True
+        else:
+            found.close()
+        return found
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.fd)
+        fd, self._fd = self._fd, -1
+        File._held -= self._is_counted
+        self._is_counted = False
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor, which it holds from now on."""
+        if self._fd < 0:
+            self._fd = self._open_again()
+        return self._fd
+
+    @contextlib.contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """Its descriptor, which may be closed at the end; InputError if it can't be opened again.
+
+        CorruptError if another file is there by now, or it was written to.
+        """
+        if self._fd >= 0:
+            yield self._fd
+            return
+        fd = self._open_again()
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _open_again(self) -> int:
+        try:
+            fd = os.open(self.path, files.READ | files.AT_ONCE)
+        except OSError as error:
+            raise InputError(f"can't be read: {error.strerror}", path=self.path) from error
+        try:
+            self._check_same(os.fstat(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
     def read(self, start: int, nbytes: int) -> bytes:
         check_range(self, start, nbytes)
         parts = []
-        while nbytes:
-            try:
-                part = files.read_some(self.fd, nbytes, start)
-            except OSError as error:
-                raise InputError(f"can't be read: {error.strerror}", path=self.path) from error
-            if not part:
-                raise CorruptError("the file shrank while it was read", path=self.path)
-            parts.append(part)
-            start += len(part)
-            nbytes -= len(part)
+        with self.descriptor() as fd:
+            while nbytes:
+                try:
+                    part = files.read_some(fd, nbytes, start)
+                except OSError as error:
+                    raise InputError(f"can't be read: {error.strerror}", path=self.path) from error
+                if not part:
+                    raise CorruptError("the file shrank while it was read", path=self.path)
+                parts.append(part)
+                start += len(part)
+                nbytes -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
         check_range(self, start, len(buffer))
         left = memoryview(buffer)
-        while left:
-            try:
-                nbytes = files.read_into(self.fd, left, start)
-            except OSError as error:
-                raise InputError(f"can't be read: {error.strerror}", path=self.path) from error
-            if not nbytes:
-                raise CorruptError("the file shrank while it was read", path=self.path)
-            start += nbytes
-            left = left[nbytes:]
+        with self.descriptor() as fd:
+            while left:
+                try:
+                    nbytes = files.read_into(fd, left, start)
+                except OSError as error:
+                    raise InputError(f"can't be read: {error.strerror}", path=self.path) from error
+                if not nbytes:
+                    raise CorruptError("the file shrank while it was read", path=self.path)
+                start += nbytes
+                left = left[nbytes:]
 
     def mappable(self, start: int, nbytes: int) -> int:
         """As `Source.mappable`: its own."""
@@ -303,6 +356,10 @@ class File(Source):
         except OSError:
             return False
         return os.path.samestat(other, self._stat)
+
+    def is_same(self, other: File) -> bool:
+        """Whether another is this very file, by device and inode."""
+        return os.path.samestat(self._stat, other._stat)
 
     @property
     def mode(self) -> int:
@@ -324,7 +381,8 @@ class File(Source):
             since, data, hole = self._seen
             if not since <= at < hole:
                 try:
-                    data, hole = files.data_range(self.fd, at)
+                    with self.descriptor() as fd:
+                        data, hole = files.data_range(fd, at)
                 except OSError as error:
                     if error.errno != errno.ENXIO:
                         yield at, end
@@ -336,13 +394,16 @@ class File(Source):
             at = hole
 
     def check_unchanged(self) -> None:
-        now = os.fstat(self.fd)
+        with self.descriptor() as fd:  # one that is opened anew is checked by that
+            self._check_same(os.fstat(fd))
+
+    def _check_same(self, now: os.stat_result) -> None:
         before = self._stat
-        if (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (
-            before.st_size,
-            before.st_mtime_ns,
-            before.st_ctime_ns,
-        ):
+        if not os.path.samestat(now, before) or (
+            now.st_size,
+            now.st_mtime_ns,
+            now.st_ctime_ns,
+        ) != (before.st_size, before.st_mtime_ns, before.st_ctime_ns):
             raise CorruptError("the file was changed while it was read", path=self.path)
 
 
@@ -354,38 +415,3 @@ def check_range(source: Readable, start: int, nbytes: int) -> None:
             f"({source.nbytes:,} bytes): it is truncated or damaged",
             path=source.path,
         )
-
-
-_BLOCK = 1 << 17  # bytes that are read at once
-_NEAR = 1 << 13  # how far apart two reads are that are close together
-_MANY = 4  # reads in a row that are, after which more is read
-
-
-class NearbyReads:
-    """Reads what is asked for, and with it what follows where the last reads were close together.
-
-    Large tensors lie between the headers of their records, small ones do not: then one read serves
-    a hundred headers. Of a file that is far away, nothing is read but what was announced.
-    """
-
-    def __init__(self, source: Readable) -> None:
-        self._source = source
-        file = source.source if isinstance(source, Window) else source
-        self._far = isinstance(file, Source) and file.fetched is not None
-        #: what was read last of what follows each other, and where it starts
-        self.block, self.start = b"", 0
-        self._last = self._near = 0  # where the last read was; how many in a row were close
-
-    def read(self, start: int, nbytes: int) -> bytes:
-        """As `Readable.read`."""
-        at = start - self.start
-        if at >= 0 and at + nbytes <= len(self.block):
-            self._last = start
-            return self.block[at : at + nbytes]
-        self._near = self._near + 1 if 0 <= start - self._last < _NEAR else 0
-        self._last = start
-        if self._near < _MANY or self._far or nbytes > _BLOCK:
-            return self._source.read(start, nbytes)
-        self.start = start
-        self.block = self._source.read(start, max(nbytes, min(_BLOCK, self._source.nbytes - start)))
-        return self.block[:nbytes]

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import CorruptError
 from ..plans.plan import Copy, Write
-from ..sources.source import File, NearbyReads, Source
+from ..sources.nearby import NearbyFiles
+from ..sources.source import File, Source
 from ..system import files
 from ..system.files import NOT_HERE
 
@@ -63,14 +64,15 @@ class Copier:
         yield copy.nbytes
 
     def _move(self, source: File, start: int, nbytes: int, at: int) -> int:
-        if self.method == "kernel":
-            try:
-                return files.copy_range(source.fd, self.fd, nbytes, start, at)
-            except OSError as error:
-                if error.errno not in NOT_HERE:
-                    raise
-                self.method = "read"
-        data = files.read_some(source.fd, min(nbytes, _BUFFER), start)
+        with source.descriptor() as fd:
+            if self.method == "kernel":
+                try:
+                    return files.copy_range(fd, self.fd, nbytes, start, at)
+                except OSError as error:
+                    if error.errno not in NOT_HERE:
+                        raise
+                    self.method = "read"
+            data = files.read_some(fd, min(nbytes, _BUFFER), start)
         return files.write_some(self.fd, data, at)
 
 
@@ -81,7 +83,8 @@ class Run:
     """
 
     def __init__(self, sources: Sequence[Source], fd: int) -> None:
-        self._readers = [NearbyReads(each) if isinstance(each, File) else None for each in sources]
+        self._sources = sources
+        self._files = NearbyFiles()
         self._fd = fd
         self._start = 0
         self._content = bytearray()
@@ -93,14 +96,17 @@ class Run:
 
     def add(self, copy: Copy) -> bool:
         """Take a copy that comes after the others; False if it is to be copied apart from them."""
-        reader = self._readers[copy.source]
         gap = copy.at - self.end if self._content else 0
-        if reader is None or max(gap, copy.nbytes) > _SMALL or len(self._content) > _RUN:
+        if max(gap, copy.nbytes) > _SMALL or len(self._content) > _RUN:
+            return False
+        pieces = list(self._sources[copy.source].pieces(copy.source_at, copy.nbytes))
+        if not all(isinstance(each.source, File) for each in pieces):
             return False
         if not self._content:
             self._start = copy.at
         self._content += bytes(gap)
-        self._content += reader.read(copy.source_at, copy.nbytes)
+        for source, at, nbytes in pieces:
+            self._content += self._files.read(source, at, nbytes)
         return True
 
     def put(self, writes: deque[Write]) -> bool:

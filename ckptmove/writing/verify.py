@@ -16,7 +16,8 @@ from queue import SimpleQueue
 from ..errors import CorruptError, WriteError
 from ..plans.plan import Check, Checksum, CrcRange, Plan, SourceChecksum
 from ..sources.joined import Joined
-from ..sources.source import File, NearbyReads, Source
+from ..sources.nearby import NearbyFiles
+from ..sources.source import File, Source
 from ..system.files import read_into
 
 #: Called with how many bytes were copied and verified since the last call.
@@ -47,7 +48,7 @@ class Verifier:
         self._measured = Measured(plan.measures)
         self._buffer, self._other = bytearray(_BUFFER), bytearray(_BUFFER)
         self._held = 0, 0  # what range of the destination the buffer has
-        self._readers: dict[int, NearbyReads] = {}  # by the `id()` of a file
+        self._files = NearbyFiles()
 
     def __enter__(self) -> Verifier:
         if self._thread is not None:
@@ -153,7 +154,7 @@ class Verifier:
                 part = view[done : done + piece.nbytes]
                 # that bytes stand first makes it one memcmp; two views are compared by element
                 if piece.nbytes <= _SMALL:
-                    same = self._nearby(piece.source).read(piece.at, piece.nbytes) == part
+                    same = self._files.read(piece.source, piece.at, piece.nbytes) == part
                 else:
                     other = memoryview(self._other)[: piece.nbytes]
                     piece.source.read_into(piece.at, other)
@@ -164,12 +165,6 @@ class Verifier:
                     return False
             done += piece.nbytes
         return True
-
-    def _nearby(self, file: File) -> NearbyReads:
-        """What reads small pieces of a file."""
-        if id(file) not in self._readers:
-            self._readers[id(file)] = NearbyReads(file)
-        return self._readers[id(file)]
 
     def _wait_for(self, end: int) -> None:
         while self._mark < end and not self._stopped:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import CorruptError, UnsupportedError
 from ..sources.budget import Budget
-from ..sources.source import MAX_NBYTES, NearbyReads, Readable
+from ..sources.nearby import NearbyReads
+from ..sources.source import MAX_NBYTES, Readable
 from .fields import MAX32, name_of, widened, zip64_of
 from .members import Record, Records
 
@@ -29,6 +30,7 @@ _ANY_REFUSED = 0x2061
 
 LOCAL = struct.Struct("<4s5H3I2H")
 CENTRAL = struct.Struct("<4s6H3I5H2I")
+SUM_AT = 16  # of the checksum, in an entry of the directory
 END = struct.Struct("<4s4H2IH")
 END64 = struct.Struct("<4sQ2H2I4Q")
 LOCATOR = struct.Struct("<4sIQI")

@@ -14,7 +14,7 @@ torch may compute where a storage lies instead of looking it up, so none of this
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .archive import (
@@ -31,6 +31,7 @@ from .archive import (
     LOCATOR,
     LOCATOR_MAGIC,
     STORED,
+    SUM_AT,
 )
 from .fields import MAX32
 
@@ -108,6 +109,14 @@ def directory(laid: Sequence[LaidOut], at: int) -> bytes:
     short = min(count, 0xFFFF)
     end = END.pack(END_MAGIC, 0, 0, short, short, min(len(entries), MAX32), min(at, MAX32), 0)
     return entries + end64 + locator + end
+
+
+def sums_in_directory(laid: Sequence[LaidOut]) -> Iterator[int]:
+    """Where the directory has the checksum of each record, counted from its start."""
+    at = SUM_AT
+    for each in laid:
+        yield at
+        at += len(_entry(each))
 
 
 def _entry(laid: LaidOut) -> bytes:

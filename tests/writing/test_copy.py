@@ -6,10 +6,15 @@ import os
 import resource
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 
 import pytest
 
+from ckptmove.plans.plan import Copy, Write
+from ckptmove.sources.joined import Joined, Strip
+from ckptmove.sources.source import File
+from ckptmove.writing.copy import Run
 from tests.conftest import ROOT
 
 LIMIT = 1 << 20  # bytes; what crosses it is written in part, and the next call fails
@@ -51,3 +56,18 @@ def test_what_was_taken_in_part_is_offered_again(way: str, tmp_path: Path) -> No
     )
     assert (os.strerror(done.returncode), done.stderr) == ("File too large", "")
     assert out.read_bytes() == source.read_bytes()[: LIMIT + 7]
+
+
+def test_small_pieces_of_joined_files_are_written_together(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(bytes(range(200)))
+    fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+    with File.open(tmp_path / "in") as file:
+        joined = Joined("joined")
+        for n in range(3):
+            joined.add(8, lambda n=n: [Strip(file, 50 * n + 4 * k, 4 * k, 4) for k in (0, 1)])  # type: ignore[misc]
+        run = Run([joined], fd)
+        assert all(run.add(Copy(64 * n, 8, 10 * n)) for n in range(3))
+        assert run.put(deque([Write(8, b"!!")]))
+    expected = [*range(8), 33, 33, *range(50, 58), 0, 0, *range(100, 108)]
+    assert (tmp_path / "out").read_bytes() == bytes(expected)
+    os.close(fd)

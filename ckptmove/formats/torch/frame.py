@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
+from array import array
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from ...plans.plan import Write
 from ...zips.archive import STORED
-from ...zips.layout import LaidOut, Member, directory, lay_out
+from ...zips.layout import LaidOut, Member, directory, lay_out, sums_in_directory
 
 PICKLE = "data.pkl"
 #: The small records, as torch 2.13 has them, before and after the storages.
@@ -69,21 +72,49 @@ class Frame:
         `crcs` has those of the storages that were laid out without, by number. The identity is a
         number as torch makes one: of the names of the records, and of their contents.
         """
-        members = [
-            each if n - self._first not in crcs else each._replace(crc32=crcs[n - self._first])
-            for n, each in enumerate(self._members)
-        ]
         import hashlib  # here, since only who writes needs it
 
-        names = hashlib.sha256("\0".join(each.name.partition("/")[2] for each in members).encode())
-        sums = hashlib.sha256(b"".join(each.crc32.to_bytes(4, "little") for each in members[:-1]))
-        numbers = (int.from_bytes(each.digest()[:8], "little") for each in (names, sums))
-        identity = b"".join(str(number).zfill(20).encode() for number in numbers)
-        members[-1] = _member(members[-1].name, identity)
-        laid = [_with(place, each) for place, each in zip(self._laid, members, strict=True)]
-        late = [each for n, each in enumerate(laid) if n not in self._summed]
-        writes, at = [_ending(each) for each in late], self._end
-        return [*writes, Write(laid[-1].data_at, identity), Write(at, directory(laid, at))]
+        last = len(self._members) - 1
+        sums = [each.crc32 for each in self._members[:last]]
+        for n, crc32 in crcs.items():
+            sums[self._first + n] = crc32
+        digest = hashlib.sha256(struct.pack(f"<{last}I", *sums)).digest()
+        identity = b"".join(str(_number(each)).zfill(20).encode() for each in (self._names, digest))
+        sums.append(zlib.crc32(identity))
+        found, places = self._directory
+        content, writes = bytearray(found), list[Write]()
+        for n in self._late:
+            place, known = self._laid[n], sums[n].to_bytes(4, "little")
+            content[places[n] : places[n] + 4] = known
+            ending = place.descriptor[:4] + known + place.descriptor[8:]
+            writes.append(Write(place.end - len(ending), ending))
+        return [
+            *writes,
+            Write(self._laid[last].data_at, identity),
+            Write(self._end, bytes(content)),
+        ]
+
+    @cached_property
+    def _late(self) -> list[int]:
+        """The records whose checksums are known last."""
+        return [n for n in range(len(self._members)) if n not in self._summed]
+
+    @cached_property
+    def _names(self) -> bytes:
+        """The digest of the names of all records."""
+        import hashlib
+
+        names = "\0".join(each.name.partition("/")[2] for each in self._members)
+        return hashlib.sha256(names.encode()).digest()
+
+    @cached_property
+    def _directory(self) -> tuple[bytes, Sequence[int]]:
+        """The directory as it would be by now, and where in it the checksum of each record is."""
+        return directory(self._laid, self._end), array("Q", sums_in_directory(self._laid))
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "little")
 
 
 def _member(name: str, content: bytes) -> Member:
@@ -92,10 +123,3 @@ def _member(name: str, content: bytes) -> Member:
 
 def _ending(place: LaidOut) -> Write:
     return Write(place.end - len(place.descriptor), place.descriptor)
-
-
-def _with(place: LaidOut, member: Member) -> LaidOut:
-    """The same place, of a member with another checksum."""
-    crc32, sizes = member.crc32.to_bytes(4, "little"), place.descriptor[8:]
-    descriptor = place.descriptor and place.descriptor[:4] + crc32 + sizes
-    return place._replace(member=member, descriptor=descriptor)

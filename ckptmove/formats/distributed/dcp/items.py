@@ -6,6 +6,7 @@ order of dimensions; such a chunk is put in order in memory, one at a time.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
@@ -21,7 +22,8 @@ from ....sources.joined import FORMATS, Strip
 from ....sources.source import Memory, Readable, Source
 from ....torch_pickle.values.persistent_ids import is_size
 from ....torch_pickle.values.strided import contiguous_stride
-from ....zips.archive import STORED, Archive
+from ....zips.archive import DESCRIPTOR_MAGIC, END, END_MAGIC, LOCAL, STORED, SUM_AT, Archive
+from ....zips.members import Record
 from ...archives.zip_container import prefix_of
 from ..boxes import Box, runs_of
 from .metadata import Lies, SavedTensor
@@ -32,6 +34,8 @@ _SMALL = 1 << 14  # bytes of an item that is read as a whole
 _FRAME = 1 << 11  # bytes before the elements of a usual item, and after them
 _LARGEST_VALUE = 64 << 20  # bytes of what is no tensor, if it is compressed
 _LARGEST_AROUND = 1 << 18  # bytes around the elements of an item that is compressed
+_SUM_NBYTES = 4
+_MOST_LAYOUTS = 1 << 8  # that are remembered, of a few kB each
 _USUAL_PICKLE = 1 << 10  # such are remembered
 _LARGEST_IN_MEMORY = 256 << 20  # bytes of a chunk that is put in order
 _MOST_MOVES = 1 << 23  # of elements of one dimension each, to put a chunk in order
@@ -46,6 +50,28 @@ class Item(NamedTuple):
     nbytes: int
     stride: tuple[int, ...]  #: in elements
     crc32: int  #: of all of them; 0 if the writer left it out
+
+
+class _Layout(NamedTuple):
+    """What items of a shape have in common: all but elements, their checksum, and the identity."""
+
+    alike: tuple[tuple[int, bytes], ...]  #: where, and what
+    at: int  #: of the elements
+    nbytes: int  #: of these
+    stride: tuple[int, ...]
+    sum_at: int  #: of their checksum, in the directory
+    directory_at: int
+
+    def fits(self, content: bytes) -> bool:
+        """Whether the zip in an item has the same parts at the same places."""
+        for at, part in self.alike:
+            if not content.startswith(part, at):
+                return False
+        descriptor = self.at + self.nbytes + len(DESCRIPTOR_MAGIC)
+        crc32 = content[self.sum_at : self.sum_at + _SUM_NBYTES]
+        if content[descriptor : descriptor + _SUM_NBYTES] != crc32:
+            return False
+        return content.find(END_MAGIC, self.directory_at) == len(content) - END.size
 
 
 class _Form(NamedTuple):
@@ -93,11 +119,27 @@ def value_in(source: Source, lies: Lies, budget: Budget) -> Readable:
 
 
 def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
-    nbytes = box.numel * BITS[dtype] // 8
-    window = unpacked(source, lies, nbytes)
-    packed = window if isinstance(window, Packed) else None
-    if packed is None and lies.nbytes <= _SMALL:  # piece by piece, it would be read many times
-        window = Memory(window.read(0, lies.nbytes), source.path)
+    window = unpacked(source, lies, box.numel * BITS[dtype] // 8)
+    if isinstance(window, Packed) or lies.nbytes > _SMALL:
+        return _parsed(window, source, lies, dtype, box)[0]
+    # Looked at piece by piece, it would be read many times; and most look like one before.
+    content = window.read(0, lies.nbytes)
+    key = dtype, box.sizes, lies.nbytes
+    usual = _layouts.get(key)
+    if usual is not None and usual.fits(content):
+        crc32 = int.from_bytes(content[usual.sum_at : usual.sum_at + _SUM_NBYTES], "little")
+        return Item(source, lies.at + usual.at, usual.nbytes, usual.stride, crc32)
+    item, archive, stored = _parsed(Memory(content, source.path), source, lies, dtype, box)
+    layout = _layout_of(content, archive, stored, item)
+    if layout is not None and len(_layouts) < _MOST_LAYOUTS:
+        _layouts[key] = layout
+    return item
+
+
+def _parsed(
+    window: Readable, source: Source, lies: Lies, dtype: str, box: Box
+) -> tuple[Item, Archive, Record]:
+    """An item, its zip, and the record of the elements in it."""
     archive = Archive(window, tail=_FRAME)
     prefix = prefix_of(archive)
     record = archive.records.get(f"{prefix}data.pkl")
@@ -113,18 +155,46 @@ def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
     if form.sizes != box.sizes:
         raise CorruptError("its shape is not the one that .metadata says: of another save?")
     stored = archive.records.get(f"{prefix}data/{form.key}")
-    stride = form.stride
+    nbytes, stride = box.numel * BITS[dtype] // 8, form.stride
     if stored is None or stored.method != STORED or form.offset != 0 or stored.nbytes != nbytes:
         raise CorruptError(f"its storage is not just the {nbytes:,} bytes of the chunk")
     if not is_dense(box.sizes, stride):
         raise CorruptError("its elements do not fill its storage")
     at = archive.data_at(stored)
-    if packed is None:
-        return Item(source, lies.at + at, nbytes, stride, stored.crc32)
-    if packed.crc32(at, nbytes) != stored.crc32 != 0:
+    if not isinstance(window, Packed):
+        return Item(source, lies.at + at, nbytes, stride, stored.crc32), archive, stored
+    if window.crc32(at, nbytes) != stored.crc32 != 0:
         raise CorruptError("the checksum of its elements is wrong")
-    packed.settle()
-    return Item(packed, at, nbytes, stride, 0)
+    window.settle()
+    return Item(window, at, nbytes, stride, 0), archive, stored
+
+
+def _layout_of(content: bytes, archive: Archive, stored: Record, item: Item) -> _Layout | None:
+    """What another item may have in common with one; None if it is not as torch writes them."""
+    try:
+        archive.check_layout()
+    except InputError:
+        return None
+    starts = sorted([archive.directory_at, *archive.records.column("header_at")])
+    ranges = list[tuple[int, int]]()  # what may differ, in no other record
+    for record in (stored, archive.records.get(f"{prefix_of(archive)}.data/serialization_id")):
+        if record is None:
+            continue
+        at, sum_at = archive.data_at(record), record.entry_at + SUM_AT
+        end = at + record.stored_nbytes
+        after = DESCRIPTOR_MAGIC + record.crc32.to_bytes(_SUM_NBYTES, "little")
+        is_summed_before = any(LOCAL.unpack_from(content, record.header_at)[6:9])
+        next_at = starts[bisect_right(starts, record.header_at)]
+        if is_summed_before or not content.startswith(after, end) or next_at < end + len(after):
+            return None
+        ranges += [(at, end), (end + len(DESCRIPTOR_MAGIC), end + len(after))]
+        ranges.append((sum_at, sum_at + _SUM_NBYTES))
+    alike, before = list[tuple[int, bytes]](), 0
+    for start, stop in (*sorted(ranges), (len(content), len(content))):
+        alike.append((before, content[before:start]))
+        before = stop
+    at, sum_at = archive.data_at(stored), stored.entry_at + SUM_AT
+    return _Layout(tuple(alike), at, item.nbytes, item.stride, sum_at, archive.directory_at)
 
 
 def _form_of(pickle: bytes) -> _Form:
@@ -152,6 +222,10 @@ def _dtype(qualname: str, args: Sequence[Node]) -> str | None:
     pid = args[0].pid if isinstance(args[0], Persistent) else None
     items = pid.items if isinstance(pid, Tuple) and len(pid.items) == 5 else [None] * 5
     return STORAGE_CLASSES.get(items[1].name) if isinstance(items[1], Global) else None
+
+
+#: What small items look like, by dtype, shape and size.
+_layouts: dict[tuple[str, tuple[int, ...], int], _Layout] = {}
 
 
 def _numbers(node: Node) -> tuple[int, ...]:

@@ -1,110 +1,163 @@
 """Write `.metadata` of torch.distributed.checkpoint: see `metadata` for what is in it.
 
 Every version of torch since 2.3 reads it; what newer ones add, such as `version`, may be missing.
+There may be hundreds of thousands of chunks, so it is written without nodes for each, and nothing
+is memoized but what is recalled: names, and the properties of tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
-from ....pickles.emit import emit
-from ....pickles.nodes import Call, Dict, Global, List, Node, Tuple
-from .metadata import Lies, Saved, SavedTensor
+from ....pickles.emit import BATCH, Emitter
+from .metadata import Keys, Lies, Saved, SavedTensor
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILES = "torch.distributed.checkpoint.filesystem"
 _CONTIGUOUS = 0  # of _MEM_FORMAT_ENCODING
+_BUILD = b"ub"  # sets the fields of an object
+_T = TypeVar("_T")
 
 
 def metadata_of(saved: Saved, requires_grad: Mapping[str, bool]) -> bytes:
     """The content of `.metadata`; `requires_grad` has tensors by name, others have False."""
-    properties: dict[tuple[str, bool], Node] = {}
-    told, where, paths = Dict(), Dict(), Dict()
-    for name in saved.names:
+    return _Writer().write(saved, requires_grad)
+
+
+class _Writer(Emitter):
+    """The pickle of a `Metadata`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.properties: dict[tuple[str, bool], int] = {}  # their slots
+
+    def write(self, saved: Saved, requires_grad: Mapping[str, bool]) -> bytes:
+        """All of it."""
+        names = saved.names
+        self.begin(_METADATA, "Metadata")
+        self.spell_text("state_dict_metadata")
+        for name in self.items(names):
+            self.spell_text(name)
+            if name in saved.tensors:
+                self.tensor(saved.tensors[name], requires_grad.get(name, False))
+            else:
+                self.made(_METADATA, "BytesStorageMetadata")
+        self.spell_text("planner_data")
+        for name in self.items(names):
+            self.spell_text(name)
+            self.path(saved.paths[name])
+        self.spell_text("storage_data")
+        for name, offset, n, lies in self.items(_places(saved, names)):
+            self.place(name, offset, n, lies)
+        self.out += _BUILD + b"."
+        return self.with_late_puts()
+
+    def items(self, each: Iterable[_T]) -> Iterator[_T]:
+        """A dict; whoever takes one of these writes its key and value."""
+        self.out += b"}("
+        for n, item in enumerate(each, 1):
+            yield item
+            if not n % BATCH:
+                self.out += b"u("
+        self.out += b"u"
+
+    def begin(self, module: str, name: str) -> None:
+        """An object of a class, of which the fields follow, up to `_BUILD`."""
+        self.made(module, name)
+        self.out += b"}("
+
+    def made(self, module: str, name: str) -> None:
+        self.spell_name(module, name)
+        self.out += b")\x81"
+
+    def tensor(self, tensor: SavedTensor, requires_grad: bool) -> None:
+        self.begin(_METADATA, "TensorStorageMetadata")
+        self.spell_text("properties")
+        self.describe(tensor.dtype, requires_grad)
+        self.spell_text("size")
+        self.size(tensor.shape)
+        self.spell_text("chunks")
+        self.out += b"]("
+        for box in tensor.chunks:
+            self.begin(_METADATA, "ChunkStorageMetadata")
+            self.spell_text("offsets")
+            self.size(box.offsets)
+            self.spell_text("sizes")
+            self.size(box.sizes)
+            self.out += _BUILD
+        self.out += b"e" + _BUILD
+
+    def describe(self, dtype: str, requires_grad: bool) -> None:
+        """The TensorProperties of a tensor, which has them as a tuple."""
+        slot = self.properties.get((dtype, requires_grad))
+        if slot is not None:
+            return self.get(slot)
+        self.made(_METADATA, "TensorProperties")
+        self.properties[dtype, requires_grad] = self.put()
+        self.out += b"("
+        self.spell_name("torch", dtype)
+        self.spell_name("torch.serialization", "_get_layout")
+        self.spell_text("torch.strided")
+        self.out += b"\x85R"
+        self.spell_constant(requires_grad)
+        self.spell_name(_METADATA, "_MEM_FORMAT_ENCODING")
+        self.push_int(_CONTIGUOUS)
+        self.out += b"\x85R"
+        self.spell_constant(False)  # whether its memory is pinned
+        self.out += b"tb"
+        return None
+
+    def place(self, name: str, offset: tuple[int, ...] | None, n: int | None, lies: Lies) -> None:
+        """Where an item lies; those that are no tensors have no offset."""
+        self.begin(_METADATA, "MetadataIndex")
+        self.spell_text("fqn")
+        self.spell_text(name)
+        if offset is not None:
+            self.spell_text("offset")
+            self.size(offset)
+        self.spell_text("index")
+        if n is None:
+            self.spell_constant(None)
+        else:
+            self.push_int(n)
+        self.out += _BUILD
+        self.begin(_FILES, "_StorageInfo")
+        self.spell_text("relative_path")
+        self.spell_text(lies.file)
+        self.spell_text("offset")
+        self.push_int(lies.at)
+        self.spell_text("length")
+        self.push_int(lies.nbytes)
+        self.out += _BUILD
+
+    def size(self, sizes: tuple[int, ...]) -> None:
+        """A torch.Size."""
+        self.spell_name("torch", "Size")
+        self.out += b"("
+        for each in sizes:
+            self.push_int(each)
+        self.out += b"t\x85R"
+
+    def path(self, keys: Keys) -> None:
+        """A tuple of keys."""
+        self.out += b"("
+        for key in keys:
+            if isinstance(key, str):
+                self.spell_text(key)
+            else:
+                self.push_int(key)
+        self.out += b"t"
+
+
+def _places(
+    saved: Saved, names: Iterable[str]
+) -> Iterator[tuple[str, tuple[int, ...] | None, int | None, Lies]]:
+    """Each item: its name, its offset in the tensor, which chunk of it it is, and where it lies."""
+    for name in names:
         tensor = saved.tensors.get(name)
         if tensor is None:
-            told.pairs.append((name, _made(_METADATA, "BytesStorageMetadata")))
-            where.pairs.append((_index(name, None, None), _lies(saved.blobs[name])))
+            yield name, None, None, saved.blobs[name]
         else:
-            key = tensor.dtype, requires_grad.get(name, False)
-            if key not in properties:
-                properties[key] = _properties(*key)
-            told.pairs.append((name, _tensor(tensor, properties[key])))
-            where.pairs += _places(name, tensor)
-        paths.pairs.append((name, Tuple(list(saved.paths[name]), 0)))
-    fields: list[tuple[str, Node]] = [
-        ("state_dict_metadata", told),
-        ("planner_data", paths),
-        ("storage_data", where),
-    ]
-    return emit(_made(_METADATA, "Metadata", fields))
-
-
-def _tensor(tensor: SavedTensor, properties: Node) -> Node:
-    chunks: list[Node] = [
-        _made(
-            _METADATA,
-            "ChunkStorageMetadata",
-            [("offsets", _size(box.offsets)), ("sizes", _size(box.sizes))],
-        )
-        for box in tensor.chunks
-    ]
-    return _made(
-        _METADATA,
-        "TensorStorageMetadata",
-        [("properties", properties), ("size", _size(tensor.shape)), ("chunks", List(chunks))],
-    )
-
-
-def _places(name: str, tensor: SavedTensor) -> Iterator[tuple[Node, Node]]:
-    for n, (box, lies) in enumerate(tensor.chunks.items()):
-        yield _index(name, box.offsets, n), _lies(lies)
-
-
-def _index(name: str, offset: tuple[int, ...] | None, n: int | None) -> Node:
-    fields: list[tuple[str, Node]] = [("fqn", name)]
-    if offset is not None:
-        fields.append(("offset", _size(offset)))
-    return _made(_METADATA, "MetadataIndex", [*fields, ("index", n)])
-
-
-def _lies(lies: Lies) -> Node:
-    return _made(
-        _FILES,
-        "_StorageInfo",
-        [("relative_path", lies.file), ("offset", lies.at), ("length", lies.nbytes)],
-    )
-
-
-def _properties(dtype: str, requires_grad: bool) -> Node:
-    """The TensorProperties of a tensor, which has them as a tuple."""
-    node = _made(_METADATA, "TensorProperties")
-    layout = _called("torch.serialization", "_get_layout", "torch.strided")
-    memory = _called(_METADATA, "_MEM_FORMAT_ENCODING", _CONTIGUOUS)
-    node.state = Tuple([_name("torch", dtype), layout, requires_grad, memory, False], 0)
-    node.built = True
-    return node
-
-
-def _size(sizes: tuple[int, ...]) -> Node:
-    return _called("torch", "Size", Tuple(list(sizes), 0))
-
-
-def _made(module: str, name: str, fields: list[tuple[str, Node]] | None = None) -> Call:
-    """An object of a class, with these fields."""
-    call = Call(_name(module, name), Tuple([], 0), "NEWOBJ", 0)
-    if fields is not None:
-        state = Dict()
-        state.pairs = list(fields)
-        call.state, call.built = state, True
-    return call
-
-
-def _called(module: str, name: str, argument: Node) -> Call:
-    return Call(_name(module, name), Tuple([argument], 0), "REDUCE", 0)
-
-
-@cache
-def _name(module: str, name: str) -> Global:
-    return Global(module, name, 0)
+            for n, (box, lies) in enumerate(tensor.chunks.items()):
+                yield name, box.offsets, n, lies

@@ -14,6 +14,7 @@ from math import gcd, prod
 from typing import Literal, NamedTuple, Protocol
 
 from ..errors import StrPath, UnsupportedError
+from ..plans.crc32 import combine_crc32
 from .source import Piece, Source, check_range
 
 _BLOCK = 4 << 20  # bytes woven at once
@@ -75,7 +76,7 @@ class Region(NamedTuple):
 class Joined(Source):
     """Files joined; its regions are added one by one, and looked for when they are first read."""
 
-    __slots__ = ("_regions", "_starts", "_strips", "_sums")
+    __slots__ = ("_regions", "_runs", "_starts", "_strips", "_sums")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -83,8 +84,9 @@ class Joined(Source):
         self._regions: list[Region] = []
         self._starts: list[int] = []
         self._strips: dict[int, Sequence[Strip]] = {}
-        #: of strips that are woven: up to where they were read in a row, and the CRC-32 of that
+        #: of what was read in a row, by `id()` of a file and its start: the end, and the CRC-32
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}
+        self._runs: dict[tuple[int, int], int] = {}  # by the end: the start
 
     def add(self, nbytes: int, strips: Callable[[], Sequence[Strip]]) -> int:
         """Add a region that these strips fill; gives where it starts."""
@@ -112,17 +114,30 @@ class Joined(Source):
                 weave(strip, low - region.at, part, self._read)
 
     def _read(self, strip: Strip, at: int, buffer: memoryview) -> None:
-        """Read from what a strip comes from, and sum what is read in a row."""
+        """Read from what a strip comes from, and sum it."""
         strip.source.read_into(at, buffer)
-        key = id(strip.source), strip.source_at
-        end, crc32 = (at, 0) if at == strip.source_at else self._sums.get(key, (-1, 0))
-        if end == at:
-            self._sums[key] = at + len(buffer), zlib.crc32(buffer, crc32)
+        self.note(strip.source, at, buffer)
 
-    def crc32_read(self, source: Source, at: int, nbytes: int) -> int | None:
-        """The CRC-32 of a range of one of its files, if it was just that, once, that was woven."""
-        end, crc32 = self._sums.get((id(source), at), (-1, 0))
-        return crc32 if end == at + nbytes else None
+    def note(self, source: Filler, at: int, data: bytes | memoryview) -> None:
+        """Sum what was read of one of its files; what is read in a row is one run."""
+        key, end = id(source), at + len(data)
+        start = self._runs.pop((key, at), at)
+        until, crc32 = self._sums.get((key, start), (at, 0))
+        if start == at or until != at:
+            start, crc32 = at, 0
+        self._sums[key, start] = end, zlib.crc32(data, crc32)
+        self._runs[key, end] = start
+
+    def read_before(self, source: Source, at: int, nbytes: int) -> tuple[int, int]:
+        """Up to where a range of one of its files was read, and the CRC-32 of that."""
+        end, crc32 = at + nbytes, 0
+        while at < end:
+            until, more = self._sums.get((id(source), at), (at, 0))
+            if not at < until <= end:
+                break
+            crc32 = combine_crc32(crc32, more, until - at)
+            at = until
+        return at, crc32
 
     def chunks(self, start: int, nbytes: int) -> Iterator[tuple[int, bytes]]:
         for at in range(start, start + nbytes, _BLOCK):

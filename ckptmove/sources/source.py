@@ -399,12 +399,13 @@ class File(Source):
 
     def _check_same(self, now: os.stat_result) -> None:
         before = self._stat
-        if not os.path.samestat(now, before) or (
-            now.st_size,
-            now.st_mtime_ns,
-            now.st_ctime_ns,
-        ) != (before.st_size, before.st_mtime_ns, before.st_ctime_ns):
+        if not os.path.samestat(now, before) or _version(now) != _version(before):
             raise CorruptError("the file was changed while it was read", path=self.path)
+
+
+def _version(about: os.stat_result) -> tuple[int, int, int]:
+    """What differs once a file was written to."""
+    return about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 def check_range(source: Readable, start: int, nbytes: int) -> None:

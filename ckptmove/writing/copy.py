@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import CorruptError
 from ..plans.plan import Copy, Write
+from ..sources.joined import Joined
 from ..sources.nearby import NearbyFiles
 from ..sources.source import File, Source
 from ..system import files
@@ -30,16 +31,16 @@ class Copier:
 
     def copy(self, copy: Copy) -> Iterator[int]:
         """Copy one extent; gives again and again how much of it is done."""
-        done = 0
-        for piece in self.sources[copy.source].pieces(copy.source_at, copy.nbytes):
+        done, source = 0, self.sources[copy.source]
+        for piece in source.pieces(copy.source_at, copy.nbytes):
             part = Copy(piece.at, piece.nbytes, copy.at + done)
-            yield from (done + moved for moved in self._piece(piece.source, part))
+            yield from (done + moved for moved in self._piece(piece.source, part, source))
             done += piece.nbytes
 
-    def _piece(self, source: Source, copy: Copy) -> Iterator[int]:
-        """Copy what lies in a row in one source; gives as `copy`."""
+    def _piece(self, source: Source, copy: Copy, whole: Source) -> Iterator[int]:
+        """Copy what lies in a row in one source, a part of a whole; gives as `copy`."""
         if not isinstance(source, File):
-            yield from self._fetched(source, copy)
+            yield from self._fetched(source, copy, whole)
             return
         for start, end in source.data_ranges(copy.source_at, copy.source_at + copy.nbytes):
             at = start
@@ -53,12 +54,14 @@ class Copier:
                 yield at - copy.source_at
         yield copy.nbytes  # with the hole that may be at the end
 
-    def _fetched(self, source: Source, copy: Copy) -> Iterator[int]:
+    def _fetched(self, source: Source, copy: Copy, whole: Source) -> Iterator[int]:
         """Copy from where there is no descriptor; what came is read back at once."""
         self.method = "fetch"
         for start, data in source.chunks(copy.source_at, copy.nbytes):
             to = copy.at + start - copy.source_at
             put(self.fd, to, data)
+            if isinstance(whole, Joined) and source is not whole:
+                whole.note(source, start, data)
             start_writeback(self.fd, to, len(data))
             yield start + len(data) - copy.source_at
         yield copy.nbytes

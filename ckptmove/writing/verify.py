@@ -11,6 +11,7 @@ import threading
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from queue import SimpleQueue
 
 from ..errors import CorruptError, WriteError
@@ -98,10 +99,9 @@ class Verifier:
             self._measure(done, self._plan.nbytes)
             for proof in self._plan.source_checksums:
                 source = self._sources[proof.source]
-                crc32 = crc32_read(self._sources, proof)
-                if crc32 is None:
-                    crc32 = self._sum(source, proof.source_at, proof.nbytes)
-                if crc32 != proof.crc32:
+                at, crc32 = read_before(self._sources, proof)
+                left = proof.source_at + proof.nbytes - at
+                if self._sum(source, at, left, crc32) != proof.crc32:
                     raise damage_error(proof.name, source)
         except _Stopped:
             pass
@@ -163,6 +163,8 @@ class Verifier:
                     ) == part
                 if not same:
                     return False
+                if isinstance(source, Joined):
+                    source.note(piece.source, piece.at, part)
             done += piece.nbytes
         return True
 
@@ -183,9 +185,8 @@ class Verifier:
             raise damage_error(check.checksum.name, source)
         raise self._lost(f"the record {check.checksum.name!r} did not arrive as it was")
 
-    def _sum(self, source: Source, start: int, nbytes: int) -> int:
-        """The CRC-32 of a range of a source."""
-        crc32 = 0
+    def _sum(self, source: Source, start: int, nbytes: int, crc32: int = 0) -> int:
+        """The CRC-32 of a range of a source, going on from one of what lies before."""
         for _, data in source.chunks(start, nbytes):
             if self._stopped:
                 raise _Stopped
@@ -222,13 +223,14 @@ class Measured:
             self.crcs[n] = zlib.crc32(view[start - at : end - at], self.crcs[n])
 
 
-def crc32_read(sources: Sequence[Source], proof: SourceChecksum) -> int | None:
-    """The CRC-32 of a range of a source as it was read to be written; None if it was not so."""
-    joined = (each for each in sources if isinstance(each, Joined))
+def read_before(sources: Sequence[Source], proof: SourceChecksum) -> tuple[int, int]:
+    """Up to where a range of a source was read to be written, and the CRC-32 of that."""
     found = (
-        each.crc32_read(sources[proof.source], proof.source_at, proof.nbytes) for each in joined
+        each.read_before(sources[proof.source], proof.source_at, proof.nbytes)
+        for each in sources
+        if isinstance(each, Joined)
     )
-    return next((crc32 for crc32 in found if crc32 is not None), None)
+    return max(found, default=(proof.source_at, 0), key=itemgetter(0))
 
 
 def crc32_of(source: Source, start: int, nbytes: int, crc32: int = 0) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from functools import partial
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from random import Random
@@ -145,3 +147,19 @@ def test_how_chunks_divide_a_tensor(
     shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]], said: str
 ) -> None:
     assert division_of(shape, [Box(*each) for each in boxes]) == said
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_was_read_of_a_file_is_summed_in_any_order(seed: int, tmp_path: Path) -> None:
+    random, joined = Random(seed), Joined("joined")
+    content = random.randbytes(1000)
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    cuts = [0, *sorted(random.sample(range(1, 1000), 9)), 1000]
+    parts = list(pairwise(cuts))
+    random.shuffle(parts)
+    with File.open(path) as file:
+        assert joined.read_before(file, 0, 1000) == (0, 0)
+        for low, high in parts:
+            joined.note(file, low, content[low:high])
+        assert joined.read_before(file, 0, 1000) == (1000, zlib.crc32(content))

@@ -13,7 +13,7 @@ from ...errors import StrPath
 from ...manifest.dtypes import nbytes_of
 from ...plans.plan import Gather, SourceChecksum
 from ...sources.source import Source
-from ..verify import crc32_of, crc32_read, damage_error
+from ..verify import crc32_of, damage_error, read_before
 
 
 class RunningChecksums:
@@ -50,8 +50,10 @@ class RunningChecksums:
         for each, (at, crc32) in self._sums.items():
             source = self._sources[each.source]
             left = each.source_at + each.nbytes - at
-            known = crc32_read(self._sources, each) if left == each.nbytes else None
-            if (crc32_of(source, at, left, crc32) if known is None else known) != each.crc32:
+            if left == each.nbytes:
+                at, crc32 = read_before(self._sources, each)
+                left -= at - each.source_at
+            if crc32_of(source, at, left, crc32) != each.crc32:
                 raise damage_error(each.name, source)
 
 

@@ -118,7 +118,7 @@ def test_the_rng_states_that_are_missing_are_named(tmp_path: Path) -> None:
         ("model.safetensors", "the weights are missing, such as model.safetensors"),
         ("optimizer.pt", "the optimizer is missing, such as optimizer.pt"),
         ("rng_state.pth", "the RNG states are missing, such as rng_state.pth"),
-        ("scheduler.pt", ""),
+        ("scheduler.pt", "scheduler.pt is missing"),
     ],
 )
 def test_what_training_always_saves_has_to_be_there(gone: str, said: str, tmp_path: Path) -> None:
@@ -126,9 +126,16 @@ def test_what_training_always_saves_has_to_be_there(gone: str, said: str, tmp_pa
     torch.save(optimizer(), tmp_path / "optimizer.pt")
     torch.save({"last_epoch": 2, "_step_count": 3}, tmp_path / "scheduler.pt")
     torch.save({"cpu": torch.get_rng_state()}, tmp_path / "rng_state.pth")
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 2}')
     assert not faults(tmp_path)
     (tmp_path / gone).unlink()
-    assert [fault.partition(":")[0] for fault in faults(tmp_path)] == [said] * bool(said)
+    assert [fault.partition(":")[0] for fault in faults(tmp_path)] == [said]
+
+
+def test_a_folder_that_no_trainer_wrote_needs_no_rng_states(tmp_path: Path) -> None:
+    torch.save(WEIGHTS, tmp_path / "model.pt")
+    torch.save(optimizer(), tmp_path / "optimizer.pt")
+    assert not faults(tmp_path)
 
 
 def test_a_folder_around_a_checkpoint_is_checked_as_the_checkpoint(tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ def _missing_for_training(found: FolderCheckpoint) -> Iterator[str]:
         yield f"the weights are missing, such as {layout.weights}: it holds {sections}"
     if Section.SCHEDULER in has and Section.OPTIMIZER not in has:
         yield f"the optimizer is missing, such as {layout.optimizer}: it holds {sections}"
-    if layout.rng and Section.OPTIMIZER in has and Section.RNG not in has:
+    names = [*(each.name for each in found.parts), *(each.name for each in found.others)]
+    own = {name.rpartition("/")[2] for name in names}
+    by_hand = bool(layout.witnesses) and own.isdisjoint(layout.witnesses)
+    if layout.rng and not by_hand and Section.OPTIMIZER in has and Section.RNG not in has:
         yield f"the RNG states are missing, such as {layout.rng}: it holds {sections}"
 
 

@@ -42,6 +42,8 @@ class Layout(NamedTuple):
     weights: str = ""
     optimizer: str = "optimizer.pt"
     rng: str = ""
+    #: Files of which one shows that the library wrote all of it; others call files so, too.
+    witnesses: tuple[str, ...] = ()
 
 
 _WHOLE = r"(?:\.safetensors|\.bin)(?:\.index\.json)?"
@@ -98,6 +100,7 @@ LAYOUTS: tuple[Layout, ...] = (
         (r"optimizer\.pt", r"scheduler\.pt", r"rng_state(_\d+)?\.pth"),
         weights="model.safetensors",
         rng="rng_state.pth",
+        witnesses=("trainer_state.json", "training_args.bin"),
     ),
     # accelerate/checkpointing.py, `save_accelerator_state`; utils/constants.py.
     Layout(

@@ -1,4 +1,4 @@
-"""Several processes at one file: writers of one destination, and readers of what changes in place.
+"""Several processes or threads at one file: who write one destination, who read what changes.
 
 `CKPTMOVE_ROUNDS` says how many times; `scripts/acceptance` asks for more.
 """
@@ -104,3 +104,24 @@ def test_who_reads_what_changes_in_place_never_reads_wrong_tensors(
     assert journals(tmp_path) == []
     assert reads > 0
     record_property("reads", reads)
+
+
+def test_threads_make_what_one_makes(tmp_path: Path) -> None:
+    """Sixteen at once, several at the same file; `scripts/matrix` does so without a GIL too."""
+    for name in ("adamw_training", "sparse_csr", "quantized_qint8"):
+        save(tmp_path / f"{name}.pt", MAKERS[name](), "cuda:1")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "adamw_training.pt").read_bytes()[:-300])
+    script = [sys.executable, os.fspath(ROOT / "scripts" / "digests.py")]
+    said = [
+        subprocess.run(
+            [*script, *option, os.fspath(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=True,
+        )
+        for option in ((), ("--threads",))
+    ]
+    alone, together = (each.stdout.splitlines() for each in said)
+    assert sorted(together) == sorted(alone)
+    assert len(alone) == 4 * len([*tmp_path.iterdir()])

@@ -289,6 +289,10 @@ DAMAGES: dict[str, tuple[Callable[[Metadata], object], str]] = {
         "a size is none",
     ),
     "no dict": (lambda told: setattr(told, "storage_data", []), "not a dict"),
+    "another path": (
+        lambda told: told.planner_data.update({"model.rows": ("model", "rowz")}),
+        r"'model\.rows' is at another place",
+    ),
 }
 
 

@@ -123,7 +123,10 @@ def read_saved(root: Node) -> Saved:
             saved.tensors[name] = _tensor(name, about, where)
     planner = told.get("planner_data")
     for key, keys in () if planner is None else _pairs(planner, "planner_data"):
-        saved.paths[_text(key)] = _keys(keys)
+        name = _text(key)
+        path = saved.paths[name] = _keys(keys)
+        if ".".join(map(str, path)) != name:
+            raise CorruptError(f".metadata says that {name!r:.100} is at another place in the tree")
     return saved
 
 

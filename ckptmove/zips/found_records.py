@@ -25,28 +25,28 @@ from .archive import (
     CENTRAL_MAGIC,
     DEFLATED,
     DESCRIPTOR_MAGIC,
-    END,
-    END64,
-    END64_MAGIC,
-    END_MAGIC,
     HAS_DESCRIPTOR,
     LOCAL,
     LOCAL_MAGIC,
-    LOCATOR,
-    LOCATOR_MAGIC,
     STORED,
 )
 from .fields import MAX32
+from .found_entries import (
+    LONGEST_NAME,
+    ODD_FLAGS,
+    FoundEntry,
+    directory_bytes,
+    entry_at,
+    entry_nbytes,
+    name_end,
+    record_name,
+    wide_field,
+)
 from .layout import ALIGNMENT
 
 _MAGIC = re.compile(rb"PK(?:\x03\x04|\x07\x08|\x01\x02)")
 _STEP = 1 << 20  # bytes read at once
 _FIRST_STEP = 1 << 12  # bytes that are searched first
-_ODD_FLAGS = 0x2061  # encrypted, patched or masked
-_LONGEST_NAME = 4096  # bytes
-_MOST_FIELDS = 64  # extra fields of a record that are looked at
-_TAIL = 1 << 16  # bytes at the end in which the end record is looked for
-_LONGEST_DIRECTORY = 64 << 20
 _MOST_RECORDS = 1_000_000
 _READS = 4  # how often all of the file may be read
 _LEAST_READ = 16 << 20
@@ -81,16 +81,6 @@ class FoundRecord(NamedTuple):
     is_named_twice: bool = False
 
 
-class _Entry(NamedTuple):
-    """What the directory says of a record."""
-
-    name: str
-    method: int
-    crc32: int
-    stored_nbytes: int
-    header_at: int
-
-
 class _Header(NamedTuple):
     """A local header, and where it lies."""
 
@@ -120,9 +110,7 @@ def has_two_layouts(source: Readable) -> bool:
     scan = _Scan(source)
     entries = sorted(scan.entries.values(), key=lambda each: each.header_at)[:_MOST_COMPARED]
     places = {each.name: each.header_at for each in entries}
-    zips = list[
-        tuple[int, int]
-    ]()  # records that are zips themselves, which have names of their own
+    zips = list[tuple[int, int]]()  # records that are zips, which have names of their own
     first = wrong = others = 0
     for entry in entries:
         header = scan.header(entry.header_at)
@@ -233,39 +221,39 @@ class _Scan:
         fields = LOCAL.unpack(source.read(at, LOCAL.size))
         _, _, flags, method, _, _, crc32, stored, nbytes, name_nbytes, extra_nbytes = fields
         data_at = at + LOCAL.size + name_nbytes + extra_nbytes
-        if flags & _ODD_FLAGS or method not in (STORED, DEFLATED) or data_at > source.nbytes:
+        if flags & ODD_FLAGS or method not in (STORED, DEFLATED) or data_at > source.nbytes:
             return None
         self.room -= name_nbytes
-        name = _name(source.read(at + LOCAL.size, min(name_nbytes, _LONGEST_NAME + 1)))
+        name = record_name(source.read(at + LOCAL.size, min(name_nbytes, LONGEST_NAME + 1)))
         if name is None:
             return None
         if stored == MAX32 or nbytes == MAX32:
             self.room -= extra_nbytes
-            wide = _wide(source.read(data_at - extra_nbytes, extra_nbytes))
+            wide = wide_field(source.read(data_at - extra_nbytes, extra_nbytes))
             if len(wide) < 16:
                 return None
             nbytes, stored = struct.unpack_from("<QQ", wide)
         return _Header(name, method, flags, crc32, stored, data_at, at)
 
-    def entry(self, at: int) -> _Entry | None:
+    def entry(self, at: int) -> FoundEntry | None:
         """The directory entry there, if it can be one."""
         source = self.source
-        nbytes = _entry_nbytes(source.read(at, min(CENTRAL.size, source.nbytes - at)), 0)
+        nbytes = entry_nbytes(source.read(at, min(CENTRAL.size, source.nbytes - at)), 0)
         if at + nbytes > source.nbytes:
             return None
         self.room -= nbytes
-        return _entry(source.read(at, nbytes), 0)
+        return entry_at(source.read(at, nbytes), 0)
 
-    def directory(self) -> Iterator[_Entry]:
+    def directory(self) -> Iterator[FoundEntry]:
         """What the directory says, as far as it makes sense."""
-        directory, position = _directory(self.source), 0
+        directory, position = directory_bytes(self.source), 0
         while position + CENTRAL.size <= len(directory) and self.room > 0:
-            self.room -= _entry_nbytes(directory, position)
-            entry = _entry(directory, position)
+            self.room -= entry_nbytes(directory, position)
+            entry = entry_at(directory, position)
             behind = position + 4
             if entry is not None:
                 yield entry
-                behind = _name_end(directory, position)  # its extra fields may tell a wrong length
+                behind = name_end(directory, position)  # its extra fields may tell a wrong length
             found = directory.find(CENTRAL_MAGIC, behind)
             position = len(directory) if found < 0 else found
 
@@ -332,7 +320,7 @@ class _Scan:
                     return int(crc32)
         return None
 
-    def by_entry(self, entry: _Entry) -> FoundRecord | None:
+    def by_entry(self, entry: FoundEntry) -> FoundRecord | None:
         """A record whose header is damaged, where the directory says it is."""
         lead = entry.header_at + LOCAL.size
         if lead > self.source.nbytes or self.room <= 0:
@@ -401,80 +389,3 @@ def _with_order(found: dict[str, FoundRecord]) -> dict[str, FoundRecord]:
             found[record.name] = record._replace(is_named_twice=True)
         last[folder] = number
     return found
-
-
-def _directory(source: Readable) -> bytes:
-    """The bytes of the directory, as far as it can be found."""
-    start = max(0, source.nbytes - _TAIL - END.size)
-    tail = source.read(start, source.nbytes - start)
-    end = tail.rfind(END_MAGIC)
-    if end < 0 or end + END.size > len(tail):
-        return b""
-    fields = END.unpack_from(tail, end)
-    nbytes, at = fields[5], fields[6]
-    locator = end - LOCATOR.size
-    if locator >= 0 and tail.startswith(LOCATOR_MAGIC, locator):
-        end64_at = LOCATOR.unpack_from(tail, locator)[2]
-        if end64_at + END64.size <= source.nbytes:
-            wide = END64.unpack(source.read(end64_at, END64.size))
-            nbytes, at = (wide[8], wide[9]) if wide[0] == END64_MAGIC else (nbytes, at)
-    if at + nbytes > source.nbytes or nbytes > _LONGEST_DIRECTORY:
-        return b""
-    return source.read(at, nbytes)
-
-
-def _name_end(data: bytes, at: int) -> int:
-    """Where the name of the directory entry at an offset ends."""
-    return at + CENTRAL.size + int(CENTRAL.unpack_from(data, at)[10])
-
-
-def _entry_nbytes(data: bytes, at: int) -> int:
-    """How long the directory entry at an offset claims to be, without its comment."""
-    if at + CENTRAL.size > len(data):
-        return CENTRAL.size
-    name_nbytes, extra_nbytes = CENTRAL.unpack_from(data, at)[10:12]
-    return CENTRAL.size + int(name_nbytes) + int(extra_nbytes)
-
-
-def _entry(data: bytes, at: int) -> _Entry | None:
-    """The directory entry at an offset, if it can be one."""
-    if at + CENTRAL.size > len(data):
-        return None
-    fields = CENTRAL.unpack_from(data, at)
-    magic, _, _, flags, method, _, _, crc32, stored, nbytes = fields[:10]
-    name_nbytes, extra_nbytes, _, _, _, _, header_at = fields[10:]
-    name_end = at + CENTRAL.size + name_nbytes
-    if magic != CENTRAL_MAGIC or name_end + extra_nbytes > len(data) or flags & _ODD_FLAGS:
-        return None
-    name = _name(data[at + CENTRAL.size : name_end][: _LONGEST_NAME + 1])
-    wide = _wide(data[name_end : name_end + extra_nbytes])
-    values = []
-    for value in (nbytes, stored, header_at):
-        if value == MAX32 and len(wide) >= 8:
-            value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
-        values.append(value)
-    if name is None or method not in (STORED, DEFLATED):
-        return None
-    return _Entry(name, method, crc32, values[1], values[2])
-
-
-def _name(raw: bytes) -> str | None:
-    """The name of a record, if it can be one."""
-    try:
-        name = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return name if 0 < len(raw) <= _LONGEST_NAME and name.isprintable() else None
-
-
-def _wide(extra: bytes) -> bytes:
-    """The content of the zip64 extra field, if there is one."""
-    at = 0
-    for _ in range(_MOST_FIELDS):
-        if at + 4 > len(extra):
-            break
-        kind, nbytes = struct.unpack_from("<HH", extra, at)
-        if kind == 1:
-            return extra[at + 4 : at + 4 + nbytes]
-        at += 4 + nbytes
-    return b""

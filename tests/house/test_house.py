@@ -94,6 +94,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "zips.fields",
         "zips.archive",
         "zips.layout",
+        "zips.found_entries",
         "zips.found_records",
         "zips.content",
         "zips.rewrite",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,26 @@ def test_a_few_streams_are_open_at_a_time(width: int, tmp_path: Path) -> None:
         assert len(held) == 4096 // width
         assert sum(each._stream is not None for each in held) <= MOST_OPEN
         assert not any(each._head or each._tail for each in held)
+
+
+def test_no_thread_closes_what_another_reads(tmp_path: Path) -> None:
+    tensor, folder = torch.randn(64, 1024), tmp_path / "dcp"
+    boxes: dict[str, list[Box]] = {"w": [((0, n), (64, 64)) for n in range(0, 1024, 64)]}
+    writer = FileSystemWriter(folder, _extensions=[_extension.ZStandard()])
+    save({"w": tensor}, storage_writer=writer, planner=ChunkPlanner(boxes), no_dist=True)
+    with formats.opened(folder) as found:
+        container = found.container
+        assert isinstance(container, DcpContainer)
+        _, item = container.items_of(next(iter(container.storages)))[0]
+        packed = item.source
+        assert isinstance(packed, Packed)
+        assert packed._stream is None  # all of it was read, and nothing of it is wanted yet
+        start = packed.read(item.at, 100)
+        stream = packed._stream
+        with ThreadPoolExecutor(1) as pool:
+            assert torch.equal(pool.submit(ckptmove.load, folder).result()["w"], tensor)
+        assert packed._stream is stream is not None
+        assert start + packed.read(item.at + 100, 60) == packed.read(item.at, 160)
 
 
 def test_a_bomb_is_refused(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import importlib
 import io
+import threading
 import zlib
-from typing import Any, ClassVar
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from ....errors import CorruptError, StrPath, UnsupportedError
 from ....sources.source import Source, check_range
@@ -25,15 +27,14 @@ from .metadata import Lies
 MOST_OPEN = 16
 _KEPT = 1 << 16  # bytes of the start and of the end that stay in memory
 _BLOCK = 1 << 20
-_LARGEST_WINDOW = 1 << 27  # bytes that a stream may refer back; torch has 2 MB
+_LARGEST_WINDOW = 1 << 23  # bytes that a stream may refer back; torch has 2 MB
 
 
 class Packed(Source):
-    """An item, decompressed when it is read."""
+    """An item, decompressed when it is read, by one thread."""
 
-    __slots__ = ("_at", "_head", "_lies", "_packed", "_stream", "_tail")
+    __slots__ = ("__weakref__", "_at", "_head", "_lies", "_packed", "_stream", "_tail")
     _stream: Any
-    _opened: ClassVar[list[Packed]] = []  # those that have a stream, the latest last
 
     def __init__(self, packed: Source, lies: Lies, most: int) -> None:
         """`most`: how large it may become; CorruptError if it is larger, or damaged."""
@@ -52,16 +53,16 @@ class Packed(Source):
         self._head, self._tail, self.nbytes = bytes(head), bytes(tail), end
 
     def settle(self) -> None:
-        """Forget what is around its elements, which were found."""
+        """Forget what is around its elements, which were found; they are before what was read."""
         self._head = self._tail = b""
+        self.close()
 
     def _rewind(self) -> None:
-        opened = Packed._opened
-        if self in opened:
-            opened.remove(self)
-        elif len(opened) == MOST_OPEN:
-            opened.pop(0)._stream = None
-        opened.append(self)
+        self.close()
+        opened = _OPENED.streams
+        if len(opened) >= MOST_OPEN:
+            next(iter(opened)).close()
+        opened[self] = None
         self._stream, self._at = _stream_of(_Raw(self._packed, self._lies)), 0
 
     def _next(self, nbytes: int) -> bytes:
@@ -112,9 +113,9 @@ class Packed(Source):
         return crc32
 
     def close(self) -> None:
-        """As `Source.close`: its file is closed by who opened it."""
-        if self in Packed._opened:
-            Packed._opened.remove(self)
+        """Close its stream, which is opened again if it is read; its file is closed by others."""
+        self._stream = None
+        _OPENED.streams.pop(self, None)
 
     def check_unchanged(self) -> None:
         self._packed.check_unchanged()
@@ -124,6 +125,16 @@ class Packed(Source):
 
     def mappable(self, start: int, nbytes: int) -> int:
         raise UnsupportedError("can't be mapped: it is compressed", path=self.path)
+
+
+class _Opened(threading.local):
+    """Those with a stream, the latest last, of each thread: none closes what another reads."""
+
+    def __init__(self) -> None:
+        self.streams = WeakKeyDictionary[Packed, None]()
+
+
+_OPENED = _Opened()
 
 
 class _Raw(io.RawIOBase):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import random
 import sys
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,28 @@ class Zeros(_extension.ZStandard):
         for _ in range(65):
             made.write(bytes(1 << 20))
         return made
+
+
+class Grown(io.BytesIO):
+    """Adds records without content to a zip before it is compressed."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+    def close(self) -> None:
+        with zipfile.ZipFile(self, "a") as archive:
+            for n in range(20):
+                archive.writestr(f"archive/{n}", "")
+        self.output.write(self.getvalue())
+        self.output.close()
+
+
+class ManyRecords(_extension.ZStandard):
+    """Has more records in each item than torch writes."""
+
+    def transform_to(self, output: Any) -> Any:
+        return Grown(super().transform_to(output))
 
 
 def save_packed(folder: Path, kind: Any = _extension.ZStandard) -> Path:
@@ -143,6 +167,15 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
     folder = save_packed(tmp_path / "dcp", Zeros)
     with pytest.raises(CorruptError, match="it becomes more than"):
         ckptmove.convert(folder, tmp_path / "out.pt")
+
+
+def test_many_records_in_an_item_are_refused(tmp_path: Path) -> None:
+    """All that is compressed could be read again for each; torch writes seven."""
+    folder = save_packed(tmp_path / "dcp", ManyRecords)
+    with pytest.raises(CorruptError, match="that torch"):
+        ckptmove.convert(folder, tmp_path / "out.pt")
+    with formats.opened(folder) as found, pytest.raises(CorruptError, match="not a tensor"):
+        list(found.container.damage(lambda _: None))
 
 
 def test_without_zstd_they_are_refused_by_name(

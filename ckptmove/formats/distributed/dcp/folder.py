@@ -45,7 +45,7 @@ from ...writing import WriteOptions, WritePlan
 from ..boxes import Box, check_tiling, division_of
 from . import writing
 from .flattening import flatten
-from .items import Item, frame_of, open_item, strip_of, unpacked, value_in
+from .items import Item, archive_of, frame_of, open_item, strip_of, unpacked, value_in
 from .metadata import METADATA, Lies, Saved, SavedTensor, read_saved
 from .packed import MOST_OPEN, Packed
 from .saves import check_saves
@@ -301,7 +301,7 @@ class DcpContainer(PartsContainer):
             for lies in dict.fromkeys(tensor.chunks.values()):
                 most = nbytes_of(Box((), tensor.shape).numel, tensor.dtype)
                 window = unpacked(self._files[lies.file], lies, most)
-                for each in damage(Archive(window), report):
+                for each in damage(archive_of(window), report):
                     yield f"{lies.file}, at offset {lies.at:,}: {each}"
 
     def unknown_callables(self) -> Iterator[str]:

@@ -34,6 +34,7 @@ _SMALL = 1 << 14  # bytes of an item that is read as a whole
 _FRAME = 1 << 11  # bytes before the elements of a usual item, and after them
 _LARGEST_VALUE = 64 << 20  # bytes of what is no tensor, if it is compressed
 _LARGEST_AROUND = 1 << 18  # bytes around the elements of an item that is compressed
+_MOST_RECORDS = 16  # in an item; torch writes up to seven
 _SUM_NBYTES = 4
 _MOST_LAYOUTS = 1 << 8  # that are remembered, of a few kB each
 _USUAL_PICKLE = 1 << 10  # such are remembered
@@ -108,6 +109,17 @@ def unpacked(source: Source, lies: Lies, nbytes: int) -> Readable:
     return source.window(lies.at, lies.nbytes)
 
 
+def archive_of(window: Readable) -> Archive:
+    """The zip in an item of a tensor; CorruptError if it has far more records than that needs.
+
+    What is compressed may be read from its start again for each.
+    """
+    archive = Archive(window, tail=_FRAME)
+    if len(archive.records) > _MOST_RECORDS:
+        raise CorruptError("it is not a tensor that torch.save wrote")
+    return archive
+
+
 def value_in(source: Source, lies: Lies, budget: Budget) -> Readable:
     """An item that is no tensor."""
     window = unpacked(source, lies, _LARGEST_VALUE)
@@ -140,7 +152,7 @@ def _parsed(
     window: Readable, source: Source, lies: Lies, dtype: str, box: Box
 ) -> tuple[Item, Archive, Record]:
     """An item, its zip, and the record of the elements in it."""
-    archive = Archive(window, tail=_FRAME)
+    archive = archive_of(window)
     prefix = prefix_of(archive)
     record = archive.records.get(f"{prefix}data.pkl")
     if record is None or record.method != STORED or record.nbytes > _LARGEST_PICKLE:

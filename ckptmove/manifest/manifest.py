@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 Group = TypeVar("Group", str, tuple[str, ...])
 
-
 #: The device of what is stored without one.
 NOT_STORED = "not stored"
 
@@ -54,10 +53,11 @@ class Section(str, Enum):
 
 
 class Role(str, Enum):
-    """What a tensor is used for, where torch has its own rule for the device of such tensors."""
+    """What a tensor is used for, where its library has a rule for the device of such tensors."""
 
     STEP = "optimizer step"
     HYPERPARAMETER = "optimizer hyper-parameter"
+    SCORE = "initial score"
     RNG_STATE = "RNG state"
     RANK_MAP = "mesh rank map"
     SHAPE = "nested tensor shape"

@@ -22,6 +22,7 @@ from .rules import Rules
 _WHY = {
     Role.STEP: "torch keeps optimizer steps on the CPU unless capturable or fused",
     Role.HYPERPARAMETER: "torch never moves hyper-parameters of an optimizer",
+    Role.SCORE: "Lightning keeps the score to beat on the CPU until it has saved that many files",
     Role.RNG_STATE: "torch restores RNG states only from the CPU",
     Role.RANK_MAP: "the ranks of a device mesh stay on the CPU",
     Role.SHAPE: "the shape of a nested tensor stays on the CPU",

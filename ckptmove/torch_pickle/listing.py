@@ -34,6 +34,7 @@ from .sections.averages import are_tensors, averages_within, is_average
 from .sections.sections import (
     Context,
     Rng,
+    initial_score,
     is_capturable,
     is_graph_data,
     is_module_state,
@@ -384,6 +385,9 @@ class _Listing(Allowance):
     ) -> Context:
         """What a container says about its content."""
         if isinstance(node, MappingNode):
+            score = initial_score(node)
+            if score is not None:
+                self.roles[id(score)] = Role.SCORE
             if is_graph_data(node):
                 context = context._replace(data=True)
             section = section_of(node)

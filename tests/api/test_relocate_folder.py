@@ -79,6 +79,17 @@ def test_there_and_back_is_the_same(
         assert list(back.moved.values()) == list(report.moved.values())
 
 
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_was_taken_to_the_cpu_comes_back(
+    name: str, training_folder: TrainingFolder, tmp_path: Path
+) -> None:
+    source = training_folder(name, "cuda:1")
+    ckptmove.relocate(source, tmp_path / "there", to="cpu")
+    ckptmove.relocate(tmp_path / "there", tmp_path / "back", to="cuda:1")
+    assert contents(tmp_path / "back") == contents(source)
+
+
 @pytest.mark.parametrize("name", GOES_ON)
 def test_the_library_goes_on_from_it_as_if_it_had_been_there(
     name: str, training_folder: TrainingFolder, tmp_path: Path

@@ -12,6 +12,7 @@ from torch import nn, optim
 
 from ckptmove import Manifest, Role, Section, inspect
 from tests.making.checkpoints import MAKERS, hf_trainer_folder, lightning_checkpoint, save
+from tests.making.frameworks import library, regression
 from tests.making.modules import TinyNet, trained_net
 from tests.making.training import step, stepped
 
@@ -300,6 +301,36 @@ def test_scores_of_files_are_no_model(tmp_path: Path) -> None:
     torch.save(saved, tmp_path / "run.ckpt")
     sections = [str(entry.section) for entry in inspect(tmp_path / "run.ckpt").tensors]
     assert sections == ["other", "other", "model"]
+
+
+@pytest.mark.parametrize(("keeps", "role"), [(1, None), (2, Role.SCORE)])
+def test_the_score_to_beat_is_on_the_cpu_until_there_is_one(
+    keeps: int, role: Role | None, tmp_path: Path
+) -> None:
+    """As Lightning's ModelCheckpoint saves it after one file."""
+    lightning = library("lightning")
+
+    class Logging(lightning.Callback):  # type: ignore[name-defined]
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: object) -> None:
+            module.log("loss", outputs["loss"])
+
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path, "first", monitor="loss", save_top_k=keeps, every_n_train_steps=1
+    )
+    trainer = lightning.Trainer(
+        max_steps=1,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[Logging(), saver],
+    )
+    inputs = torch.utils.data.TensorDataset(torch.randn(8, 3))
+    trainer.fit(regression(lightning), torch.utils.data.DataLoader(inputs))
+    entries = {entry.path[-1]: entry for entry in inspect(tmp_path / "first.ckpt").tensors}
+    assert entries["kth_value"].role == role
+    assert (entries["kth_value"].storage == entries["current_score"].storage) == (role is None)
+    assert entries["current_score"].role is None
 
 
 def test_steps_of_two_optimizers(tmp_path: Path) -> None:

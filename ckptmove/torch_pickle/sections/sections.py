@@ -201,6 +201,18 @@ def optimizer_roles(optimizer: Mapping) -> Iterator[tuple[Call, Role]]:
                 yield value, Role.STEP
 
 
+def initial_score(node: Mapping) -> Call | None:
+    """The score to beat of Lightning's ModelCheckpoint, an infinity on the CPU, while it has none.
+
+    Once there are as many files as it keeps, it is the score of one of them, on its device.
+    Source: lightning/pytorch/callbacks/model_checkpoint.py, `state_dict`, `_update_best_and_save`.
+    """
+    if len(node.pairs) > MOST_SIBLINGS or node.get("kth_best_model_path") != "":
+        return None
+    score = node.get("kth_value") if node.get("best_k_models") is not None else None
+    return score if isinstance(score, Call) else None
+
+
 def _identity(parameter: Node) -> object:
     """What a parameter goes by in an optimizer: its number or name, or itself."""
     if isinstance(parameter, int) and parameter.bit_length() > _SAFE_BITS:

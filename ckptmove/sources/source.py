@@ -266,12 +266,16 @@ class File(Source):
         except BaseException:
             os.close(fd)
             raise
+        found.hold_if_few()
+        return found
+
+    def hold_if_few(self) -> None:
+        """Hold the descriptor, or close it where very many are open, until it is read."""
         if File._held < _MOST_HELD:
             File._held += 1
-            found._is_counted = True
+            self._is_counted = True
         else:
-            found.close()
-        return found
+            self.close()
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -303,9 +307,12 @@ class File(Source):
         finally:
             os.close(fd)
 
+    def _descriptor_again(self) -> int:
+        return os.open(self.path, files.READ | files.AT_ONCE)
+
     def _open_again(self) -> int:
         try:
-            fd = os.open(self.path, files.READ | files.AT_ONCE)
+            fd = self._descriptor_again()
         except OSError as error:
             raise InputError(f"can't be read: {error.strerror}", path=self.path) from error
         try:

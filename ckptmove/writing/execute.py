@@ -12,7 +12,7 @@ from typing import TypeVar
 from ..errors import UnsupportedError, WriteError
 from ..plans.plan import Copy, Gather, Plan, Write
 from ..sources.source import File, Source
-from ..system.files import READ_WRITE, OpenFolder, clone, free_nbytes, sync
+from ..system.files import READ, READ_WRITE, OpenFolder, clone, free_nbytes, sync
 from .copy import Copier, Run, put, start_writeback
 from .final_name import check_free_space, failure_of, mode_from
 from .verify import Progress, Verifier
@@ -27,6 +27,7 @@ class PlanFile:
         """Create the file as `name` in the open directory `folder`; messages name `path`."""
         self.path = path
         self.sources = sources
+        self._place = folder, name
         flags = READ_WRITE | os.O_CREAT | os.O_EXCL
         self.fd = folder.open(name, flags, mode_from(sources) | 0o200)
 
@@ -142,9 +143,25 @@ class PlanFile:
     def open_written(self) -> File:
         """Open what was written, to be read like any other file."""
         try:
-            return File(os.dup(self.fd), self.path)
+            found = _WrittenFile(os.dup(self.fd), self.path, self._place)
         except OSError as error:
             raise failure_of(error, self.path) from error
+        found.hold_if_few()
+        return found
+
+
+class _WrittenFile(File):
+    """A file that does not have its name yet: it is opened again where it lies."""
+
+    __slots__ = ("_place",)
+
+    def __init__(self, fd: int, path: str, place: tuple[OpenFolder, str]) -> None:
+        super().__init__(fd, path)
+        self._place = place
+
+    def _descriptor_again(self) -> int:
+        folder, name = self._place
+        return folder.open(name, READ)
 
 
 def read_gather(

@@ -63,6 +63,17 @@ def test_files_of_very_many_ranks(
     assert_same_tree(dict(ckptmove.load(folder)["module"]), weights(ranks))
 
 
+@pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="counts descriptors in /proc")
+@pytest.mark.usefixtures("few_descriptors")
+def test_very_many_files_are_written(tmp_path: Path) -> None:
+    torch.save(weights(300), tmp_path / "in.pt")
+    before = len(list(DESCRIPTORS.iterdir()))
+    ckptmove.convert(tmp_path / "in.pt", tmp_path / "out", format="dcp", ranks=300)
+    assert len(list(DESCRIPTORS.iterdir())) == before
+    assert len(list((tmp_path / "out").iterdir())) == 301
+    assert ckptmove.diff(tmp_path / "in.pt", tmp_path / "out").equal
+
+
 def test_a_file_that_is_opened_again_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from ...sources.budget import reserve
 BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-sharded")
 BY_SAFETENSORS = ("safetensors", "safetensors-sharded")
 _BY_TORCH = (*BY_TORCH_LOAD, *BY_SAFETENSORS, "torchscript")
+#: Of these, torch.load takes single files at most.
+_BY_RANKS = ("dcp", "dcp-safetensors", "deepspeed", "universal", "fsdp-ranks")
 #: Bytes of memory that the library takes for any file, and for each byte of its header: 1300 for a
 #: tensor, of which the shortest takes 60.
 _SAFETENSORS_FLOOR, _PER_HEADER_BYTE = 32 << 20, 24
@@ -31,6 +33,8 @@ def not_loaded(format: str) -> Finding | None:
     why = f"torch can load {format} only by running its code"
     if format == "nemo":
         why = "torch does not load nemo; NeMo unpacks it"
+    elif format in _BY_RANKS:
+        why = f"not tried: the library that wrote {format} loads it on its ranks, into a model"
     return Finding("reload", SKIPPED, why)
 
 

@@ -85,6 +85,7 @@ def test_the_folder_of_a_step_has_both_models(step: Path, tmp_path: Path, run_cl
         assert ckptmove.diff(step, tmp_path / name).equal
     checked = run_cli("validate", step, exit=0).stdout
     assert "container training-folder" in checked
+    assert "actor: not tried: the library that wrote fsdp-ranks loads it on its ranks" in checked
     shutil.copytree(step, step.with_name("global_step_20"))
     asked = run_cli("convert", step.parent, tmp_path / "one.pt", exit=3).stderr
     assert "give one of them, such as" in asked

@@ -232,7 +232,7 @@ def convert(
         dry_run=dry_run,
         progress=progress,
     )
-    apart = target.is_folder and not target.format.of_ranks
+    apart = target.is_folder and not target.format.is_folder
     if from_folder and apart and holds_parts(place):
         report = convert_folder(src, target, edits, how)
         return _timed(report, notes, started)

@@ -225,8 +225,9 @@ ForceLarger = Annotated[
 Format = Annotated[
     str | None,
     Option(
-        "safetensors, torch-zip, zip-bundle (a dict of files) or dcp (a folder of "
-        "torch.distributed.checkpoint).",
+        "safetensors, torch-zip, zip-bundle (a dict of files), dcp (a folder of "
+        "torch.distributed.checkpoint) or universal (a folder that DeepSpeed resumes from with "
+        "`load_universal`; it needs a model and its Adam).",
         "FORMAT",
         group="Format",
         default="by the suffix of the destination",

@@ -26,7 +26,7 @@ def output_namer(
         for each in formats.WRITABLE
         if each.name == options.get("format", formats.WRITABLE[0].name)
     )
-    divided = options.get("max_shard_size") is not None or format.of_ranks
+    divided = options.get("max_shard_size") is not None or format.is_folder
 
     def named(item: Item) -> str:
         if root is None:

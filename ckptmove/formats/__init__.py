@@ -92,7 +92,13 @@ FORMATS: tuple[Format, ...] = (
 _GUESSES: tuple[Format, ...] = (StrangeFolder(), LegacyBehind(), OnlyFile())
 
 #: In which a checkpoint can be written, the usual first.
-WRITABLE: tuple[WritableFormat, ...] = (SafetensorsFile(), TorchZip(), ZipBundle(), Dcp())
+WRITABLE: tuple[WritableFormat, ...] = (
+    SafetensorsFile(),
+    TorchZip(),
+    ZipBundle(),
+    Dcp(),
+    Universal(),
+)
 
 #: What may lie within the bytes of a pickle.
 _NESTED = [each for each in FORMATS if isinstance(each, PickledFormat) and each.nestable]

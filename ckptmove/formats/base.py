@@ -86,7 +86,9 @@ class WritableFormat(Format):
     shards: bool
     #: Whether it has room for further text.
     annotates: bool
-    #: Whether it is always a folder, as so many ranks write it.
+    #: Whether it is always a folder.
+    is_folder = False
+    #: Whether it is divided among as many ranks as one likes.
     of_ranks = False
 
     @abstractmethod

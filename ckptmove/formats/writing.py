@@ -51,6 +51,9 @@ class WritePlan(NamedTuple):
     warnings: tuple[str, ...] = ()  #: what the format does not store, and hardly anybody misses
     #: raises CorruptError if what was written is not what its sources say; called once all is
     prove: Callable[[], None] = lambda: None
+    #: as `check`, of files that are checked one by one, under "", as soon as each is written; they
+    #: may be more than can be open at once, and `check` does not get them
+    checks: Mapping[str, Check] = {}
 
 
 def assemble(nbytes: int, pieces: Pieces) -> Plan:

@@ -349,6 +349,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.distributed.deepspeed.pipeline",
         "formats.distributed.deepspeed.zero_container",
         "formats.distributed.deepspeed.folder",
+        "formats.distributed.deepspeed.model_and_optimizer",
+        "formats.distributed.deepspeed.universal_writing",
         "formats.distributed.deepspeed.universal",
         "formats.distributed.deepspeed",
         "formats.distributed.placement",

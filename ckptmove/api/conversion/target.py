@@ -15,7 +15,7 @@ from ...errors import InputError, RefusedError, StrPath, UsageError, WriteError
 from ...formats import WritableFormat
 from ...formats.distributed.dcp.folder import is_of_dcp
 from ...formats.folders.weight_names import is_weights, stem_for, usual_name
-from ...formats.writing import WriteOptions, WritePlan, check_metadata, check_shared
+from ...formats.writing import Check, WriteOptions, WritePlan, check_metadata, check_shared
 from ...sources import place_of
 from ...sources.place import Place
 from ...sources.source import Source
@@ -123,7 +123,7 @@ class Target(NamedTuple):
             with destination.new_file(sources, force=force) as made:
                 made.write(writing.files[""], progress)
                 with made.open_written() as written:
-                    _check(writing, {"": written})
+                    _check(writing.check, {"": written})
                 made.commit()
             return
         sources = [source for part in parts for source in part.sources]
@@ -159,14 +159,19 @@ def _write_part(part: PlannedPart, folder: StagedFolder, progress: Progress | No
         for name, plan in part.writing.files.items():
             with folder.file(part.names[name], part.sources) as file:
                 file.write(plan, progress)
-                files[name] = stack.enter_context(file.open_written())
-        _check(part.writing, files)
+                check = part.writing.checks.get(name)
+                if check is None:
+                    files[name] = stack.enter_context(file.open_written())
+                    continue
+                with file.open_written() as written:
+                    _check(check, {"": written})
+        _check(part.writing.check, files)
     part.writing.prove()
 
 
-def _check(writing: WritePlan, written: Mapping[str, Source]) -> None:
+def _check(check: Check, written: Mapping[str, Source]) -> None:
     try:
-        writing.check(written)
+        check(written)
     except InputError as error:
         raise WriteError(f"what was written can't be read: {error}", path=error.path) from error
 
@@ -232,11 +237,12 @@ def target_of(
         )
     if sharded and not found.shards:
         what = "divided by ranks" if found.of_ranks else "one file"
+        what = "divided by parameters" if found.is_folder and not found.of_ranks else what
         raise UsageError(f"{found.name} is always {what}: it takes no --max-shard-size")
     ranks = check_ranks(ranks, found)
-    if found.of_ranks and known and not is_folder:
+    if found.is_folder and known and not is_folder:
         raise UsageError(f"{path!r} is called like a file, and {found.name} is a folder")
-    is_folder = is_folder or found.of_ranks
+    is_folder = is_folder or found.is_folder
     stem = found.folder_stem if is_folder else PurePath(path).stem
     return Target(path, stem, found, is_folder, limit, ranks)
 

@@ -73,6 +73,13 @@ def call_parameters(draft: CheckpointGraph, ids: OptimizerIds) -> None:
         draft.warnings.append("no optimizer was found whose parameters could be called otherwise")
 
 
+def group_flattened(draft: CheckpointGraph) -> None:
+    """Give the optimizers of a draft that were flattened their state and groups again, by name."""
+    for node in list(nodes_of(draft.graph.root)):
+        if isinstance(node, Dict) and _is_flat(node):
+            _group(draft, node)
+
+
 def _call(draft: CheckpointGraph, node: Mapping, params: list[Node], ids: OptimizerIds) -> None:
     wanted: type = int if ids == "int" else str
     if all(isinstance(each, wanted) and type(each) is not bool for each in params):

@@ -77,6 +77,7 @@ class Dcp(WritableFormat):
     folder_stem = ""
     shards = False
     annotates = False
+    is_folder = True
     of_ranks = True
 
     def sniff(self, probe: Probe) -> bool:

@@ -21,15 +21,19 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from ....errors import CorruptError, InputError, UnsupportedError
+from ....graph.draft import CheckpointGraph
 from ....pickles.nodes import Dict
+from ....reports.convert import Loss
 from ....reports.display.phrases import join_names
 from ....sources import place_of
 from ....sources.place import EntryKind
-from ...base import Format
+from ...base import WritableFormat
 from ...checkpoint import Carries, Checkpoint
 from ...folders.parts import check_open_at_once
 from ...probe import Probe
+from ...writing import WriteOptions, WritePlan
 from ..saved_file import SavedFile, by_number, shapes_in
+from . import universal_writing
 from .flat import Elements, Whole, whole_of
 from .folder import open_file, tell_devices, tell_others
 from .rank_files import ALL_RANKS, RankFiles
@@ -47,7 +51,7 @@ _MOST_NAMED = 3
 _MOST_KINDS = 16  # of what an optimizer has of each parameter; Adam has four
 
 
-class Universal(Format):
+class Universal(WritableFormat):
     """The format of DeepSpeed's `ds_to_universal`."""
 
     name = "universal"
@@ -55,6 +59,10 @@ class Universal(Format):
     refused = "folders that lack files of a parameter; experts"
     carries = Carries(False, True, False, objects=True, dtypes="all of torch")
     in_parts = True
+    folder_stem = ""
+    shards = False
+    annotates = False
+    is_folder = True
 
     def sniff(self, probe: Probe) -> bool:
         """A folder in which each parameter has a folder of its own."""
@@ -101,6 +109,14 @@ class Universal(Format):
         trained.check_others(container.names)
         return container.checkpoint(self.name, self.carries)
 
+    def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
+        """Text about the whole, and a loss scale that changes."""
+        return universal_writing.losses_of(draft)
+
+    def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
+        """How to write a draft as `ds_to_universal` would."""
+        return universal_writing.plan_write(draft)
+
 
 class _Merged(Trained):
     """What the files of each parameter hold."""
@@ -144,6 +160,9 @@ class _Merged(Trained):
         for kind in (*named, *sorted(kinds.keys() - {*named})):
             file = self._files[kinds[kind]]
             is_bare = not isinstance(file.top, Dict)
+            if kind == STEP and isinstance(file.top, (int, float)):  # of DeepSpeed's own Adam
+                held[kind] = file.top
+                continue
             found = file.elements(file.top.get(PARAM) if isinstance(file.top, Dict) else file.top)
             if found is None:
                 raise file.malformed("it")

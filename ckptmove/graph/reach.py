@@ -48,7 +48,7 @@ def nodes_of(
                 todo.append(node.storage)  # as below, but at once: there may be very many
         elif type(node) is not StorageReference or not is_compact(node):
             held = parts_of(held_by(node))
-            if not are_plain(held):
+            if not are_plain(held) and not _COMPOSITE.isdisjoint(map(type, held)):
                 todo += [each for each in reversed(held) if type(each) in _COMPOSITE]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import CorruptError, UnsupportedError
 from ..pickles.nodes import Dict, Node
-from ..pickles.terms import from_terms, parsed, spelled, to_terms
+from ..pickles.terms import check_texts, from_terms, parsed, spelled, to_terms
 from .canonical import Graph
 from .parts import Parts
 from .tensor_terms import Held, MissingTensor, Reader, Speller
@@ -28,7 +28,7 @@ def tree_text(graph: Graph, parts: Parts, most_characters: int | None = None) ->
 
     TooLong if it has more characters than it may.
     """
-    root = to_terms(graph.root, Speller(graph, parts).leaf, most_characters)
+    root = to_terms(graph.root, Speller(graph, parts).leaf, most_characters, check_texts)
     said = {"version": _VERSION, "root": root}
     if parts.duplicates:
         said["duplicates"] = sorted(parts.duplicates)

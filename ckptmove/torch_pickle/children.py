@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import TypeGuard
 
 from ..manifest.paths import Key, Path, spell
@@ -72,32 +72,36 @@ def children_of(node: Tuple | List | Set | Dict | Call) -> Iterator[tuple[Path, 
 
 
 def visits_of(
-    node: Tuple | List | Set | Dict | Call, barren: set[int]
+    node: Tuple | List | Set | Dict | Call, barren: set[int], opened: Container[int]
 ) -> tuple[Iterable[tuple[Path, Node]], list[Node]]:
     """What is to be visited in a node, with its keys; and all that it holds but plain values.
 
     A long row of references takes few bytes in a file: no path is made for what leads to nothing,
     and for all else only when it is visited. `barren` has the `id()` of rows that hold nothing to
-    be visited; this one is added if it is one.
+    be visited; this one is added if it is one. `opened` has that of the bytes that were read.
     """
     children: list[Node]
     if isinstance(node, Dict) and isinstance(node.pairs, Pairs):
         children = [each for _, each in children_of(node) if isinstance(each, _HOLDING)]
-        inside = children_of(node) if any(_leads_on(each, barren) for each in children) else ()
-        return ((k, each) for k, each in inside if _leads_on(each, barren)), children
+        lead = any(_leads_on(each, barren, opened) for each in children)
+        inside = children_of(node) if lead else ()
+        return ((k, each) for k, each in inside if _leads_on(each, barren, opened)), children
     if not isinstance(node, (Tuple, List, Set)):
         both = [(keys, each) for keys, each in children_of(node) if isinstance(each, _HOLDING)]
-        return [(k, each) for k, each in both if _leads_on(each, barren)], [e for _, e in both]
+        leading = [(k, each) for k, each in both if _leads_on(each, barren, opened)]
+        return leading, [each for _, each in both]
     children = []
     if not are_plain(node.items):
         children = [each for each in parts_of(node.items) if isinstance(each, _HOLDING)]
-    if not any(_leads_on(each, barren) for each in children):
+    if not any(_leads_on(each, barren, opened) for each in children):
         barren.add(id(node))
         return (), children
-    return ((k, each) for k, each in children_of(node) if _leads_on(each, barren)), children
+    return ((k, each) for k, each in children_of(node) if _leads_on(each, barren, opened)), children
 
 
-def _leads_on(node: Node, barren: set[int]) -> bool:
+def _leads_on(node: Node, barren: set[int], opened: Container[int]) -> bool:
+    if isinstance(node, Blob):
+        return id(node) in opened
     if isinstance(node, Text):
         return names_device(node)
     if isinstance(node, (Tuple, List, Set)):

@@ -292,7 +292,7 @@ class _Listing(Allowance):
         if id(node) in self.pids:  # no pickler hands out the tuple that it makes for a storage
             raise CorruptError("the id of a storage is also a value")
         self.take_steps(breadth(node))
-        inside, children = visits_of(node, self.barren)
+        inside, children = visits_of(node, self.barren, self.grafts)
         within = self.within(node, path, context, children)
         self.contents.opened[id(node)] = within.section
         apart = averages_within(node, within.section)

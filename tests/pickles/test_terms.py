@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 import pickletools
 import struct
 import zipfile
@@ -32,7 +33,15 @@ from ckptmove.pickles.nodes import (
     Text,
     Tuple,
 )
-from ckptmove.pickles.terms import Term, from_terms, parsed, spelled, to_terms
+from ckptmove.pickles.terms import (
+    Term,
+    check_texts,
+    extent_of,
+    from_terms,
+    parsed,
+    spelled,
+    to_terms,
+)
 from ckptmove.pickles.terms.text import LEAST_BRACKETS, LEAST_TEXTS, MAX_DEPTH
 from ckptmove.pickles.walk import Pickle, walk
 from tests.conftest import examples
@@ -502,6 +511,26 @@ def nested(levels: int) -> List:
     for _ in range(levels - 1):
         root = List([root])
     return root
+
+
+def test_the_length_of_what_is_met_again_is_foretold() -> None:
+    """Texts at least and characters at most, so that nothing is refused that could be written."""
+    shared = ["a" * 100, b"\xff" * 100, (1, 2), {"k": "v"}]
+    other = ['\n"\\é😀\ud800', "short", None, True, 0.1, float("nan"), -(1 << 600), b"ab", {1, 2}]
+    keys = {"plain": 1, (3, 4): 2, None: [5]}
+    saved = [shared * 20_000, other, [1, 2, 3], [other[2]] * 100, keys, Random]
+    told = list[tuple[int, int]]()
+    root = walk(pickle.dumps(saved, 4)).root
+    text = spelled(to_terms(root, unknown, None, lambda *each: told.append(each)))
+    ((texts, characters),) = told
+    assert 0.7 * (extent_of(text).quotes // 2) < texts <= extent_of(text).quotes // 2
+    assert len(text) <= characters < 1.5 * len(text)
+
+
+def test_what_would_be_refused_is_not_spelled() -> None:
+    root = walk(pickle.dumps(["a" * 100] * 300_000, 4)).root
+    with pytest.raises(UnsupportedError, match="far more texts"):
+        to_terms(root, unknown, 0, check_texts)  # without room to spell anything
 
 
 @pytest.mark.slow

@@ -111,8 +111,10 @@ def change_each(row: Items, change: Callable[[Node], Node]) -> None:
     if isinstance(row, MixedRow):
         row = row.others
     if not are_plain(row):
+        last = new = None
         for n, each in enumerate(row):
-            new = change(each)
+            if each is not last:  # the same may be there a million times in a row
+                last, new = each, change(each)
             if new is not each:
                 row[n] = new
 

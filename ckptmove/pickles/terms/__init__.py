@@ -24,11 +24,12 @@ go back.
 
 from .reading import from_terms
 from .spelling import Term, TooLong, to_terms
-from .text import extent_of, has_long_number, parsed, spelled, spelled_parts
+from .text import check_texts, extent_of, has_long_number, parsed, spelled, spelled_parts
 
 __all__ = [
     "Term",
     "TooLong",
+    "check_texts",
     "extent_of",
     "from_terms",
     "has_long_number",

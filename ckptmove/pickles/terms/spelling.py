@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from array import array
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from json.encoder import encode_basestring_ascii
 from math import isfinite, isnan
 from typing import Any, TypeAlias
 
@@ -18,6 +21,8 @@ from ..opcodes.mixed_rows import MixedRow, parts_of
 Term: TypeAlias = Any
 #: The term of a call, a persistent id or a blob that the caller knows; None for any other.
 Leaf: TypeAlias = Callable[[Node], "dict[str, Any] | None"]
+#: Is told how many texts the JSON of a term has at least, and characters at most.
+Foretelling: TypeAlias = Callable[[int, int], None]
 #: A node, and where its term goes.
 _Step: TypeAlias = "tuple[Node, Any, int | str]"
 
@@ -27,22 +32,38 @@ _CHARACTERS_OF_AGAIN, _CHARACTERS_OF_TUPLE = (
     20,
     20,
 )  # of what stands around a number, and around items
+#: The most characters around what a node holds, with its number; and from an item to the next.
+_MOST_AROUND, _MOST_BETWEEN = 200, 4
+_MOST_OF_NUMBER = 32  # characters
+_TEXTS_OF_AGAIN = 3
+_SHORT_ROW = 64  # items
+_MANY_AGAIN = 1 << 16  # from which on it is worth to foretell
 _LONG = 64  # characters or bytes; what is longer is shared
 _PART = 1 << 16  # numbers of a row that are looked at together
+_MADE = (Call, Persistent, Blob)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def to_terms(root: Node, leaf: Leaf, most_characters: int | None = None) -> Term:
+def to_terms(
+    root: Node,
+    leaf: Leaf,
+    most_characters: int | None = None,
+    foretelling: Foretelling | None = None,
+) -> Term:
     """The term of a graph, which may be cyclic, and of any depth.
 
     It is only to be read: rows of numbers are those of the graph, not copies. `leaf` is asked for
     each call, persistent id and blob, once and in order. What it gives is the term, and what is
-    below is left alone; at None it is spelled like everything else.
+    below is left alone; at None it is spelled like everything else. `foretelling` is called before
+    anything is spelled, where much is met again, and may raise.
 
     TooLong if the term has more text than `most_characters`; UnsupportedError if the graph has
     bytes that were passed over, or names or calls what no pickle that can be loaded does.
     """
-    return _Spelling(root, leaf, most_characters).run()
+    spelling = _Spelling(root, leaf, most_characters, counting=foretelling is not None)
+    if foretelling is not None and spelling.met_again_count > _MANY_AGAIN:
+        foretelling(*spelling.foretold())
+    return spelling.run()
 
 
 def shareable(node: Node) -> bool:
@@ -75,6 +96,18 @@ def _are_in_range(numbers: Sequence[Node]) -> bool:
     return longest <= MAX_BITS and all(map(isfinite, floats))
 
 
+def _most_characters(node: Node) -> int:
+    """How many characters a node can take in JSON, without what it holds."""
+    if isinstance(node, str):
+        around = _MOST_BETWEEN if node.isascii() else _MOST_AROUND
+        return len(encode_basestring_ascii(node)) + around
+    if isinstance(node, (bytes, Blob)):
+        return _MOST_AROUND + 2 * (node.nbytes if isinstance(node, Blob) else len(node))
+    if isinstance(node, Global):
+        return _MOST_AROUND + 12 * (len(node.module) + len(node.name))
+    return _MOST_AROUND + (node.bit_length() if isinstance(node, int) else 0)
+
+
 def _flat(pairs: Iterable[tuple[Node, Node]]) -> list[Node]:
     return [each for pair in pairs for each in pair]
 
@@ -98,13 +131,19 @@ class TooLong(Exception):
 class _Spelling:
     """A graph on its way to terms."""
 
-    def __init__(self, root: Node, leaf: Leaf, most_characters: int | None) -> None:
-        self.root = root
+    def __init__(
+        self, root: Node, leaf: Leaf, most_characters: int | None, *, counting: bool
+    ) -> None:
+        """`counting`: whether the length of the JSON is to be foretold."""
+        self.root, self.counting = root, counting
         self.room = most_characters
         #: `id()` of a node → the term that the caller gave for it
         self.leaves: dict[int, Term] = {}
         #: `id()` of all that is used more than once
         self.many: set[int] = set()
+        #: how often these are met again, how many texts are not, and of all but what is met again
+        #: and the leaves, the most characters
+        self.met_again_count = self.texts = self.most = 0
         #: of these, what was met → its number
         self.numbers: dict[int, int] = {}
         #: of these numbers, the term of what is met again
@@ -118,11 +157,13 @@ class _Spelling:
         todo = [self.root]
         while todo:
             node = todo.pop()
-            made = isinstance(node, (Call, Persistent, Blob))
+            made = isinstance(node, _MADE)
             if not made and not shareable(node):
+                self.note(node)
                 continue
             if id(node) in met:
                 self.many.add(id(node))
+                self.met_again_count += 1
                 continue
             met.add(id(node))
             if made:
@@ -130,9 +171,44 @@ class _Spelling:
                 if term is not None:
                     self.leaves[id(node)] = term
                     continue
+            self.note(node)
             inside = _inside(node)
-            if not are_terms(inside):
-                todo.extend(reversed(parts_of(inside)))
+            others = [] if are_terms(inside) else parts_of(inside)
+            self.most += _MOST_OF_NUMBER * (len(inside) - len(others))
+            todo.extend(reversed(self.once_each(others)))
+
+    def once_each(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Nodes in order; of a long row, what is there again nearby is counted and left out."""
+        if len(nodes) <= _SHORT_ROW:
+            return nodes
+        found: list[Node] = []
+        for at in range(0, len(nodes), _PART):
+            part = list(nodes[at : at + _PART])
+            once = dict(zip(map(id, part), part, strict=True))
+            found += once.values()
+            counts = Counter(map(id, part)) if len(once) < len(part) else {}
+            for known, count in counts.items():
+                if count > 1 and (isinstance(once[known], _MADE) or shareable(once[known])):
+                    self.many.add(known)
+                    self.met_again_count += count - 1
+                elif count > 1:
+                    self.note(once[known], count - 1)
+        return found
+
+    def note(self, node: Node, times: int = 1) -> None:
+        """Count the texts and the characters of what is spelled here, but not of what it holds."""
+        if not self.counting:
+            return
+        if isinstance(node, str):
+            self.texts += times
+        self.most += times * _most_characters(node)
+
+    def foretold(self) -> tuple[int, int]:
+        """How many texts the JSON has at least, and the most characters."""
+        again = _CHARACTERS_OF_AGAIN + len(str(len(self.many))) + _MOST_BETWEEN
+        leaves = len(json.dumps(list(self.leaves.values())))
+        most = self.most + leaves + self.met_again_count * again + _MOST_AROUND * len(self.many)
+        return self.texts + _TEXTS_OF_AGAIN * self.met_again_count, most
 
     def run(self) -> Term:
         whole: list[Term] = [None]
@@ -156,16 +232,21 @@ class _Spelling:
 
     def spelled(self, steps: Iterable[_Step]) -> Iterator[_Step]:
         """Put the terms of scalars, and what the caller gave, in their places; gives all else."""
-        leaves, many, numbers = self.leaves, self.many, self.numbers
+        leaves, many, numbers, again = self.leaves, self.many, self.numbers, self.again
         for node, place, key in steps:
+            number = numbers.get(id(node))
+            if number in again:  # soon, for there may be millions
+                self.spend_characters(_CHARACTERS_OF_AGAIN)
+                place[key] = again[number]
+                continue
             known = leaves.get(id(node))
             if known is not None and id(node) not in many:
                 place[key] = known
             elif isinstance(node, (bool, int, float, str)) and id(node) not in many:
                 self.spend(node)
                 place[key] = _scalar(node)
-            elif id(node) in numbers:  # as in `spell`, but soon: there may be millions
-                place[key] = self.met_again(numbers[id(node)])
+            elif number is not None:
+                place[key] = self.met_again(number)
             elif node is not None:
                 yield node, place, key
 

@@ -75,9 +75,7 @@ def spelled_parts(term: Term, *, bounded: bool = False) -> Iterator[str]:
         raise UnsupportedError(_too_deep()) from None
     if bounded and not rows:
         quotes = sum(_without_escapes(part.encode("ascii")).count(b'"') for part in parts)
-        excess = _excess_of_texts(quotes, sum(map(len, parts)))
-        if excess is not None:
-            raise UnsupportedError(excess)
+        check_texts(quotes // 2, sum(map(len, parts)))
     text = "".join(parts)
     del parts
     others = text.split(f'"{_NO_TEXT_ESCAPED}"') if rows else [text]
@@ -222,6 +220,13 @@ def _excess(text: str, runs: list[_Run]) -> str | None:
     if extent.opened > LEAST_BRACKETS + len(text) // CHARACTERS_OF_BRACKET:
         return "the saved tree has far more lists and objects in JSON than its length can need"
     return _too_deep() if extent.depth > MAX_DEPTH else None
+
+
+def check_texts(texts: int, characters: int) -> None:
+    """UnsupportedError if JSON with so many texts would be refused at such a length."""
+    excess = _excess_of_texts(2 * texts, characters)
+    if excess is not None:
+        raise UnsupportedError(excess)
 
 
 def _excess_of_texts(quotes: int, nbytes: int) -> str | None:

@@ -47,6 +47,8 @@ _EXCHANGED = (
     ({"shadow_params", "temp_stored_params"}, "shadow_params", "temp_stored_params"),
 )
 
+_TOGETHER = frozenset[str]().union(*(together for together, _, _ in _EXCHANGED))
+
 
 def speaks_of_average(key: Key) -> bool:
     """Whether a key says that averaged weights are below it."""
@@ -73,11 +75,15 @@ def averages_within(node: Node, section: Section) -> dict[Key, bool]:
         return found
     if section is not Section.OTHER:
         return {}
-    keys = keys_of(held.pairs)
-    speaking = (str(key) for key in keys if isinstance(key, str) and speaks_of_average(key))
+    keys = [
+        key for key in keys_of(held.pairs) if isinstance(key, str) and len(key) <= _LONGEST_WORD
+    ]
+    hinted = _HINT.search("\0".join(keys)) is not None  # of all at once: there may be very many
+    speaking = (str(key) for key in keys if hinted and speaks_of_average(key))
     told: dict[Key, bool] = dict.fromkeys(speaking, True)
+    there = held.keys_among(_TOGETHER)
     for together, average, other in _EXCHANGED:
-        if held.keys_among(together) == together:
+        if together <= there:
             told[average], told[other] = True, False
     return told
 

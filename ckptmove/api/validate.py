@@ -13,7 +13,7 @@ from ..formats.folders.layouts import common_folder
 from ..formats.folders.model_folder import checkpoints_beside
 from ..manifest.manifest import Manifest
 from ..placement.device import numbered
-from ..reports.display.phrases import plural
+from ..reports.display.phrases import format_error, plural
 from ..reports.validate import (
     ALL_CHECKS,
     FAILED,
@@ -36,7 +36,8 @@ from .strict import refuse_unknown
 _MOST_LISTED = 8  # faults
 _WITHOUT_STRICT = "without --strict it is checked all the same"
 _BESIDE = "checked by itself, not loaded"
-_NO_TORCH = "torch is not installed"
+#: What the import of torch raises; of these the last two for lack of memory.
+_IMPORT_ERRORS = (ImportError, OSError, MemoryError)
 
 
 @declare_options
@@ -327,8 +328,8 @@ def _run_trial(
     """Run the model, and take a step, with files that can be opened here."""
     try:
         from ..trial.trial import rehearse
-    except ImportError:
-        return TrialResult(device, False, _skip(ALL_CHECKS[3:], _NO_TORCH))
+    except _IMPORT_ERRORS as error:
+        return TrialResult(device, False, _skip(ALL_CHECKS[3:], _why_no_torch(error)))
     other = _local_path(against, copies)
     try:
         return rehearse(copies.here(path), device=device, against=other, **options)
@@ -390,13 +391,20 @@ def _check_reload(
         return "cpu", skipped[0]
     try:
         from ..trial.state.reload import reloaded, there
-    except ImportError:
-        return device, Finding("reload", SKIPPED, _NO_TORCH)
+    except _IMPORT_ERRORS as error:
+        return device, Finding("reload", SKIPPED, _why_no_torch(error))
     wanted = there(manifest, device)
     if len(files) == 1:
         (format, only), *_ = files
         return wanted, reloaded(only, format, wanted)
     return wanted, _of_all([(of_part, reloaded(of_part, each, wanted)) for each, of_part in files])
+
+
+def _why_no_torch(error: BaseException) -> str:
+    """Why nothing can be done with torch: it is not there, or its import failed."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return "torch is not installed"
+    return f"torch can't be imported: {format_error(error)}"
 
 
 def _of_all(findings: Sequence[tuple[Sequence[str], Finding]]) -> Finding:

@@ -440,7 +440,7 @@ import sys
 class Wall:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("torch", "numpy", "tests"):
-            raise ImportError(f"{name} is not to be imported")
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Wall())
 from ckptmove.cli import run
 sys.exit(run(sys.argv[1:]))
@@ -467,6 +467,31 @@ def test_without_torch_the_bytes_are_still_checked(made: Path, tmp_path: Path, n
     bad = flipped(made / "run.pt", tmp_path / "bad.pt", middle_of(made / "run.pt", "data/0"))
     found = run(str(bad), "--against", name, exit=1)
     assert [found[check]["outcome"] for check in ALL_CHECKS[:2]] == ["failed"] * 2
+
+
+@pytest.mark.cold
+@pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
+def test_torch_that_has_no_room_is_not_called_missing(made: Path) -> None:
+    code = """
+import json, resource, sys
+import ckptmove
+ckptmove.validate
+ckptmove.inspect(sys.argv[1])
+pages = int(open("/proc/self/statm").read().split()[0])
+room = pages * resource.getpagesize() + (100 << 20)  # torch maps far more than that
+resource.setrlimit(resource.RLIMIT_AS, (room, room))
+print(json.dumps(ckptmove.validate(sys.argv[1]).to_json()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, os.fspath(made / "run.safetensors")],
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = {each["check"]: each for each in json.loads(done.stdout)["checks"]}
+    assert found["reload"]["outcome"] == "skipped"
+    assert found["reload"]["title"].startswith("torch can't be imported: ")
 
 
 # -- model and step --------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ ROWS = {
     ),
     2: Row(
         "Memory is bounded by the metadata, bombs included",
-        "≤ 150 MB + 2 × the file",
+        "≤ 150 MB + 2 × the file; besides, torch's own import where `validate` loads with torch",
         "tests/whole/test_memory.py tests/whole/test_bombs.py",
     ),
     3: Row("Very many tensors are inspected soon", "100,000 in ≤ 5 s", inspect_many),

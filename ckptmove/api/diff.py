@@ -35,7 +35,7 @@ from ..sources.source import Source
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
 from .options import FollowLinks, Option, Strict, declare_options
-from .strict import refuse_unknown
+from .strict import refuse_unknown_around
 
 _WITHOUT_STRICT = "without --strict it is compared all the same"
 
@@ -114,8 +114,8 @@ def diff(
         formats.opened(a, follow_links=follow_links) as first,
         formats.opened(b, follow_links=follow_links) as second,
     ):
-        for found in (first, second) if strict else ():
-            refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
+        for path, found in ((a, first), (b, second)) if strict else ():
+            refuse_unknown_around(path, found, otherwise=_WITHOUT_STRICT, follow_links=follow_links)
         alike = first.format == second.format
         old, new = (each.draft(nested=True, program=alike) for each in (first, second))
         for path, other in ((a, new), (b, old)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import formats
 from ..errors import StrPath, UntrustedError
+from ..formats.checkpoint import Checkpoint
 from ..manifest.manifest import Manifest
 from ..reports.display.phrases import few
 from ..sources import open_source
@@ -18,6 +19,16 @@ def refuse_unknown(manifest: Manifest, *, otherwise: str) -> None:
             path=manifest.path,
             hint=f"{'a pickle made of' if inert else 'loading'} it would run them; {otherwise}",
         )
+
+
+def refuse_unknown_around(
+    path: StrPath, found: Checkpoint, *, otherwise: str, follow_links: bool
+) -> None:
+    """The same for all that lies in a folder, where only the weights in it were opened."""
+    refuse_unknown(found.manifest, otherwise=otherwise)
+    if found.folder is not None and not isinstance(found, formats.FolderCheckpoint):
+        with formats.opened_folder(path, follow_links=follow_links) as folder:
+            refuse_unknown(folder.manifest, otherwise=otherwise)
 
 
 def refuse_unknown_in(path: StrPath, *, otherwise: str) -> None:

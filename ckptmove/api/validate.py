@@ -31,7 +31,7 @@ from .against import compare
 from .folders.checks import FolderChecks, check_folder
 from .folders.weight_copies import true_notes
 from .options import FollowLinks, Input, Option, Simulate, Strict, declare_options
-from .strict import refuse_unknown
+from .strict import refuse_unknown_around
 
 _MOST_LISTED = 8  # faults
 _WITHOUT_STRICT = "without --strict it is checked all the same"
@@ -214,7 +214,9 @@ def _check_container(
         with formats.opened(path, follow_links=follow_links) as found:
             manifest = found.manifest
             if strict:
-                refuse_unknown(manifest, otherwise=_WITHOUT_STRICT)
+                refuse_unknown_around(
+                    path, found, otherwise=_WITHOUT_STRICT, follow_links=follow_links
+                )
             faults = _damage(found, path, report)
             files: Sequence[str] | RefusedError = [source.path for source in found.files]
             found.check_unchanged()

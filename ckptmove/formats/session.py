@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import count
 
 from ..errors import CorruptError, InputError, UnsupportedError
+from ..pickles.reach import names_reached
 from ..sources.budget import Budget, Excess
 from ..sources.source import Readable
 from ..torch_pickle.callables.uses import LOADER
@@ -29,6 +30,8 @@ class ReadSession:
         self.weights: str | None = None
         self.has_two_weights = False  #: whether there were such to choose from
         self.unread = 0  #: how many checkpoints within bytes could not be read
+        #: what unpickling those would import
+        self.reached: list[str] = []
         self._base = ""
         self._depth = 0
         self._too_deep = False
@@ -48,7 +51,7 @@ class ReadSession:
         Of a `broken` one, and of what is nested in it, as much as makes sense.
         """
         stream = Stream(source, start, next(self._streams), self.budget, broken=broken)
-        unread = self.unread
+        unread, reached = self.unread, len(self.reached)
         loaded = {id(loaded_from(call)) for call in stream.calls_of(LOADER)} - {id(None)}
         loaded = set() if broken else loaded
         opened: dict[int, Container | None] = {}
@@ -63,7 +66,7 @@ class ReadSession:
                 stream.nested.append(Nested(candidate.node, candidate.maker, container))
         if loaded:
             raise CorruptError(_NO_STORAGE)
-        stream.unread = self.unread - unread
+        stream.unread, stream.reached = self.unread - unread, self.reached[reached:]
         return stream
 
     def plain(self, source: Readable, start: int) -> Stream:
@@ -71,6 +74,7 @@ class ReadSession:
         stream = self.stream(source, start)
         pickle = stream.pickle
         if pickle.globals or pickle.calls or pickle.persistents:
+            self.reached += (each.qualname for each in pickle.globals)
             name = pickle.globals[0].qualname if pickle.globals else "an object"
             raise CorruptError(
                 f"a pickle that should hold only plain data names {name!r:.100}, "
@@ -96,6 +100,7 @@ class ReadSession:
         except InputError as error:
             if needed or self._too_deep or isinstance(error, Excess):
                 raise
+            self.reached += names_reached(candidate.source)
             return None
         if needed and (container is None or len(container.roots) != 1):
             raise CorruptError(_NO_STORAGE)

@@ -28,7 +28,7 @@ from ..plans.plan import Edit, Plan, Proof, apply_edits, apply_plan
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from .callables.allowlist import KNOWN
-from .callables.uses import ENCODE, LOADER, Uses, bytes_as_text, latin_1
+from .callables.uses import ENCODE, LOADER, Uses, bytes_as_text, latin_1, not_surely_harmless
 from .torchscript_code import Literal
 from .values.persistent_ids import StorageId, TensorId
 
@@ -198,6 +198,7 @@ class Container:
         for stream in self.streams:
             loaded = {id(nested.maker) for nested in stream.nested}
             yield from Uses(loaded).unknown(stream.pickle, self.is_known)
+            yield from not_surely_harmless(stream.reached)
 
     def records(self) -> Iterator[HeldRecord]:
         """What else it holds, besides pickles and storages."""
@@ -261,8 +262,7 @@ class Stream:
         # without the bytes that were passed over; and how many all take in the source
         self.data, self.nbytes = self._fetched.data, self._fetched.nbytes
         gaps = {at: gap.nbytes for at, gap in self._fetched.gaps.items()}
-        #: whether all of it could be read
-        self.is_whole = True
+        self.is_whole = True  #: whether all of it could be read
         if broken:
             self.pickle, self.is_whole = walk_prefix(self.data, self.base, gaps, budget)
         else:
@@ -272,6 +272,7 @@ class Stream:
         self.nested: list[Nested] = []
         #: how many more containers there seem to be, in there and below, that can't be read
         self.unread = 0
+        self.reached: Sequence[str] = ()  # what unpickling such bytes would import
 
     def candidates(self) -> Iterator[Candidate]:
         """The bytes in it that may be containers."""

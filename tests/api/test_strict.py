@@ -18,6 +18,7 @@ from ckptmove import CorruptError, UnsupportedError, UntrustedError
 from ckptmove.batches.options import VerbName
 from tests.conftest import RunCli
 from tests.formats.test_sharded import shards_of_torch
+from tests.making.payloads import LEGACY, Family, called, legacy_of, legacy_storage, name, text
 
 
 class Runs:
@@ -159,6 +160,34 @@ def test_what_is_copied_from_a_folder_counts(tmp_path: Path) -> None:
     ckptmove.convert(folder, f"{to}/", format="safetensors")
     (folder / "training_args.bin").unlink()
     ckptmove.convert(folder, f"{to}2/", format="safetensors", strict=True)
+
+
+def test_a_verdict_on_a_folder_is_about_what_lies_beside_its_weights(tmp_path: Path) -> None:
+    folder, plain = _folder(tmp_path, Runs(tmp_path / "canary")), tmp_path / "plain"
+    shutil.copytree(folder, plain)
+    (plain / "training_args.bin").unlink()
+    assert ckptmove.inspect(folder).unknown_callables == (NAMED,)
+    for verb in (
+        lambda: ckptmove.validate(folder, strict=True),
+        lambda: ckptmove.validate(plain, against=folder, strict=True),
+        lambda: ckptmove.diff(folder, plain, strict=True),
+        lambda: ckptmove.diff(plain, folder, strict=True),
+    ):
+        with pytest.raises(UntrustedError, match=NAMED):
+            verb()
+    ckptmove.validate(plain, strict=True).raise_if_failed()
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_every_pickle_of_a_legacy_file_in_bytes_counts(at: int, tmp_path: Path) -> None:
+    """Whether or not it can be read: whoever loads the bytes runs it."""
+    runs = Family(called(name("os", "mkdir"), text("canary")))
+    inner = runs.beside(legacy_storage("0")) if at == 3 else runs.instead_of(LEGACY[at])
+    source = tmp_path / "in.pt"
+    torch.save({"weight": torch.ones(2), "saved": legacy_of(at, inner)}, source)
+    assert ckptmove.inspect(source).unknown_callables == ("os.mkdir",)
+    with pytest.raises(UntrustedError, match=r"os\.mkdir"):
+        ckptmove.validate(source, strict=True)
 
 
 def test_the_command_line(tmp_path: Path, out: Path, run_cli: RunCli) -> None:

@@ -180,6 +180,19 @@ def test_transformers_own_adafactor_is_recognised(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.cold
+@pytest.mark.parametrize("names", [None, [1], ["OfAnotherVersion"]])
+def test_a_folder_that_names_no_class_makes_the_base_model(names: Any, tmp_path: Path) -> None:
+    folder, path = saved("BertForMaskedLM", tmp_path)
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "architectures": names}))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    torch.save(transformers.BertModel(config).state_dict(), path)
+    found = ckptmove.validate(path, model=folder, step="forward")
+    assert found.ok, found
+
+
+@pytest.mark.slow
 def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     folder, path = saved("BertForMaskedLM", tmp_path)
     file = folder / "config.json"

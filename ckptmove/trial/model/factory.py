@@ -122,10 +122,16 @@ def import_classes(folder: Path) -> None:
             return
         import transformers
 
-        for name in ("AutoModel", *said.get("architectures", ())):
+        for name in ("AutoModel", *_architectures(said)):
             getattr(transformers, name, None)
         # The code of a model that has no class by name.
-        transformers.MODEL_MAPPING.get(transformers.CONFIG_MAPPING[said["model_type"]])
+        transformers.MODEL_MAPPING.get(transformers.CONFIG_MAPPING[said["model_type"]], None)
+
+
+def _architectures(said: Mapping[str, Any]) -> list[str]:
+    """The classes of transformers that a configuration names."""
+    names = said.get("architectures")
+    return [each for each in names if isinstance(each, str)] if isinstance(names, list) else []
 
 
 def _of_folder(folder: Path) -> Built:
@@ -152,7 +158,7 @@ def _of_folder(folder: Path) -> Built:
         config = transformers.AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-        names = [name for name in said.get("architectures") or [] if isinstance(name, str)]
+        names = _architectures(said)
         for name in names:
             made: Any = getattr(transformers, name, None)
             if isinstance(made, type) and issubclass(made, torch.nn.Module):

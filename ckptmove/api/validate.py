@@ -11,6 +11,7 @@ from .. import formats
 from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
 from ..formats.folders.layouts import common_folder
 from ..formats.folders.model_folder import checkpoints_beside
+from ..manifest.folder_files import NO_PART
 from ..manifest.manifest import Manifest
 from ..placement.device import numbered
 from ..reports.display.phrases import format_error, plural
@@ -228,6 +229,7 @@ def _check_container(
                     faults += [fault for file in of_part for fault in _library_faults(file)]
             checks = _check_folder(found, path, follow_links=follow_links)
             faults += checks.faults
+            faults += [f"{name} was not checked: {NO_PART}" for name in found.left]
             manifest = replace(manifest, warnings=true_notes(manifest.warnings))
     except UntrustedError:
         raise

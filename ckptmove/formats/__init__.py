@@ -131,7 +131,7 @@ def opened(
                     path=probe.path,
                     hint="--weights model",
                 )
-            checkpoint.notes = opener.notes
+            checkpoint.notes, checkpoint.left = opener.notes, opener.left
             yield checkpoint
 
 
@@ -158,7 +158,7 @@ def opened_folder(
                     for name in sorted(divided_folders(probe.names_below())):
                         check_complete(probe.open_folder(name))
                 checkpoint = read_folder(probe, format, bare=bare, by_rank=by_rank)
-            checkpoint.notes = opener.notes
+            checkpoint.notes, checkpoint.left = opener.notes, opener.left
             yield checkpoint
 
 

@@ -11,6 +11,7 @@ from ..errors import UnsupportedError, WriteError
 from ..graph.canonical import Graph, canonical
 from ..graph.draft import CheckpointGraph
 from ..graph.program_tensors import state_dict
+from ..manifest.folder_files import NO_PART, FolderFile
 from ..manifest.manifest import Manifest, Storage, TensorEntry
 from ..manifest.other_records import HeldRecord, RecordKind
 from ..manifest.paths import Path
@@ -62,6 +63,8 @@ class Checkpoint:
     folder: Folder | None = None
     #: What the user should know of how it was found.
     notes: Sequence[str] = ()
+    #: Files in its folder that are called like checkpoints, and are no part of it.
+    left: Sequence[str] = ()
 
     def __init__(
         self,
@@ -136,6 +139,7 @@ class Checkpoint:
             writer=container.writer,
             tree=join_roots(container.roots),
             nested=self._nested(),
+            files=self.files_left(),
         )
 
     def _tags(self) -> dict[str, tuple[str, ...]]:
@@ -256,6 +260,10 @@ class Checkpoint:
             runs=runs,
             bytecode=container.bytecode,
         )
+
+    def files_left(self) -> tuple[FolderFile, ...]:
+        """The files in its folder that are called like checkpoints, and were not looked at."""
+        return tuple(FolderFile(name, not_read=NO_PART) for name in self.left)
 
     def _forget(self) -> None:
         """Let go of what a draft has in a form of its own: it may be of very many tensors."""

@@ -8,12 +8,12 @@ from functools import cached_property
 
 from ..errors import CkptmoveError, CorruptError, InputError, StrPath, UnsupportedError
 from ..sources import place_of
-from ..sources.place import FolderEntry, Place
+from ..sources.place import EntryKind, FolderEntry, Place
 from ..sources.source import Memory, Readable, Source
 from ..writing.in_place.undo import recover_if_interrupted
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .checkpoint import Checkpoint
-from .folders.runs import checkpoint_in
+from .folders.runs import LIKE_CHECKPOINTS, checkpoint_in
 from .session import ReadSession
 
 _HEAD_NBYTES = 512
@@ -159,6 +159,20 @@ class Probe:
         if self._opener is not None:
             self._opener.notes += notes
 
+    def leave(self, names: Iterable[str]) -> None:
+        """Keep in mind which files of a folder are not looked at, of those called like checkpoints.
+
+        `names`: of what is in the folder itself; a folder stands for all that is in it.
+        """
+        files = set(names)
+        folders = {each for each in files if self.entries[each].kind is EntryKind.FOLDER}
+        if folders:
+            files.update(each for each in self.names_below() if each.partition("/")[0] in folders)
+        if self._opener is not None:
+            start = place_of(self.path).child("").path.removeprefix(self._opener.root)
+            left = sorted(each for each in files if each.endswith(LIKE_CHECKPOINTS))
+            self._opener.left += [start + each for each in left]
+
 
 class Opener:
     """Opens the files of one checkpoint, all in the same way, until a stack is closed.
@@ -181,6 +195,10 @@ class Opener:
         self.read = read
         self.sniff = sniff
         self.notes: list[str] = []
+        #: files that are called like checkpoints, and were not looked at
+        self.left: list[str] = []
+        #: what the path of a file starts with that is in the folder
+        self.root = ""
         self._stack = stack
         self._follow_links = follow_links
         self._is_first = True
@@ -189,6 +207,7 @@ class Opener:
         """What a user named: a file, or a folder."""
         place = place_of(path)
         if place.is_folder():
+            self.root = place.child("").path
             self.notes += recover_if_interrupted(place.path)
             chosen, notes = checkpoint_in(place)
             self.notes += notes

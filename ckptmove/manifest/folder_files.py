@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 #: Why a file was not read that should be there.
 MISSING = "it is missing"
+#: Why a file was not read that is called like a checkpoint.
+NO_PART = "it is no part of the checkpoint"
 
 
 class FolderFile(NamedTuple):

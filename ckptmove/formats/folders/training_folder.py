@@ -125,7 +125,7 @@ class FolderCheckpoint(Checkpoint):
     def manifest(self) -> Manifest:
         """What it holds, and what each file is."""
         manifest = super().manifest
-        return replace(manifest, files=tuple(self._files(manifest)))
+        return replace(manifest, files=(*self._files(manifest), *self.files_left()))
 
     def _files(self, manifest: Manifest) -> Iterator[FolderFile]:
         held: dict[Path, list[TensorEntry]] = {part.keys: [] for part in self.parts}

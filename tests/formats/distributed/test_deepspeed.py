@@ -491,3 +491,20 @@ def test_what_lies_beside_the_files_of_ranks_is_told(tmp_path: Path) -> None:
         "config.yaml in it was not looked at",
         "sampler.json in it was not looked at",
     }
+
+
+def test_a_checkpoint_beside_the_files_of_ranks_is_no_silence(tmp_path: Path) -> None:
+    folder = save_zero(tmp_path, run())
+    assert ckptmove.validate(tmp_path).ok
+    torch.save({"w": torch.ones(2)}, folder / "other.pt")
+    (folder / "best").mkdir()
+    torch.save({"w": torch.ones(2)}, folder / "best" / "model.pth")
+    left = {f"{folder.name}/other.pt", f"{folder.name}/best/model.pth"}
+    found = ckptmove.inspect(tmp_path)
+    assert {each.name for each in found.files if each.not_read} == left
+    with pytest.raises(CheckFailed, match=r"not read: .*best/model\.pth"):
+        ckptmove.inspect(tmp_path, require="cpu")
+    done = ckptmove.validate(tmp_path)
+    assert not done.ok
+    said = str(done.to_json())
+    assert all(f"{name} was not checked" in said for name in left)

@@ -367,6 +367,7 @@ class DcpContainer(PartsContainer):
         beside = sorted(name for name in others if name.endswith(_BESIDE))
         if beside:
             self.warnings.append(f"{join_names(beside, 3)} beside the items was not looked at")
+            probe.leave(beside)
         sizes = {name: file.nbytes for name, file in self._files.items()}
         self.warnings += check_saves(
             self.saved, sizes, probe.entries, lambda name: self.items_of(self._base + name)

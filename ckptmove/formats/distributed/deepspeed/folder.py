@@ -109,6 +109,7 @@ def tell_others(probe: Probe, known: Iterable[str]) -> None:
     others = sorted(probe.entries.keys() - {*known, *BESIDE})
     if others:
         probe.note(f"{join_names(others, _MOST_NAMED)} in it was not looked at")
+        probe.leave(others)
 
 
 def checked_files(probe: Probe) -> RankFiles:

@@ -25,6 +25,9 @@ from tests.oracles.sameness import assert_same_tree
 
 #: Libraries that take seconds to load a model.
 SLOW = ("diffusers", "sentence_transformers", "open_clip")
+#: Folders of training on a GPU in which meters of the training and a version lie on the CPU: once
+#: all is on the CPU, nothing tells these from the others.
+KEEPS_SOME_ON_THE_CPU = ("fairseq",)
 PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".tar")
 
 
@@ -80,7 +83,7 @@ def test_there_and_back_is_the_same(
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", [each for each in FOLDERS if each not in KEEPS_SOME_ON_THE_CPU])
 def test_what_was_taken_to_the_cpu_comes_back(
     name: str, training_folder: TrainingFolder, tmp_path: Path
 ) -> None:

@@ -117,9 +117,7 @@ def torch_export(state: Tensors) -> bytes:
                 self.register_buffer(name, each.clone())
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for each in self.buffers():
-                x = x + each.sum()
-            return x
+            return x + 1
 
     made = io.BytesIO()
     torch.export.save(torch.export.export(Holder(), (torch.ones(2),)), made)
@@ -253,6 +251,16 @@ def points(nbytes: int, few: int) -> list[int]:
     return sorted({1, nbytes - 1, *found})
 
 
+def everywhere(content: bytes) -> list[int]:
+    """Every length; within the padding, a run of one byte, only each sixteenth."""
+    last = len(content) - 1
+    return [
+        n
+        for n in range(len(content))
+        if n < 2 or n > last - 2 or n % 16 == 0 or len({*content[n - 2 : n + 3]}) > 1
+    ]
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_that_was_cut_short(format: str, tmp_path: Path) -> None:
     content, named = made(format)
@@ -270,12 +278,10 @@ def test_a_large_file_that_was_cut_short(format: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_that_was_cut_short_anywhere(format: str, tmp_path: Path) -> None:
     content, named = made(format)
-    cut_at(format, content, named, range(len(content)), tmp_path)
+    cut_at(format, content, named, everywhere(content), tmp_path)
 
 
-def cut_at(
-    format: str, content: bytes, named: Tensors, lengths: list[int] | range, folder: Path
-) -> None:
+def cut_at(format: str, content: bytes, named: Tensors, lengths: list[int], folder: Path) -> None:
     broken = folder / "run.pt"
     best = 0
     for nbytes in lengths:

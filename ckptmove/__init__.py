@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from .reports.batch.items import Result
     from .reports.batch.report import BatchPlan, BatchReport
     from .reports.convert import ConvertReport, Loss
-    from .reports.diff import Diff, Difference, Kind, Values
+    from .reports.diff import Diff
+    from .reports.difference import Difference, Kind, Values
     from .reports.doctor import Diagnosis, Verdict
     from .reports.events import Happening, Operand, Site, Span, Timeline, Trace, Usage
     from .reports.inspect import FileManifest
@@ -194,7 +195,8 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.reports.batch.report": ("BatchPlan", "BatchReport"),
     "ckptmove.reports.batch.items": ("Result",),
     "ckptmove.reports.convert": ("ConvertReport", "Loss"),
-    "ckptmove.reports.diff": ("Diff", "Difference", "Kind", "Values"),
+    "ckptmove.reports.diff": ("Diff",),
+    "ckptmove.reports.difference": ("Difference", "Kind", "Values"),
     "ckptmove.reports.doctor": ("Diagnosis", "Verdict"),
     "ckptmove.reports.events": (
         "Happening",

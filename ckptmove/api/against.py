@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import InputError, StrPath, UntrustedError
 from ..graph.compare.side import LONGEST_TERM
-from ..reports.diff import Difference, Kind
+from ..reports.difference import Difference, Kind
 from ..reports.display.phrases import join_names, plural
 from ..reports.validate import FAILED, PASSED, SKIPPED, Finding
 from ..sources import place_of

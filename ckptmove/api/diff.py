@@ -25,7 +25,8 @@ from ..graph.patterns import is_name
 from ..manifest.manifest import Role
 from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..manifest.paths import spell
-from ..reports.diff import Diff, Difference, Kind
+from ..reports.diff import Diff
+from ..reports.difference import Difference, Kind
 from ..reports.display.phrases import plural
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, TypeGuard
 
 from ..errors import RefusedError, StrPath
-from ..formats.unknown_callables import judge
 from ..graph.canonical import canonical
 from ..graph.draft import CheckpointGraph, StorageBytes
 from ..graph.edit.callables import Judge, Place, places_of
@@ -20,7 +19,7 @@ from ..torch_pickle.values.persistent_ids import storage_ids, storages_of
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
 from .conversion.target import PlannedPart, Target, target_of
-from .conversion.trust import refuse_places
+from .conversion.trust import judge, refuse_places
 from .options import BARE, Format, MaxShardSize, Metadata, Option, Shared, declare_options
 
 _HINT = "trust_objects=True writes what they stand for"

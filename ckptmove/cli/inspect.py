@@ -7,8 +7,9 @@ from ..api.inspect import with_whole_folder
 from ..errors import UsageError
 from ..manifest.manifest import Manifest
 from ..placement.device import parse
-from ..reports import inspect as views
 from ..reports.folder_files import chunks as chunks_of
+from ..reports.inspect import tensors as tensors_of
+from ..reports.tree import tree as tree_of
 from .declare import option
 from .display.output import Output, html_option, needs_source, source_argument, verb_command
 
@@ -48,7 +49,7 @@ def inspect(
     whole = inspect_checkpoint(path, chunks=chunks, follow_links=follow_links)
     manifest = whole.select(select) if select else whole
     if (tree or tensors) and not output.quiet:
-        output.emit(views.tree(whole, select) if tree else views.tensors(manifest))
+        output.emit(tree_of(whole, select) if tree else tensors_of(manifest))
         output.write_page(manifest, path)
         output.warn(path, manifest.remarks())
     elif chunks and not (output.quiet or output.as_json):

@@ -30,7 +30,6 @@ from .distributed.fsdp_ranks import FsdpRanks
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.runs import checkpoint_in
 from .folders.sharded import Sharded
-from .folders.strangers import StrangeFolder
 from .folders.training_folder import FolderCheckpoint, TrainingFolder, read_folder
 from .pickle import PlainPickle
 from .probe import Opener, Probe
@@ -39,12 +38,12 @@ from .programs.torchscript import TorchScript
 from .programs.torchscript_v1 import TorchScriptV1
 from .safetensors.file import SafetensorsFile
 from .session import ReadSession
-from .strangers import stranger
 from .torch.legacy import LegacyBehind, TorchLegacy
 from .torch.nemo import Nemo
 from .torch.package import TorchPackage
 from .torch.tar import TorchTar
 from .torch.zip import TorchZip
+from .unread_formats import StrangeFolder, refusal_of
 
 __all__ = [
     "FORMATS",
@@ -249,7 +248,7 @@ def read_probe(probe: Probe) -> Checkpoint:
     """Read what was opened, of whatever format."""
     format = _format_of(probe)
     if format is None:
-        raise stranger(probe)
+        raise refusal_of(probe)
     return format.read(probe)
 
 

@@ -14,7 +14,7 @@ from .display.phrases import plural, which_loading_runs
 from .display.plain import Seconds
 from .display.report import Report
 from .display.text import listed, size
-from .relocate import what_stays
+from .move import what_stays
 
 _MOST_FILES = 10
 

@@ -1,38 +1,27 @@
-"""Show a manifest as a summary, as a list of tensors, or as a tree."""
+"""Show a manifest as a summary, or as a list of tensors."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ..manifest.other_records import RecordKind
-from ..manifest.paths import Path, spell
+from ..manifest.paths import spell
 from ..pickles.nodes import (
-    Call,
-    Dict,
-    Global,
-    List,
     Mapping,
-    Node,
-    Persistent,
-    Set,
-    Text,
-    Tuple,
 )
 from ..sources.place import mask_secrets
 from ..torch_pickle.children import children_of
 from ..torch_pickle.sections.sections import is_module_state
-from ..torch_pickle.tree import join_roots
-from ..torch_pickle.values.tensors import device_text
 from .display.blocks import Block, Columns, Drawing, PageBlock, Table
 from .display.groups import groups_of
 from .display.phrases import plural, short
 from .display.text import cut, listed, shape, size
 from .folder_files import files_of, shares_of
+from .tree import LONGEST_KEY, LONGEST_VALUE, value_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,10 +35,7 @@ _OF_EVERY_MODULE = {
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_backend"),
 }
 _LONGEST_NAME = 72  # characters of a tensor's name in a summary
-_LONGEST_KEY = 200  # of a key in a tree, and of its own path in a summary
-_LONGEST_VALUE = 60  # of a value in a tree
 _MOST_VALUES = 10  # values that name a device
-_MOST_ITEMS = 32  # of a list shown on one line
 _TOTALS = "section", "device", "dtype", "tensors", "storages", "bytes"
 _GROUPS = "tensor", "", "shape", "dtype", "device", "bytes", ""
 
@@ -85,7 +71,7 @@ def summary(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
     """The verdict, totals by section, device and dtype, the tensors by layer, and what else."""
     writer = f", written by {manifest.writer}" if manifest.writer else ""
     yield manifest.verdict
-    path = cut(mask_secrets(manifest.path), None if full else _LONGEST_KEY)
+    path = cut(mask_secrets(manifest.path), None if full else LONGEST_KEY)
     yield f"{path}: {manifest.format}, {size(manifest.nbytes)}{writer}"
     if manifest.fetched is not None:
         count = plural(manifest.fetched.requests, "request")
@@ -182,7 +168,7 @@ def _besides(manifest: Manifest) -> Iterator[str]:
     root = manifest.tree
     if not isinstance(root, Mapping):
         if not manifest.tensors:
-            yield _value(root)
+            yield value_text(root)
         return
     held = {entry.path[0] for entry in manifest.tensors if entry.path}
     if is_module_state(root):
@@ -190,9 +176,9 @@ def _besides(manifest: Manifest) -> Iterator[str]:
     for keys, child in children_of(root):
         if keys[0] in held or keys[0] in ("<args>", "<kwargs>", "<state>", "_metadata"):
             continue
-        value = _value(child)
+        value = value_text(child)
         plain = child is None or isinstance(child, (bool, int, float, str))
-        yield cut(f"{spell(keys)} {value}" if plain else f"{spell(keys)} ({value})", _LONGEST_VALUE)
+        yield cut(f"{spell(keys)} {value}" if plain else f"{spell(keys)} ({value})", LONGEST_VALUE)
 
 
 # -- the list ----------------------------------------------------------------------------------
@@ -278,152 +264,3 @@ def _is_contiguous(entry: TensorEntry) -> bool:
             return False
         step *= max(n, 1)
     return True
-
-
-# -- the tree ----------------------------------------------------------------------------------
-
-
-def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
-    """The saved object, one line per value, with each container shown once.
-
-    `select` has globs on names, or sections; only matches are shown, and what leads there.
-    """
-    lines = _tree_lines(manifest)
-    if select:
-        chosen: set[Path] = set()
-        entries = {entry.path: entry for entry in manifest.tensors}
-        for path, _ in lines:
-            entry = entries.get(path)
-            name, section = (entry.name, str(entry.section)) if entry else (spell(path), None)
-            if section in select or any(fnmatchcase(name, glob) for glob in select):
-                chosen.update(path[:depth] for depth in range(len(path) + 1))
-        lines = [line for line in lines if line[0] in chosen]
-    shown: set[Path] = set()
-    for path, text in lines:
-        depth = len(path) - 1
-        while depth > 0 and path[:depth] not in shown:
-            depth -= 1
-        for n in range(depth + 1, len(path)):  # of several states, none has a line
-            shown.add(path[:n])
-            yield f"{_label(path[:n])}:"
-        shown.add(path)
-        yield f"{_label(path)}: {text}" if path else text
-    for record in manifest.records:
-        chosen_too = not select or any(fnmatchcase(record.name, glob) for glob in select)
-        if chosen_too and (record.name,) not in shown:
-            name = cut(record.name, _LONGEST_KEY)
-            yield f"<{name}>: {record.kind}, {size(record.nbytes)}"
-
-
-def _label(path: Path) -> str:
-    return "  " * (len(path) - 1) + cut(spell(path[-1:]), _LONGEST_KEY)
-
-
-def _tree_lines(manifest: Manifest) -> list[tuple[Path, str]]:
-    """Path and text of each line; raw bytes have no node, but a line."""
-    lines = list(_lines_of(manifest, manifest.tree))
-    shown = {path for path, _ in lines}
-    raw = [e.path for e in manifest.tensors if e.part_of is None and e.path not in shown]
-    if not raw:
-        return lines
-    tree = join_roots([((), manifest.tree), *((path, None) for path in raw)])
-    return list(_lines_of(manifest, tree))
-
-
-def _lines_of(manifest: Manifest, root: Node) -> Iterator[tuple[Path, str]]:
-    entries = {entry.path: entry for entry in manifest.tensors}
-    attributes = _attributes_of_tensors(manifest)
-    first: dict[int, Path] = {}
-    todo: list[tuple[Node, Path]] = [(root, ())]
-    while todo:
-        node, path = todo.pop()
-        entry = entries.get(path)
-        before = first.setdefault(id(node), path) if _holds(node) else path
-        if entry is not None:
-            device = "" if manifest.is_untagged(entry) else f" {entry.device}"
-            yield path, f"{entry.dtype}{shape(entry.shape)}{device}"
-            if path in attributes:
-                todo.extend(reversed(list(_shown_children(attributes.pop(path), path))))
-        elif before is not path:
-            yield path, f"(the same as {cut(spell(before), _LONGEST_KEY)})"
-        elif id(node) in manifest.nested:
-            roots = manifest.nested[id(node)]
-            todo.extend((root, (*path, *keys)) for keys, root in reversed(roots))
-        else:
-            yield path, _value(node)
-            todo.extend(reversed(list(_shown_children(node, path))))
-
-
-def _attributes_of_tensors(manifest: Manifest) -> dict[Path, Node]:
-    """Path of a tensor → tensors in its attributes, listed right after it."""
-    found: dict[Path, list[tuple[Path, Node]]] = {}
-    around: list[Path] = []
-    for entry in manifest.tensors:
-        while around and entry.path[: len(around[-1])] != around[-1]:
-            around.pop()
-        if around and entry.path != around[-1] and entry.part_of is None:
-            found.setdefault(around[-1], []).append((entry.path[len(around[-1]) :], None))
-        around.append(entry.path)
-    return {path: join_roots(held) for path, held in found.items()}
-
-
-def _holds(node: Node) -> bool:
-    if isinstance(node, Tuple):
-        return bool(node.items)
-    return isinstance(node, (List, Dict, Set, Call))
-
-
-def _shown_children(node: Node, path: Path) -> Iterator[tuple[Node, Path]]:
-    """Children with their own lines; not a state dict's `_metadata`, nor lists of scalars."""
-    if not isinstance(node, (Tuple, List, Set, Dict, Call)) or device_text(node) is not None:
-        return
-    if isinstance(node, (Tuple, List, Set)) and all(map(_is_scalar, node.items)):
-        return
-    for keys, child in children_of(node):
-        if not (isinstance(node, Call) and keys == ("_metadata",) and _is_metadata(node, child)):
-            yield child, (*path, *keys)
-
-
-def _is_metadata(node: Call, child: Node) -> bool:
-    """Whether this is torch's attribute of a state dict, not the user's key."""
-    return isinstance(node.state, Dict) and node.state.get("_metadata") is child
-
-
-def _is_scalar(node: Node) -> bool:
-    return node is None or isinstance(node, (bool, int, float, str, bytes))
-
-
-def _value(node: Node) -> str:
-    if isinstance(node, Call):
-        device = device_text(node)
-        if device is not None:
-            return f"torch.device({device!r})"
-        name = (node.qualname or "object").removeprefix("collections.")
-        return f"{name} of {len(node.pairs):,}" if node.pairs or name == "OrderedDict" else name
-    if isinstance(node, Global):
-        return node.qualname
-    if isinstance(node, Persistent):
-        return "storage"
-    if isinstance(node, Dict):
-        return f"dict of {len(node.pairs):,}"
-    if isinstance(node, (Tuple, List, Set)):
-        kind = f"{type(node).__name__.lower()} of {len(node.items):,}"
-        if not node.items or not all(map(_is_scalar, node.items)):
-            return kind
-        items = ", ".join(map(_scalar, node.items[:_MOST_ITEMS]))
-        return f"{kind}: {_start(items)}"
-    return _scalar(node)
-
-
-def _scalar(node: Node) -> str:
-    if isinstance(node, int) and node.bit_length() > 1024:
-        return _start(hex(node))
-    if isinstance(node, Text):
-        return _start(repr(str(node[: _LONGEST_VALUE + 1])))
-    if isinstance(node, (str, bytes)):
-        return _start(repr(node[: _LONGEST_VALUE + 1]))
-    return str(node)
-
-
-def _start(text: str) -> str:
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"

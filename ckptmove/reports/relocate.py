@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from ..manifest.manifest import NamedDevice
 from ..placement.place import Kept, Moved
-from .device_values import DeviceValuesReport
 from .display.phrases import plural, which_loading_runs
 from .display.plain import OMITTED, Seconds
 from .display.text import listed, size
+from .move import DeviceValuesReport, what_stays
 
 _MOST_VALUES = 5
 _MOST_FILES = 4
@@ -205,12 +205,3 @@ def _values(report: RelocateReport, full: bool) -> Iterator[str]:
     ):
         if values:
             yield f"{what}: {listed(values, len(values) if full else _MOST_VALUES)}"
-
-
-def what_stays(kept_ones: Iterable[Kept], *, full: bool) -> Iterator[str]:
-    """What was named and stays, a line for each reason."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for kept in kept_ones:
-        reasons.setdefault((kept.device, kept.why), []).append(kept.name)
-    for (device, why), names in reasons.items():
-        yield f"kept on {device}: {listed(names, len(names) if full else 1)} ({why})"

@@ -20,7 +20,7 @@ from ..graph.compare.difference import Shown
 from ..graph.draft import View
 from ..manifest.dtypes import BITS, nbytes_of
 from ..plans.plan import Gather
-from ..reports.diff import Values
+from ..reports.difference import Values
 from ..sources.source import File, Source
 from ..torch_pickle.values.strided import is_contiguous
 from .runs import Gathered, Run, plain, span

@@ -18,12 +18,13 @@ _STACKS = 256 << 20  # bytes of address space that a fresh process has before it
 #: Inspect a file, show it in every form, and relocate it; says the exit code of a refusal.
 _EVERYTHING = """
 import sys, ckptmove
-from ckptmove.reports import inspect as rendering
+from ckptmove.reports.inspect import summary, tensors
+from ckptmove.reports.tree import tree
 from ckptmove.reports.display.blocks import text_of
 try:
     manifest = ckptmove.inspect(sys.argv[1])
     manifest.to_json()
-    for show in (rendering.summary, rendering.tree, rendering.tensors):
+    for show in (summary, tree, tensors):
         assert all("\\n" not in line for line in text_of(show(manifest)))
     del manifest
     for n, values in enumerate((False, True)):

@@ -11,7 +11,7 @@ from ckptmove import Manifest, TensorEntry, inspect
 from ckptmove.manifest.paths import spell
 from ckptmove.reports.display.blocks import text_of
 from ckptmove.reports.display.text import cut, printable
-from ckptmove.reports.inspect import tree
+from ckptmove.reports.tree import tree
 from tests.formats.test_torchscript_v1 import model, write
 from tests.making.families import FAMILIES
 

@@ -26,6 +26,7 @@ import ckptmove
 from ckptmove.errors import CkptmoveError
 from ckptmove.reports import inspect as rendering
 from ckptmove.reports.display.blocks import text_of
+from ckptmove.reports.tree import tree
 from tests.conftest import ROOT
 from tests.making.building import at_most
 from tests.making.checkpoints import MAKERS, rezip, save
@@ -104,7 +105,7 @@ class Case:
     def _inspect(self, path: Path | None = None) -> None:
         manifest = ckptmove.inspect(path or self.path)
         manifest.to_json()
-        for lines in (manifest.lines(), text_of(rendering.tree(manifest))):
+        for lines in (manifest.lines(), text_of(tree(manifest))):
             assert all("\n" not in line for line in lines)
         assert all("\n" not in line for line in text_of(rendering.tensors(manifest)))
 

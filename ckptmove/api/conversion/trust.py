@@ -7,18 +7,22 @@ lists the names. Of a folder of both, what its pickles name themselves is no new
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ... import formats
-from ...errors import RefusedError
-from ...formats.unknown_callables import judge, unknown_callables
+from ...errors import InputError, RefusedError
+from ...formats.checkpoint import unknown_callables_in
 from ...formats.writing import WriteOptions, WritePlan
 from ...graph.draft import CheckpointGraph
-from ...graph.edit.callables import Place, leave_out, places_of
+from ...graph.edit.callables import Judge, Place, leave_out, misused, places_of
 from ...graph.patterns import covers
+from ...pickles.nodes import Blob, Node
 from ...reports.convert import Loss
 from ...reports.display.phrases import short
+from ...sources.source import Memory
+from ...torch_pickle.streams import Container
 
 _ROOM = 140  # bytes of a line for places
 _HINT = "--trust-objects writes them, such as classes of your own; --drop GLOB leaves them out"
@@ -115,3 +119,30 @@ def _kept_places(
 
 def _loss(place: Place) -> Loss:
     return Loss(place.name, f"is made by {place.callable}, which is not known to be harmless")
+
+
+def unknown_callables(pickle: bytes, path: str) -> tuple[str, ...]:
+    """The unknown callables of a pickle that is to be written, as torch.save writes it."""
+    with formats.uncollected():
+        session = formats.new_session()
+        session.folder()
+        container = Container(Memory(pickle, path))
+        container.streams.append(session.stream(container.source))
+        return unknown_callables_in(container)
+
+
+def judge(path: str) -> Judge:
+    """Tells which unknown callable a node of a file's graph is, or holds as bytes, if any."""
+    session = formats.new_session()
+    session.folder()
+
+    def judged(node: Node) -> str | None:
+        if not isinstance(node, Blob) or node.content is None:
+            return misused(node)
+        with contextlib.suppress(InputError):
+            container = session.open(Memory(node.content, path))
+            if container is not None:
+                return next(iter(unknown_callables_in(container)), None)
+        return None
+
+    return judged

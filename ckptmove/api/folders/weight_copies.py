@@ -11,7 +11,7 @@ from ...formats.folders.training_folder import FolderCheckpoint
 from ...formats.folders.weight_names import INDEX, NOT_COMPARED, shard_name, whole_of
 from ...manifest.manifest import Manifest, TensorEntry
 from ...reports.convert import Loss
-from ...reports.diff import Kind
+from ...reports.difference import Kind
 from ...reports.display.phrases import join_names
 from ...sources import place_of
 from ..diff import diff

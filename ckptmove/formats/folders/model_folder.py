@@ -8,7 +8,7 @@
 
 If there are several, the first in this order is read, as transformers does; the others are taken
 for copies of the same weights. A folder without any of these is read if exactly one file in it has
-the suffix of a checkpoint. Folders with other layouts are recognized and refused (`strangers`).
+the suffix of a checkpoint. Folders with other layouts are refused (`unread_formats`).
 
 Source: transformers/modeling_utils.py (`_get_resolved_checkpoint_files`), utils/__init__.py.
 """
@@ -25,8 +25,8 @@ from ..base import Format
 from ..checkpoint import Carries, Checkpoint, Folder
 from ..distributed.divided_folders import divided_folders
 from ..probe import Probe
+from ..unread_formats import refuse_unread_folder
 from .runs import LIKE_CHECKPOINTS, own_folders, own_folders_in, several_checkpoints
-from .strangers import refuse_stranger
 from .training_folder import TrainingFolder, holds_only, read_folder, unusual_checkpoints
 from .weight_names import FAMILIES, INDEX, INDEXES, NOT_COMPARED, shard_name, whole_of
 
@@ -175,7 +175,7 @@ def _may_hold_weights(probe: Probe, unusual: Sequence[str]) -> list[str]:
     if own and not found:
         raise several_checkpoints(own, place_of(path))
     if not indexes:
-        refuse_stranger(probe)
+        refuse_unread_folder(probe)
     if not (found or unusual) and not any(
         name.endswith(LIKE_CHECKPOINTS) for name in _names_below(probe)
     ):

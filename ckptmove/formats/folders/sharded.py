@@ -37,9 +37,9 @@ from ..pickle import PlainPickle
 from ..probe import Probe
 from ..safetensors.file import Placed, SafetensorsContainer, SafetensorsFile, TensorsContainer
 from ..safetensors.header import LONGEST, Entry, quote, read_json
-from ..strangers import stranger
 from ..torch.legacy import TorchLegacy
 from ..torch.zip import TorchZip
+from ..unread_formats import refusal_of
 from .parts import IncompleteError, PartsContainer, check_open_at_once, number_files
 from .weight_names import INDEXES
 
@@ -163,7 +163,7 @@ def _shard(name: str, probe: Probe) -> Shard:
     try:
         found = next((format for format in _PARTS if format.sniff(probe)), None)
         if found is None:
-            raise stranger(probe)
+            raise refusal_of(probe)
         return Shard(name, probe.file, found.open(probe))
     except InputError as error:
         error.about(probe.path)

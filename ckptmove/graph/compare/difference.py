@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ...manifest.dtypes import BITS
 from ...manifest.manifest import NOT_STORED
 from ...pickles.nodes import Node
-from ...reports.diff import Difference, Kind
+from ...reports.difference import Difference, Kind
 from ...torch_pickle.values.strided import Tensor, reach_of
 from ..draft import CheckpointGraph, StorageBytes, View
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...pickles.nodes import Global, Node
 from ...pickles.terms import Term
-from ...reports.diff import first_apart
+from ...reports.difference import first_apart
 from ...sources.source import Readable
 
 _CHUNK_NBYTES = 1 << 20

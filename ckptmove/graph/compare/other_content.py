@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ...errors import UnsupportedError
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
-from ...reports.diff import Difference, Kind
+from ...reports.difference import Difference, Kind
 from ..draft import CheckpointGraph
 from .excerpts import changed_lines, first_unlike, of_bytes
 

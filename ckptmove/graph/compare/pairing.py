@@ -15,7 +15,7 @@ from ...pickles.nodes import Blob, Call, Dict, Items, List, Node, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...pickles.opcodes.rows import same_numbers
 from ...pickles.terms import Term
-from ...reports.diff import Difference, Kind
+from ...reports.difference import Difference, Kind
 from ...torch_pickle.pickled_modules import attributes_of
 from ...torch_pickle.values.strided import Tensor
 from ..draft import CheckpointGraph

@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 from ...manifest.dtypes import nbytes_of
 from ...pickles.nodes import Blob, Call, Global, Node, Persistent
 from ...pickles.terms import Term, to_terms
-from ...reports.diff import Kind
+from ...reports.difference import Kind
 from ...sources.source import Memory, Readable
 from ...torch_pickle.values.strided import Tensor
 from ..canonical import data_of, flags_of, is_plain

@@ -49,17 +49,8 @@ if TYPE_CHECKING:
         UsageError,
         WriteError,
     )
-    from .manifest.manifest import (
-        Extent,
-        Manifest,
-        NamedDevice,
-        Role,
-        Section,
-        Storage,
-        TensorEntry,
-        Total,
-    )
-    from .manifest.other_records import Alias
+    from .manifest.manifest import Extent, Manifest, Role, Section, Storage, TensorEntry, Total
+    from .manifest.other_records import Alias, NamedDevice
     from .placement.place import Kept, Moved
     from .reports.batch.items import Result
     from .reports.batch.report import BatchPlan, BatchReport
@@ -183,14 +174,13 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.manifest.manifest": (
         "Extent",
         "Manifest",
-        "NamedDevice",
         "Role",
         "Section",
         "Storage",
         "TensorEntry",
         "Total",
     ),
-    "ckptmove.manifest.other_records": ("Alias",),
+    "ckptmove.manifest.other_records": ("Alias", "NamedDevice"),
     "ckptmove.placement.place": ("Kept", "Moved"),
     "ckptmove.reports.batch.report": ("BatchPlan", "BatchReport"),
     "ckptmove.reports.batch.items": ("Result",),

@@ -21,7 +21,8 @@ from ..writing.verify import Progress
 from .conversion.edits import PRESETS, Edits, texts
 from .conversion.plan import plan_conversion
 from .conversion.target import PlannedPart, Target, beside, target_of
-from .folders.convert import FolderOptions, convert_folder, holds_parts
+from .folders.convert import FolderOptions, convert_folder
+from .folders.files import holds_parts
 from .folders.one_file import PackedFolder, losses_of_others, pack, tell_sections, unpack
 from .folders.weight_copies import copies_in, losses_of_copies, true_notes
 from .options import (

@@ -10,8 +10,6 @@ from typing import Annotated, Any, Literal
 from .. import formats
 from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
 from ..formats.folders.layouts import common_folder
-from ..formats.folders.model_folder import checkpoints_beside
-from ..manifest.folder_files import NO_PART
 from ..manifest.manifest import Manifest
 from ..placement.device import numbered
 from ..reports.display.phrases import format_error, plural
@@ -29,14 +27,13 @@ from ..sources.downloads import Downloads
 from ..trial.state.loaders import not_loaded, reserve_for_safetensors, usual_device
 from ..writing.verify import Progress
 from .against import compare
-from .folders.checks import FolderChecks, check_folder
+from .folders.checks import check_folder
 from .folders.weight_copies import true_notes
 from .options import FollowLinks, Input, Option, Simulate, Strict, declare_options
 from .strict import refuse_unknown_around
 
 _MOST_LISTED = 8  # faults
 _WITHOUT_STRICT = "without --strict it is checked all the same"
-_BESIDE = "checked by itself, not loaded"
 #: What the import of torch raises; of these the last two for lack of memory.
 _IMPORT_ERRORS = (ImportError, OSError, MemoryError)
 
@@ -227,9 +224,8 @@ def _check_container(
             for format, of_part in () if isinstance(parts, RefusedError) else parts:
                 if format.startswith("safetensors"):
                     faults += [fault for file in of_part for fault in _library_faults(file)]
-            checks = _check_folder(found, path, follow_links=follow_links)
+            checks = check_folder(found, path, follow_links=follow_links)
             faults += checks.faults
-            faults += [f"{name} was not checked: {NO_PART}" for name in found.left]
             manifest = replace(manifest, warnings=true_notes(manifest.warnings))
     except UntrustedError:
         raise
@@ -265,29 +261,6 @@ def _damage(found: formats.Checkpoint, path: str, report: Callable[[int], object
     name = only.removeprefix(place_of(path).child("").path)
     start = f"{name}: " if name != path else ""
     return [f"{start}{fault}" for fault in found.damage(report)]
-
-
-def _check_folder(found: formats.Checkpoint, path: str, *, follow_links: bool) -> FolderChecks:
-    """What is wrong in the folder besides: other checkpoints, configurations, what is missing."""
-    if isinstance(found, formats.FolderCheckpoint):
-        return check_folder(found, follow_links=follow_links)
-    if found.folder is None:
-        return FolderChecks([], [], [])
-    checked = {source.path for source in found.files}
-    faults = list[str]()
-    with formats.opened_folder(path, follow_links=follow_links) as folder:
-        beside, details = set(checkpoints_beside(found)), list[str]()
-        for part, about in zip(folder.parts, folder.manifest.files, strict=False):
-            if checked.isdisjoint(source.path for source in part.checkpoint.files):
-                damage = part.checkpoint.damage(lambda nbytes: None)
-                faults += [f"{part.name}: {fault}" for fault in damage]
-                if part.name in beside:
-                    what = f"{about.format}, {plural(about.tensors, 'tensor')}"
-                    details.append(f"{part.name} ({what}) is no part of it: {_BESIDE}")
-        checks = check_folder(folder, follow_links=follow_links)
-        return checks._replace(
-            faults=[*faults, *checks.faults], details=[*details, *checks.details]
-        )
 
 
 def _files_by_format(

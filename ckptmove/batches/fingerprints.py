@@ -84,11 +84,11 @@ def _stamp_against(path: object) -> str | None:
 
 
 def _digest(said: object) -> str:
-    text = json.dumps(said, sort_keys=True, default=_spelled)
+    text = json.dumps(said, sort_keys=True, default=_text_of)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _spelled(value: object) -> str:
+def _text_of(value: object) -> str:
     """Text for a value that JSON has not, such as a function: the same in each process."""
     name = getattr(value, "__qualname__", None)
     return repr(value) if name is None else f"{getattr(value, '__module__', '')}.{name}"

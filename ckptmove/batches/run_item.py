@@ -9,8 +9,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from ..api.convert import convert
-from ..api.folders.configuration import CONFIGURATION, with_dtype
-from ..api.folders.files import Companion, all_files, check_apart
+from ..api.folders.files import CONFIGURATION, Companion, all_files, check_apart, with_dtype
 from ..api.relocate import relocate
 from ..api.strict import refuse_unknown_in
 from ..api.validate import validate

@@ -15,17 +15,17 @@ from ..manifest.folder_files import NO_PART, FolderFile
 from ..manifest.manifest import Manifest, Storage, TensorEntry
 from ..manifest.other_records import HeldRecord, RecordKind
 from ..manifest.paths import Path
-from ..pickles.compare import difference
 from ..pickles.nodes import Call, Node
 from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..reports.convert import Loss
 from ..sources.source import MAX_NBYTES, FetchStats, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
-from ..torch_pickle.streams import Container, LocationEdits, Stream, whole
+from ..torch_pickle.streams import Container, LocationEdits, whole
 from ..torch_pickle.tree import join_roots
 from ..torch_pickle.values.tensors import device_text
 from .file_shares import shares_of
+from .relocation_check import check_container, difference_in
 from .storage_bytes import bytes_of_part, stored_bytes
 
 
@@ -356,32 +356,10 @@ class Checkpoint:
         if streams is None:
             return False
         spelling = self.spelling(moves)
-        found = _difference(self.whole.streams[0], streams[0], spelling)
+        found = difference_in(self.whole.streams[0], streams[0], spelling)
         if found is not None:
             raise WriteError(f"the written file differs from the source in {found}")
         return True
-
-
-def check_container(old: Container, new: Container, spelling: LocationEdits, moves: Moves) -> None:
-    """Compare a container with what was written: WriteError if more differs than its spelling.
-
-    The ids of its storages may start with the name of its file, where that is one of several.
-    """
-    mine, theirs = whole(old), whole(new)
-    if len(mine.streams) != len(theirs.streams):
-        raise WriteError("the written file differs from the source in the number of pickles")
-    for before, after in zip(mine.streams, theirs.streams, strict=True):
-        found = _difference(before, after, spelling)
-        if found is not None:
-            raise WriteError(f"the written file differs from the source in {found}")
-    wanted = [
-        (each.nbytes, moves.storages.get(key, each.location)) for key, each in mine.storages.items()
-    ]
-    written = [(each.nbytes, each.location) for each in theirs.storages.values()]
-    named = len(written) == len(wanted) and all(map(str.endswith, mine.storages, theirs.storages))
-    frames = [each.frame(spelling) for each in old.everything()]
-    if not named or wanted != written or frames != [each.frame() for each in new.everything()]:
-        raise WriteError("the written file has other storages than the source")
 
 
 def unknown_callables_in(container: Container) -> tuple[str, ...]:
@@ -412,11 +390,3 @@ def _parts_cut(graph: Graph) -> Iterator[str]:
         if n > 1:
             each = "parts of storages are used as storages: each becomes"
         yield f"{n:,} {each} a separate storage"
-
-
-def _difference(old: Stream, new: Stream, spelling: LocationEdits) -> str | None:
-    """The first difference of two pickles but for the spelling, and for what is nested."""
-    if len(old.nested) != len(new.nested):
-        return "the number of checkpoints in its byte strings"
-    nested = {id(a.node): b.node for a, b in zip(old.nested, new.nested, strict=True)}
-    return difference(old.pickle, new.pickle, spelling.texts, spelling.devices, nested)

@@ -28,8 +28,8 @@ from ..zips.archive import (
     LOCATOR,
     LOCATOR_MAGIC,
 )
-from ..zips.fields import MAX32
 from ..zips.found_records import has_two_layouts
+from ..zips.members import MAX32
 from .archives.tar_archive import BLOCK, starts_tar, walk_members
 from .folders.parts import IncompleteError
 from .safetensors.header import LENGTH_NBYTES, LONGEST

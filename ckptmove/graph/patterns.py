@@ -23,7 +23,7 @@ def covers(pattern: str, name: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
-def unheard(pattern: str) -> RefusedError:
+def no_match(pattern: str) -> RefusedError:
     """The error for a glob that matches nothing."""
     return RefusedError(f"no name in it matches {pattern!r}", hint="ckptmove inspect lists names")
 

@@ -50,7 +50,7 @@ def read_tree(
     """
     if text is not None:
         try:
-            return _told(entries, text, folder)
+            return _read_tree(entries, text, folder)
         except MissingTensor as error:
             warnings.append(f"{error}: its tree is ignored")
     reader, root = Reader(entries, folder), Dict()
@@ -60,7 +60,7 @@ def read_tree(
     return reader, root
 
 
-def _told(entries: Mapping[str, Held], text: str, folder: str) -> tuple[Reader, Node]:
+def _read_tree(entries: Mapping[str, Held], text: str, folder: str) -> tuple[Reader, Node]:
     said = parsed(text)
     if not isinstance(said, dict) or not {"version", "root"} <= said.keys():
         raise CorruptError("its tree is malformed")

@@ -19,11 +19,11 @@ from ..errors import CheckFailed
 from ..pickles.nodes import Node
 from ..placement.device import kind_of, parse
 from ..reports.display.phrases import join_names, plural
-from ..reports.display.plain import OMITTED, Key, Plain, derived
+from ..reports.display.plain import OMITTED, Key, derived
 from ..reports.display.report import Report
 from ..sources.source import FetchStats
 from .folder_files import MISSING, FileShare, FolderFile
-from .other_records import Alias, Chunk, OtherRecord
+from .other_records import Alias, Chunk, NamedDevice, OtherRecord
 from .paths import Path, PlainPath
 
 #: How many names `shared_with` gives at most: a checkpoint of slices would make it quadratic.
@@ -149,31 +149,6 @@ class TensorEntry(NamedTuple):  # of which there may be very many: no dataclass 
     says_device: Annotated[bool, OMITTED] = False
     held: str | None = None
     beside: Annotated[bool, OMITTED] = False
-
-
-@dataclass(frozen=True, slots=True)
-class NamedDevice(Plain):
-    """A value that names a device: your own value, or an instruction of an exported program.
-
-    Attributes:
-        path, name: where it is.
-        value: the device.
-        kind: `torch.device` or `str`. In TorchScript also `code` (a `torch.device` in the code) and
-            `code string`. In an exported program `graph`, or `autocast` (a device type only).
-        fixed: whether it cannot be changed: a key of a dict or member of a set, because two of them
-            might become equal, or a string in code, because it may mean anything.
-    """
-
-    path: PlainPath
-    name: str
-    value: str
-    kind: str
-    fixed: bool = False
-
-    @property
-    def follows(self) -> bool:
-        """Whether it belongs to a program, and so goes where the tensors of the program go."""
-        return self.kind in ("graph", "autocast")
 
 
 class Total(NamedTuple):
@@ -307,11 +282,9 @@ class Manifest(Report):
         by: Callable[[TensorEntry], Group],
         orphans: Callable[[Storage], Group] | None = None,
     ) -> dict[Group, Total]:
-        """Return totals of groups of tensors, largest first; each storage is counted once.
+        """Return totals of groups of tensors (`by`), largest first; each storage is counted once.
 
-        Args:
-            by: a function that gives the group of a tensor.
-            orphans: the group for storages that no tensor uses; without it they are left out.
+        `orphans` gives the group of storages that no tensor uses; without it they are left out.
         """
         groups: dict[Group, list[int]] = {}
         seen: set[str] = set()
@@ -403,12 +376,10 @@ class Manifest(Report):
         return self.tags.get(entry.name) or (entry.device,) * (not self.is_untagged(entry))
 
     def require(self, device: str) -> None:
-        """Raise unless everything is on `device`, as `elsewhere` counts it.
+        """Raise CheckFailed unless everything is on `device`, as `elsewhere` counts it.
 
-        Raises:
-            CheckFailed: a tensor is on another device, or there are no tensors, or a file of the
-                folder is missing or could not be read.
-            DeviceError: the name of the device is not valid.
+        Also if there are no tensors, or a file of the folder is missing or could not be read.
+        DeviceError if the name of the device is not valid.
         """
         elsewhere = self.elsewhere(device)
         absent = [each.name for each in self.files if each.not_read == MISSING]

@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides: records of code, files and identities; aliases; chunks.
+"""What a checkpoint holds besides: records, aliases, chunks, values that name a device.
 
 Records hold neither its object nor its tensors. A comparison must not ignore them, and a conversion
 must not lose them silently. So each container lists them, with their kind:
@@ -18,10 +18,13 @@ are not listed: what they say shows in everything else that is read.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from ..reports.display.plain import Plain
 from ..sources.source import Readable
+from .paths import PlainPath
 
 
 class RecordKind(str, Enum):
@@ -85,3 +88,28 @@ class Chunk(NamedTuple):
     file: str
     rank: int | None
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDevice(Plain):
+    """A value that names a device: your own value, or an instruction of an exported program.
+
+    Attributes:
+        path, name: where it is.
+        value: the device.
+        kind: `torch.device` or `str`. In TorchScript also `code` (a `torch.device` in the code) and
+            `code string`. In an exported program `graph`, or `autocast` (a device type only).
+        fixed: whether it cannot be changed: a key of a dict or member of a set, because two of them
+            might become equal, or a string in code, because it may mean anything.
+    """
+
+    path: PlainPath
+    name: str
+    value: str
+    kind: str
+    fixed: bool = False
+
+    @property
+    def follows(self) -> bool:
+        """Whether it belongs to a program, and so goes where the tensors of the program go."""
+        return self.kind in ("graph", "autocast")

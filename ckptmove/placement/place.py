@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from ..errors import RefusedError
-from ..manifest.manifest import Manifest, NamedDevice, Role, Section, TensorEntry
+from ..manifest.manifest import Manifest, Role, Section, TensorEntry
+from ..manifest.other_records import NamedDevice
 from ..manifest.paths import Path
 from ..reports.display.phrases import quote
 from .device import TagMap, kind_of

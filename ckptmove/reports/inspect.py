@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
-from ..manifest.other_records import RecordKind
+from ..manifest.manifest import Manifest, TensorEntry
+from ..manifest.other_records import NamedDevice, RecordKind
 from ..manifest.paths import spell
 from ..pickles.nodes import (
     Mapping,
@@ -58,7 +58,7 @@ class FileManifest(Manifest):
 
     def page(self) -> Iterator[PageBlock]:
         """Show a map of the bytes and every tensor, too."""
-        yield from self._shown()
+        yield from self._with_remarks()
         yield from shares_of(self)
         if self.tensors:
             yield tensor_columns(self)

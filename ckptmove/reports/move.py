@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ..manifest.manifest import NamedDevice
+from ..manifest.other_records import NamedDevice
 from ..placement.place import Kept, Moved
 from .display.phrases import plural
 from .display.plain import OMITTED, Seconds, derived

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
-from ..manifest.manifest import NamedDevice
+from ..manifest.other_records import NamedDevice
 from ..placement.place import Kept, Moved
 from .display.phrases import plural, which_loading_runs
 from .display.plain import OMITTED, Seconds

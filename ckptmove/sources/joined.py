@@ -99,11 +99,6 @@ class Joined(Source):
     def close(self) -> None:
         """As `Source.close`: its files are closed by who opened them."""
 
-    def read(self, start: int, nbytes: int) -> bytes:
-        buffer = bytearray(nbytes)
-        self.read_into(start, buffer)
-        return bytes(buffer)
-
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
         check_range(self, start, len(view))

@@ -160,9 +160,12 @@ class Source(ABC):
     def close(self) -> None:
         """Close what it holds open."""
 
-    @abstractmethod
     def read(self, start: int, nbytes: int) -> bytes:
         """The bytes `[start, start + nbytes)`. Raises CorruptError if the file shrank meanwhile."""
+        check_range(self, start, nbytes)
+        buffer = bytearray(nbytes)
+        self.read_into(start, buffer)
+        return bytes(buffer)
 
     @abstractmethod
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:

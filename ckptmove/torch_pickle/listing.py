@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..errors import CorruptError
-from ..manifest.manifest import NamedDevice, Role, Section, Storage, TensorEntry
-from ..manifest.other_records import Alias
+from ..manifest.manifest import Role, Section, Storage, TensorEntry
+from ..manifest.other_records import Alias, NamedDevice
 from ..manifest.paths import Path
 from ..pickles.hash_costs import check_keys
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
-from ..manifest.manifest import NamedDevice, Role, Section, Storage, TensorEntry
-from ..manifest.other_records import Chunk, HeldRecord
+from ..manifest.manifest import Role, Section, Storage, TensorEntry
+from ..manifest.other_records import Chunk, HeldRecord, NamedDevice
 from ..manifest.paths import Path
 from ..pickles.fetch import fetch, fetch_prefix
 from ..pickles.nodes import Blob, Call, Global, Node, Text, Tuple

@@ -26,8 +26,7 @@ from .archive import (
     Archive,
 )
 from .content import Content, checksum_of, checksums_that_stay, nbytes_of
-from .fields import MAX32
-from .members import Record
+from .members import MAX32, Record
 from .rewrite import CENTRAL_CRC_AT, LOCAL_CRC_AT, deflated, fits, patch
 
 _CENTRAL_OFFSET_AT, _LOCAL_EXTRA_AT = 42, 28

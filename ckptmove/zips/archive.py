@@ -20,8 +20,7 @@ from ..errors import CorruptError, UnsupportedError
 from ..sources.budget import Budget
 from ..sources.nearby import NearbyReads
 from ..sources.source import MAX_NBYTES, Readable
-from .fields import MAX32, name_of, widened, zip64_of
-from .members import Record, Records
+from .members import MAX32, Record, Records, name_of, widened, zip64_of
 
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 0x0008

@@ -21,7 +21,7 @@ from .archive import (
     LOCATOR_MAGIC,
     STORED,
 )
-from .fields import MAX32
+from .members import MAX32
 
 ODD_FLAGS = 0x2061  # encrypted, patched or masked
 LONGEST_NAME = 4096  # bytes

@@ -30,7 +30,6 @@ from .archive import (
     LOCAL_MAGIC,
     STORED,
 )
-from .fields import MAX32
 from .found_entries import (
     LONGEST_NAME,
     ODD_FLAGS,
@@ -43,6 +42,7 @@ from .found_entries import (
     wide_field,
 )
 from .layout import ALIGNMENT
+from .members import MAX32
 
 _MAGIC = re.compile(rb"PK(?:\x03\x04|\x07\x08|\x01\x02)")
 _STEP = 1 << 20  # bytes read at once

@@ -33,7 +33,7 @@ from .archive import (
     STORED,
     SUM_AT,
 )
-from .fields import MAX32
+from .members import MAX32
 
 ALIGNMENT = 64
 _UTF8 = 0x0800

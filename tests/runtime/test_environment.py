@@ -17,7 +17,7 @@ import torch
 
 from ckptmove.errors import DeviceError
 from ckptmove.reports.doctor import WRONG, Verdict
-from ckptmove.runtime.environment.facts import VISIBLE, Device, spoken
+from ckptmove.runtime.environment.facts import VISIBLE, Device, plain_message
 from ckptmove.runtime.environment.machine import AMD, NVIDIA, Gpu, driver_version, gfx, listed
 from ckptmove.runtime.environment.usable import Facts, best, facts, usable
 from ckptmove.runtime.environment.wheels import (
@@ -672,8 +672,8 @@ def test_architectures_of_amd_are_spelled() -> None:
 
 def test_what_torch_says_is_trimmed() -> None:
     warned = f"CUDA initialization: {UNKNOWN} (Triggered internally at /c10/CUDAFunctions.cpp:109.)"
-    assert spoken(warned) == UNKNOWN
-    assert spoken("failed\n\nCUDA call was originally invoked at:\n\n  File ...") == "failed"
+    assert plain_message(warned) == UNKNOWN
+    assert plain_message("failed\n\nCUDA call was originally invoked at:\n\n  File ...") == "failed"
 
 
 SCRIPT = """

@@ -14,8 +14,9 @@ from ...graph.edit.narrow import leave
 from ...graph.edit.numpy_arrays import tensors_for_arrays
 from ...graph.edit.optimizer_ids import OptimizerIds, call_parameters
 from ...graph.edit.subtree import rename_keys, renaming, state_dicts
-from ...graph.patterns import covers, unheard
+from ...graph.patterns import covers, no_match
 from ...manifest.manifest import Role, Section, TensorEntry
+from ...pickles.nodes import Mapping as MappingNode
 from ...placement.place import Kept, place
 from ...placement.rules import Device, Rules, rules_of
 from ...reports.display.phrases import join_names, plural
@@ -142,7 +143,7 @@ class Edits(NamedTuple):
         """Raises RefusedError if a glob speaks of no tensor of any model."""
         for glob in self._globs:
             if not any(_speaks_of(glob, tensors) for tensors in models):
-                raise unheard(glob)
+                raise no_match(glob)
 
     @property
     def _globs(self) -> tuple[str, ...]:
@@ -209,3 +210,10 @@ class Edits(NamedTuple):
 def _speaks_of(glob: str, tensors: Sequence[TensorEntry]) -> bool:
     """Whether a glob matches the name of a tensor, or its section."""
     return any(covers(glob, each.name) or glob == each.section.value for each in tensors)
+
+
+def is_state_dict(draft: CheckpointGraph) -> bool:
+    """Whether it holds a dict of tensors, and nothing else."""
+    root = draft.graph.root
+    at_top = [each for each in draft.list_contents().tensors if len(each.path) == 1]
+    return isinstance(root, MappingNode) and len(at_top) == len(root.pairs)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ... import formats
 from ...errors import CkptmoveError
+from ...formats.checkpoint import Checkpoint
 from ...formats.folders.agreement import disagreements, uncounted
 from ...formats.folders.companions import check_companions
+from ...formats.folders.model_folder import checkpoints_beside
 from ...formats.folders.training_folder import FolderCheckpoint, Part
+from ...manifest.folder_files import NO_PART
 from ...reports.display.phrases import join_names, plural
 from ...reports.display.text import listed
 from .weight_copies import MOST_NAMED, differing_tensors
+
+_BESIDE = "checked by itself, not loaded"
 
 
 class FolderChecks(NamedTuple):
@@ -21,7 +27,29 @@ class FolderChecks(NamedTuple):
     not_checked: list[str]  #: names of files of which nothing is known
 
 
-def check_folder(found: FolderCheckpoint, *, follow_links: bool) -> FolderChecks:
+def check_folder(found: Checkpoint, path: str, *, follow_links: bool) -> FolderChecks:
+    """Check what is in a folder besides the bytes of the checkpoint that was opened in it."""
+    faults = [f"{name} was not checked: {NO_PART}" for name in found.left]
+    details = list[str]()
+    if isinstance(found, FolderCheckpoint):
+        checks = _check_files(found, follow_links=follow_links)
+    elif found.folder is None:
+        return FolderChecks(faults, details, [])
+    else:
+        checked, beside = {source.path for source in found.files}, set(checkpoints_beside(found))
+        with formats.opened_folder(path, follow_links=follow_links) as folder:
+            for part, about in zip(folder.parts, folder.manifest.files, strict=False):
+                if checked.isdisjoint(source.path for source in part.checkpoint.files):
+                    damage = part.checkpoint.damage(lambda nbytes: None)
+                    faults += [f"{part.name}: {fault}" for fault in damage]
+                    if part.name in beside:
+                        what = f"{about.format}, {plural(about.tensors, 'tensor')}"
+                        details.append(f"{part.name} ({what}) is no part of it: {_BESIDE}")
+            checks = _check_files(folder, follow_links=follow_links)
+    return checks._replace(faults=[*faults, *checks.faults], details=[*details, *checks.details])
+
+
+def _check_files(found: FolderCheckpoint, *, follow_links: bool) -> FolderChecks:
     """Compare what should be the same, read the configurations, and look for what is missing."""
     companions = check_companions(found)
     faults = [*disagreements(found), *companions.faults]

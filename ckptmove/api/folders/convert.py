@@ -7,37 +7,39 @@ from, such as an optimizer, keeps its whole tree: `optimizer.pt` becomes `optimi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
 from ... import formats
 from ...errors import CkptmoveError, RefusedError
 from ...formats.checkpoint import Checkpoint
-from ...formats.distributed.deepspeed.folder import DeepSpeed
-from ...formats.distributed.divided_folders import divided_folders
-from ...formats.distributed.fsdp_ranks import FsdpRanks
 from ...formats.distributed.rank_groups import CONFIGURED
-from ...formats.folders.model_folder import ModelFolder
 from ...formats.folders.runs import own_folders, several_checkpoints
-from ...formats.folders.training_folder import TrainingFolder, roots_as
+from ...formats.folders.training_folder import roots_as
 from ...formats.folders.weight_names import INDEX, NOT_COMPARED, torch_name
 from ...formats.writing import WriteOptions
 from ...graph.draft import CheckpointGraph
 from ...manifest.manifest import Section, TensorEntry
-from ...pickles.nodes import Mapping as MappingNode
 from ...reports.convert import ConvertReport, Loss
 from ...sources import place_of
 from ...sources.joined import Joined
-from ...sources.place import Place
 from ...writing.verify import Progress
-from ..conversion.edits import Changes, Edits
+from ..conversion.edits import Changes, Edits, is_state_dict
 from ..conversion.plan import check_losses, plan_conversion, refused_losses
 from ..conversion.target import PlannedPart, Target
 from ..conversion.trust import TrustedPlan
 from ..strict import refuse_unknown, refuse_unknown_in
-from .configuration import CONFIGURATION, main_dtype, with_dtype
-from .files import CheckpointFile, Companion, FolderFiles, check_apart, files_of
+from .files import (
+    CONFIGURATION,
+    CheckpointFile,
+    Companion,
+    FolderFiles,
+    check_apart,
+    files_of,
+    main_dtype,
+    with_dtype,
+)
 from .weight_copies import losses_of_copies
 
 _SAFE = ".safetensors"
@@ -71,16 +73,6 @@ class Part(NamedTuple):
     changes: Changes
     format: str
     dtype: str | None  #: of most of its weights, where they are cast to another than before
-
-
-def holds_parts(folder: Place) -> bool:
-    """Whether the checkpoints in a folder are whole by themselves, and not files of one."""
-    found = formats.folder_format(folder.path, folder.entries())
-    if isinstance(found, DeepSpeed):  # without ZeRO, each of its files is whole
-        return not divided_folders(f"in/{each.name}" for each in folder.files_below())
-    if isinstance(found, FsdpRanks):  # a model's own files are beside it
-        return folder.child(CONFIGURED).is_folder()
-    return found is None or isinstance(found, (ModelFolder, TrainingFolder))
 
 
 def convert_folder(
@@ -327,11 +319,12 @@ class _FolderConversion:
         names = [name for part in self.parts for name in part.planned.sizes]
         taken = Counter([*names, *(each.name.partition("/")[0] for each in found)])
         taken.update(each.name for each in found if "/" in each.name)
+        before = {name for each in self.files.checkpoints for name in each.files}
         for name in names:
             if taken[name] > 1:
                 raise self._clash(f"two files of the new folder would be called {name!r}", name)
             whole = name.removesuffix(INDEX)
-            if whole != name and whole in taken and not self._has(name, whole):
+            if whole != name and whole in taken and not {name, whole} <= before:
                 raise self._clash(
                     f"{whole!r} and {name!r} would both be in the new folder: libraries would "
                     "load either",
@@ -351,10 +344,6 @@ class _FolderConversion:
                 beside = start + each.name.removeprefix(inside)
                 return each if beside in {start, *others} else each._replace(name=beside)
         return each
-
-    def _has(self, *names: str) -> bool:
-        """Whether the folder itself has all of these files."""
-        return set(names) <= {name for each in self.files.checkpoints for name in each.files}
 
     def _clash(self, message: str, name: str) -> RefusedError:
         makers = [each.file.name for each in self.parts if name in each.planned.sizes]
@@ -399,9 +388,11 @@ class _FolderConversion:
                     for loss in part.plan.dropped
                 ),
             ),
-            shared=_joined(
-                {about(part, a): b for a, b in part.plan.weights.shared.items()} for part in parts
-            ),
+            shared={
+                about(part, name): owner
+                for part in parts
+                for name, owner in part.plan.weights.shared.items()
+            },
             duplicates=tuple(
                 about(part, name) for part in parts for name in part.plan.weights.duplicates
             ),
@@ -421,14 +412,3 @@ class _FolderConversion:
             nbytes=self.nbytes + copied,
             bytes_written=sum(files.values()) if written else 0,
         )
-
-
-def _joined(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    return {key: value for mapping in each for key, value in mapping.items()}
-
-
-def is_state_dict(draft: CheckpointGraph) -> bool:
-    """Whether it holds a dict of tensors, and nothing else."""
-    root = draft.graph.root
-    at_top = [each for each in draft.list_contents().tensors if len(each.path) == 1]
-    return isinstance(root, MappingNode) and len(at_top) == len(root.pairs)

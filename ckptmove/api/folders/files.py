@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from ... import formats
 from ...errors import CorruptError, InputError, RefusedError, UnsupportedError
+from ...formats.distributed.deepspeed.folder import DeepSpeed
 from ...formats.distributed.divided_folders import divided_folders
-from ...formats.distributed.rank_groups import files_beside, files_of_ranks, is_of_ranks
+from ...formats.distributed.fsdp_ranks import FsdpRanks
+from ...formats.distributed.rank_groups import CONFIGURED, files_beside, files_of_ranks, is_of_ranks
 from ...formats.folders.layouts import layout_of, name_as_file, says
+from ...formats.folders.model_folder import ModelFolder
+from ...formats.folders.training_folder import TrainingFolder
 from ...formats.folders.weight_names import INDEX, weights_among
 from ...formats.pickle import PlainPickle
-from ...manifest.manifest import Section
+from ...manifest.manifest import Section, TensorEntry
 from ...plans.plan import Copy, Plan, Write
 from ...reports.convert import Loss
 from ...sources import place_of
@@ -40,6 +47,13 @@ _PICKLES = {
     "torch-export": _PROGRAM,
     "torch-package": _PROGRAM,
 }
+
+
+#: What tells of a model, beside its weights.
+CONFIGURATION = "config.json"
+_LONGEST_CONFIGURATION = 1 << 24  # bytes; larger files are left as they are
+#: transformers writes `dtype`, and before its version 5 `torch_dtype`; models within a model too.
+_SAID = re.compile(r'("(?:torch_)?dtype"\s*:\s*")(?:torch\.)?b?float\d+(?:_\w+)?"')
 
 
 class Companion(NamedTuple):
@@ -275,6 +289,16 @@ def _not_copied(entry: FolderEntry) -> InputError:
     return UnsupportedError("is no file, and can't be copied", path=entry.path)
 
 
+def holds_parts(folder: Place) -> bool:
+    """Whether the checkpoints in a folder are whole by themselves, and not files of one."""
+    found = formats.folder_format(folder.path, folder.entries())
+    if isinstance(found, DeepSpeed):  # without ZeRO, each of its files is whole
+        return not divided_folders(f"in/{each.name}" for each in folder.files_below())
+    if isinstance(found, FsdpRanks):  # a model's own files are beside it
+        return folder.child(CONFIGURED).is_folder()
+    return found is None or isinstance(found, (ModelFolder, TrainingFolder))
+
+
 def check_apart(source: str, destination: str) -> None:
     """Raises RefusedError if one of two folders is, or lies in, the other."""
     ours, theirs = (place_of(each).folder_identity() for each in (source, destination))
@@ -284,3 +308,31 @@ def check_apart(source: str, destination: str) -> None:
         raise RefusedError("the destination is inside the source", path=destination)
     if ours.startswith(theirs):
         raise RefusedError("the source is inside the destination", path=destination)
+
+
+def main_dtype(tensors: Iterable[TensorEntry]) -> str | None:
+    """The dtype of most bytes of floating-point tensors; None without any."""
+    counted = Counter[str]()
+    for each in tensors:
+        if "float" in each.dtype:
+            counted[each.dtype] += each.nbytes
+    return counted.most_common(1)[0][0] if counted else None
+
+
+def with_dtype(configuration: Companion, dtype: str) -> Companion:
+    """A configuration that says this dtype, if it says any and can be read."""
+    if configuration.nbytes > _LONGEST_CONFIGURATION:
+        return configuration
+    before = configuration.content
+    if before is None:
+        with place_of(configuration.path).open() as source:
+            before = source.read(0, source.nbytes)
+    try:
+        text = before.decode("utf-8")
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return configuration
+    after = _SAID.sub(lambda found: f'{found[1]}{dtype}"', text).encode()
+    if after == before:
+        return configuration
+    return configuration._replace(content=after, nbytes=len(after))

@@ -34,13 +34,12 @@ from ...pickles.nodes import Node
 from ...reports.convert import ConvertReport, Loss
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, Place
-from ..conversion.edits import Edits
+from ..conversion.edits import Edits, is_state_dict
 from ..conversion.plan import check_sum, plan_conversion
 from ..conversion.target import PlannedPart, Target
 from ..conversion.trust import TrustedPlan
-from .configuration import CONFIGURATION, main_dtype, with_dtype
-from .convert import FolderOptions, is_state_dict
-from .files import Companion
+from .convert import FolderOptions
+from .files import CONFIGURATION, Companion, main_dtype, with_dtype
 from .weight_copies import used_name
 
 _MOST_NBYTES = 16 << 20  # of other files together, such as those of a tokenizer
@@ -87,8 +86,8 @@ def _pack_model(found: Checkpoint, folder: Folder, *, follow_links: bool) -> Pac
 
 
 def losses_of_others(found: Checkpoint) -> list[Loss]:
-    """The checkpoints beside the weights of one model, each as a loss."""
-    why = "is another checkpoint than the weights of the folder"
+    """The checkpoints beside what was read of a folder, each as a loss."""
+    why = "is another checkpoint than what was read of the folder"
     return [Loss(name, why) for name in checkpoints_beside(found)]
 
 

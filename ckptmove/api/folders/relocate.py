@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from ... import formats
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
-from ...formats.checkpoint import check_container
 from ...formats.distributed.deepspeed.rank_files import ALL_RANKS
 from ...formats.folders.runs import several_checkpoints
 from ...formats.folders.training_folder import FolderCheckpoint, Part
+from ...formats.relocation_check import check_container
 from ...manifest.paths import Path
 from ...placement.place import Moves
 from ...placement.place import place as place_tensors

@@ -56,7 +56,7 @@ class Document:
         fitting = next((text for text in made if len(text) <= self.nbytes), made[-1])
         return fitting.ljust(self.nbytes)
 
-    def shown(self, changes: Changes) -> bytes:
+    def with_values(self, changes: Changes) -> bytes:
         """What the text says with other values, a line each, to be compared and shown."""
         try:
             return json.dumps(_changed(self.root, changes), indent=1).encode("ascii")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ...errors import CorruptError, InputError
 from ...manifest.dtypes import nbytes_of
-from ...manifest.manifest import Extent, Storage
-from ...manifest.paths import Path
+from ...manifest.manifest import Extent, Section, Storage, TensorEntry
+from ...manifest.paths import Path, spell
 from ...plans.plan import Plan, apply_plan
 from ...sources.source import Memory, Readable
 from ...torch_pickle.streams import Container, LocationEdits
@@ -35,9 +35,36 @@ class View(NamedTuple):
     device: str
 
     @property
-    def numel(self) -> int:
-        """The number of elements."""
-        return prod(self.shape)
+    def nbytes(self) -> int:
+        """The size of its elements."""
+        return nbytes_of(prod(self.shape), self.dtype)
+
+    def entry(
+        self,
+        path: Path,
+        storage: str | None,
+        *,
+        is_parameter: bool,
+        requires_grad: bool,
+        state_key: str | None = None,
+    ) -> TensorEntry:
+        """Its entry in a manifest; the root has no name yet."""
+        return TensorEntry(
+            path=path,
+            name=spell(path) if path else "",
+            section=Section.MODEL,
+            kind="parameter" if is_parameter else "tensor",
+            layout="strided",
+            dtype=self.dtype,
+            shape=self.shape,
+            stride=self.stride,
+            offset=self.offset,
+            device=self.device,
+            nbytes=self.nbytes,
+            storage=storage,
+            requires_grad=requires_grad,
+            state_key=state_key,
+        )
 
 
 class RecordsContainer(ArchiveContainer):
@@ -116,7 +143,7 @@ class RecordsContainer(ArchiveContainer):
         if document is None:
             return super().compared(record, no_devices)
         changes = self.without_devices(record.name) if no_devices else {}
-        return Memory(document.shown(changes), self.source.path)
+        return Memory(document.with_values(changes), self.source.path)
 
     def without_devices(self, name: str) -> Changes:
         """What changes in a JSON text such that it names no device of its own."""

@@ -41,7 +41,7 @@ class Size(NamedTuple):
     text: bytes
 
 
-class _Said(NamedTuple):
+class _Header(NamedTuple):
     """What a header says of the member behind it."""
 
     name: str | None = None
@@ -134,13 +134,13 @@ def starts_tar(head: bytes) -> bool:
     return len(head) == BLOCK and (head[257:262] == b"ustar" or has_checksum(head))
 
 
-def _said_by(source: Readable, start: int, nbytes: int, *, is_pax: bool) -> _Said:
+def _said_by(source: Readable, start: int, nbytes: int, *, is_pax: bool) -> _Header:
     """What a pax header, or GNU's long name, says of the member behind it."""
     if nbytes > _LONGEST_PAX:
         raise UnsupportedError("is a tar with an overlong pax header")
     content = source.read(start, nbytes)
     if not is_pax:
-        return _Said(_long(content.partition(b"\0")[0]))
+        return _Header(_long(content.partition(b"\0")[0]))
     name = None
     size, at = None, 0
     while at < len(content):
@@ -156,7 +156,7 @@ def _said_by(source: Readable, start: int, nbytes: int, *, is_pax: bool) -> _Sai
         elif found[2] not in _HARMLESS:
             raise UnsupportedError("is a tar with a pax header of a kind that is not known")
         at = end
-    return _Said(name, size)
+    return _Header(name, size)
 
 
 def edits_to_resize(source: Readable, member: Member, nbytes: int) -> list[Edit]:

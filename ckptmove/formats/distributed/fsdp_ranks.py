@@ -30,7 +30,7 @@ from ...sources.source import Memory, Source
 from ...torch_pickle.values.strided import contiguous_stride, is_contiguous
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
-from ..folders.layouts import Said, layout_of, says
+from ..folders.layouts import NameMeaning, layout_of, says
 from ..folders.parts import number_files
 from ..folders.runs import LIKE_CHECKPOINTS
 from ..probe import Probe
@@ -161,7 +161,9 @@ class RanksContainer(MergedContainer):
 
     # -- the tree ------------------------------------------------------------------------------
 
-    def add_beside(self, probe: Probe, name: str, said: Said, number: int) -> Sequence[Source]:
+    def add_beside(
+        self, probe: Probe, name: str, said: NameMeaning, number: int
+    ) -> Sequence[Source]:
         """Add what another file holds; `number` is that of its first source. Gives its sources."""
         probe.session.begin_file(self._base + name)
         found = probe.read(name)

@@ -191,7 +191,7 @@ _OF_FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)(_\d+)")
 _SUFFIX = re.compile(r"(\.(safetensors|bin|pt|pth|ckpt|pkl|tar|pt2|index\.json))+$")
 
 
-class Said(NamedTuple):
+class NameMeaning(NamedTuple):
     """What a name says of what is in the file or folder."""
 
     rank: int  #: of the rule: of two with the same keys the lower one is preferred
@@ -238,7 +238,7 @@ def has_components(names: Collection[str]) -> bool:
     return _any([rule.pattern for rule in _COMPONENTS], names)
 
 
-def says(name: str, layout: Layout | None) -> Said:
+def says(name: str, layout: Layout | None) -> NameMeaning:
     """What a name in a folder of this layout says."""
     rules = (*(layout.rules if layout else ()), *ANY)
     name = before_convert(name)
@@ -246,8 +246,8 @@ def says(name: str, layout: Layout | None) -> Said:
         match = re.fullmatch(rule.pattern, name)
         if match is not None:
             keys = _path(match.expand(rule.keys))
-            return Said(rank, rule.section, keys, is_known="/" not in name)
-    return Said(len(rules), Section.OTHER, (stem_of(name),), is_known=False)
+            return NameMeaning(rank, rule.section, keys, is_known="/" not in name)
+    return NameMeaning(len(rules), Section.OTHER, (stem_of(name),), is_known=False)
 
 
 def before_convert(name: str) -> str:

@@ -129,14 +129,14 @@ def _read(probe: Probe, found: str) -> Checkpoint:
 
 
 def checkpoints_beside(found: Checkpoint) -> list[str]:
-    """The files that are called like checkpoints beside the weights of one model, but for copies.
+    """The files that are called like checkpoints beside what was read of a folder, but for copies.
 
     What a Trainer was told is not among them: it holds no tensors; nor are checkpoints of their own
     in folders below. Raises as `Place.files_below`.
     """
     folder = found.folder
     if folder is None or folder.is_all:
-        return []
+        return list(found.left)
     start = f"{folder.path.rstrip('/')}/"
     known = {*folder.copies, *(each.path.removeprefix(start) for each in found.sources)}
     names = sorted(each.name for each in place_of(folder.path).files_below())

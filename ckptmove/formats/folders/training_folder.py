@@ -45,7 +45,7 @@ from ..probe import Probe
 from ..safetensors.file import TensorsContainer
 from .layouts import (
     Layout,
-    Said,
+    NameMeaning,
     has_components,
     is_several,
     layout_below,
@@ -287,7 +287,7 @@ def _free(keys: Path, name: str) -> Iterator[Path]:
 
 
 def _read(
-    probe: Probe, name: str, said: Said, unread: list[Unread], *, is_folder: bool
+    probe: Probe, name: str, said: NameMeaning, unread: list[Unread], *, is_folder: bool
 ) -> Checkpoint | None:
     """Read a part; None if it can't be, which is noted."""
     probe.session.begin_file(name)

@@ -9,10 +9,9 @@ import posixpath
 from typing import NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
-from ...manifest.dtypes import nbytes_of
-from ...manifest.manifest import Section, TensorEntry
+from ...manifest.manifest import TensorEntry
 from ...manifest.other_records import RecordKind
-from ...manifest.paths import Path, spell
+from ...manifest.paths import Path
 from ...zips.archive import Archive
 from ...zips.members import Record
 from ..archives.documents import Changes, Json, member
@@ -214,25 +213,17 @@ class ExportContainer(RecordsContainer):
         """A tensor as the config describes it, over the bytes of a record."""
         view, place = described_weight(payload, where)
         key = None
-        if record.nbytes or place.device != "meta" or not view.numel:
+        if record.nbytes or place.device != "meta" or not view.nbytes:
             key = record.name[len(self.prefix) :]
             self.add_raw(key, record, view, where, fake=True)
-        entry = TensorEntry(
-            path=path,
-            name=spell(path),
-            section=Section.MODEL,
-            kind="parameter" if member(payload, "is_param", bool, where) else "tensor",
-            layout="strided",
-            dtype=view.dtype,
-            shape=view.shape,
-            stride=view.stride,
-            offset=view.offset,
-            device=place.device,
-            nbytes=nbytes_of(view.numel, view.dtype) if record.nbytes else 0,
-            storage=key,
+        entry = view.entry(
+            path,
+            key,
+            is_parameter=member(payload, "is_param", bool, where),
             requires_grad=member(payload["tensor_meta"], "requires_grad", bool, where),
             state_key=str(path[-1]),
         )
+        entry = entry if record.nbytes else entry._replace(nbytes=0)
         self.weights.append(Weight(entry, config, place))
 
 

@@ -25,7 +25,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from ...errors import UnsupportedError, WriteError
-from ...manifest.manifest import Manifest, NamedDevice, TensorEntry
+from ...manifest.manifest import Manifest, TensorEntry
+from ...manifest.other_records import NamedDevice
 from ...manifest.paths import spell
 from ...placement.device import kind_of
 from ...placement.place import Moves

@@ -25,8 +25,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ...errors import CorruptError, UnsupportedError
-from ...manifest.manifest import NamedDevice, Section
-from ...manifest.other_records import RecordKind
+from ...manifest.manifest import Section
+from ...manifest.other_records import NamedDevice, RecordKind
 from ...manifest.paths import Path
 from ...pickles.nodes import Global, Node, Tuple
 from ...sources.source import Memory, Readable

@@ -22,9 +22,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...errors import CorruptError, UnsupportedError, WriteError
-from ...manifest.dtypes import nbytes_of
-from ...manifest.manifest import Manifest, NamedDevice, Section, TensorEntry
-from ...manifest.other_records import RecordKind
+from ...manifest.manifest import Manifest, TensorEntry
+from ...manifest.other_records import NamedDevice, RecordKind
 from ...manifest.paths import Path, spell
 from ...pickles.nodes import Call, Dict, List, Node, Tuple
 from ...placement.device import names_device
@@ -228,21 +227,8 @@ class ScriptV1Container(RecordsContainer):
     def _entry(self, n: int, tensor: _Described) -> TensorEntry:
         key, view, requires_grad, _ = tensor
         self.add_raw(key, self.record(f"{self.prefix}{key}"), view, f"the tensor {n}", fake=False)
-        return TensorEntry(
-            path=(),
-            name="",
-            section=Section.MODEL,
-            kind="parameter" if n in self.described.parameters else "tensor",
-            layout="strided",
-            dtype=view.dtype,
-            shape=view.shape,
-            stride=view.stride,
-            offset=view.offset,
-            device=view.device,
-            nbytes=nbytes_of(view.numel, view.dtype),
-            storage=key,
-            requires_grad=requires_grad,
-        )
+        is_parameter = n in self.described.parameters
+        return view.entry((), key, is_parameter=is_parameter, requires_grad=requires_grad)
 
     def _read_attributes(self) -> list[Node]:
         record = self.archive.records.get(f"{self.prefix}{ATTRIBUTES}")

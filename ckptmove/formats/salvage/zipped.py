@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ...errors import InputError
-from ...manifest.dtypes import nbytes_of
 from ...sources.source import Memory, Readable, Source
 from ...torch_pickle.streams import Container
 from ...torch_pickle.values.persistent_ids import StorageId
@@ -217,7 +216,7 @@ def _of_program(
         whole = held is not None and held.proof is Proof.RIGHT
         size = held.stored_nbytes if held is not None and whole else nbytes.get(record, 0)
         storages[record] = _storage(container, size, view.dtype, view.device, held)
-        own = nbytes_of(view.numel, view.dtype)
+        own = view.nbytes
         shown = view.shape, view.stride, view.offset
         named.append(NamedTensor(name, view.dtype, *shown, own, record, proven=proven and ordered))
     known = {each.record for each in program.tensors}

@@ -113,7 +113,7 @@ def _by_name(draft: CheckpointGraph) -> dict[str, HeldRecord]:
     return {held.record.name: held for held in draft.records if held.record.kind.is_content}
 
 
-def _said(record: OtherRecord) -> dict[str, Any]:
+def _record_term(record: OtherRecord) -> dict[str, Any]:
     return {"$": "record", "of": str(record.kind), "nbytes": record.nbytes}
 
 
@@ -134,9 +134,9 @@ def _apart(old: CheckpointGraph | None, new: CheckpointGraph | None) -> Iterator
 
 def _alone(old: HeldRecord | None, new: HeldRecord | None) -> Difference:
     if old is not None:
-        return Difference(Kind.RECORD_REMOVED, old.record.name, _said(old.record), None)
+        return Difference(Kind.RECORD_REMOVED, old.record.name, _record_term(old.record), None)
     assert new is not None
-    return Difference(Kind.RECORD_ADDED, new.record.name, None, _said(new.record))
+    return Difference(Kind.RECORD_ADDED, new.record.name, None, _record_term(new.record))
 
 
 def compare_records(old: dict[str, HeldRecord], new: dict[str, HeldRecord]) -> Beside:
@@ -165,7 +165,7 @@ def _unlike(old: HeldRecord, new: HeldRecord, *, no_devices: bool) -> Difference
     return Difference(
         Kind.RECORD,
         name,
-        {**of_bytes(mine, at), **_said(old.record)},
-        {**of_bytes(other, at), **_said(new.record)},
+        {**of_bytes(mine, at), **_record_term(old.record)},
+        {**of_bytes(other, at), **_record_term(new.record)},
         lines=changed_lines(mine, other),
     )

@@ -51,10 +51,10 @@ class Side:
         """A tensor under its name; what says its device is no value besides."""
         self.spelled.update(map(id, tensor.spelled))
         left_out = is_left_out(tensor, self.draft)
-        shown = None if left_out else self.shown(data_of(node), tensor)
+        shown = None if left_out else self.elements(data_of(node), tensor)
         return Held(name, node, tensor, shown, self.draft, left_out)
 
-    def shown(self, node: Node, tensor: Tensor) -> Shown | None:
+    def elements(self, node: Node, tensor: Tensor) -> Shown | None:
         """The elements of a storage or a plain tensor."""
         flags: Mapping[str, bool] | None = {} if isinstance(node, Persistent) else None
         if isinstance(node, Call) and is_plain(node):

@@ -17,7 +17,7 @@ from ...pickles.nodes import Call, Node, Persistent, Tuple
 from ...torch_pickle.values.tensors import Recogniser
 from ..canonical import is_plain
 from ..draft import CheckpointGraph
-from ..patterns import covers, unheard
+from ..patterns import covers, no_match
 from ..reach import nodes_of
 
 #: A dtype: what torch calls it, with `torch.` or not, or anything that spells itself so.
@@ -51,7 +51,7 @@ class Casts(NamedTuple):
             if any(_speaks_of(pattern, entry) for entry in entries):
                 continue
             if not any(entry.section.value == pattern for entry in entries):
-                raise unheard(pattern)
+                raise no_match(pattern)
             found.add(pattern)
         return frozenset(found)
 

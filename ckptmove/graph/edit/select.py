@@ -15,7 +15,7 @@ from ...torch_pickle.children import spell_key
 from ...torch_pickle.listing import Contents
 from ...torch_pickle.pickled_modules import FRAME, INNER, PASSING, attributes_of, is_compiled
 from ...torch_pickle.values.tensors import Recogniser
-from ..patterns import covers, unheard
+from ..patterns import covers, no_match
 from .model_weights import WEIGHTS, Weights, one_called, one_of
 
 #: The most places of what was met before: few objects can lie in very many.
@@ -113,7 +113,7 @@ class _Pruning:
         if silent and silent[0] in WEIGHTS:
             one_of(self.contents, Section(silent[0]))  # says what there is instead
         if silent:
-            raise unheard(silent[0])
+            raise no_match(silent[0])
         return self.cut(edges)
 
     def searched(self) -> tuple[list[_Edge], list[str]]:

@@ -64,7 +64,9 @@ def subtree(root: Node, name: str) -> tuple[Node, Path, list[str]]:
         child = next(child for each, child in _children(node) if each == keys)
         return child, _path_of(taken), beside(taken)
     own = attributes_of(root) is None  # a module has many attributes that nobody asks for
-    known = [spell(keys) for keys in (_shown(root) if own else _state(root)) if keys != _OF_TORCH]
+    known = [
+        spell(keys) for keys in (_keys_in_names(root) if own else _state(root)) if keys != _OF_TORCH
+    ]
     raise RefusedError(
         f"it has nothing under the name {name!r}",
         hint=f"at the top it has {join_names(known)}" if known else None,
@@ -97,13 +99,15 @@ def beside(way: Sequence[tuple[Node, Path]]) -> list[str]:
     prefix: Path = ()
     for node, taken in way:
         module = attributes_of(node) is not None
-        paths += [(*prefix, *keys) for keys in _shown(node, taken) if taken and keys != taken]
+        paths += [
+            (*prefix, *keys) for keys in _keys_in_names(node, taken) if taken and keys != taken
+        ]
         prefix = prefix if module and is_frame(taken) else (*prefix, *taken)
     counts = Counter(map(spell, paths))
     return [spell(path) if counts[spell(path)] == 1 else spell_apart(path) for path in paths]
 
 
-def _shown(node: Node, taken: Path = ()) -> Iterator[Path]:
+def _keys_in_names(node: Node, taken: Path = ()) -> Iterator[Path]:
     """The keys in names of what a node holds; a module holds what its state dict does.
 
     What is under the `taken` keys is not looked into.

@@ -14,15 +14,8 @@ from torch import nn
 from torch._subclasses import FakeTensor
 
 from ...manifest.dtypes import BITS, nbytes_of
-from ...manifest.manifest import (
-    MOST_SHARED,
-    Manifest,
-    NamedDevice,
-    Role,
-    Section,
-    Storage,
-    TensorEntry,
-)
+from ...manifest.manifest import MOST_SHARED, Manifest, Role, Section, Storage, TensorEntry
+from ...manifest.other_records import NamedDevice
 from ...manifest.paths import Path, spell
 from ...reports.live import LiveManifest
 from .findings import warnings_of

@@ -108,7 +108,7 @@ class Copying:
         packed = self._sent(torch.empty_like(once).copy_(once))
         pairs = zip(tensor.stride(), packed.stride(), strict=True)
         strides = [0 if old == 0 else new for old, new in pairs]
-        return [_shown(tensor, packed.untyped_storage(), 0, strides)]
+        return [_viewed_as(tensor, packed.untyped_storage(), 0, strides)]
 
     def _together(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copy the spans of tensors of one storage."""
@@ -122,7 +122,9 @@ class Copying:
                 return found
         there = self._sent(_flat(tensors[0], torch.uint8, start, nbytes)).untyped_storage()
         return [
-            _shown(tensor, there, (span.start - start) // tensor.element_size(), tensor.stride())
+            _viewed_as(
+                tensor, there, (span.start - start) // tensor.element_size(), tensor.stride()
+            )
             for tensor, span in zip(tensors, spans, strict=True)
         ]
 
@@ -162,7 +164,7 @@ class Copying:
         flat = _flat(tensors[0], _CARRIERS[width], low, count)
         squeezed = self._sent(flat[(used - low).to(flat.device)]).untyped_storage()
         return [
-            _shown(tensor, squeezed, *look) for tensor, look in zip(tensors, looks, strict=True)
+            _viewed_as(tensor, squeezed, *look) for tensor, look in zip(tensors, looks, strict=True)
         ]
 
     def _sent(self, source: torch.Tensor) -> torch.Tensor:
@@ -248,7 +250,7 @@ def _flipped(new: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 def view_like(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     """A storage, seen as a tensor sees its own."""
-    made = _shown(tensor, storage, int(tensor.storage_offset()), tensor.stride())
+    made = _viewed_as(tensor, storage, int(tensor.storage_offset()), tensor.stride())
     return _flipped(made, tensor)
 
 
@@ -267,7 +269,7 @@ def _flat(tensor: torch.Tensor, dtype: torch.dtype, start: int, count: int) -> t
     return empty.set_(tensor.untyped_storage(), start, (count,), (1,))
 
 
-def _shown(
+def _viewed_as(
     tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, strides: Sequence[int]
 ) -> torch.Tensor:
     """A storage viewed with the shape and dtype of a tensor."""

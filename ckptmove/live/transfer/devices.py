@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import get_worker_info
 
 from ...errors import DeviceError
-from ...manifest.manifest import NamedDevice, Role, Section, TensorEntry
+from ...manifest.manifest import Role, Section, TensorEntry
+from ...manifest.other_records import NamedDevice
 from ...manifest.paths import Path, spell
 from ...placement.device import kind_of, parse
 from ...reports.display.phrases import first_line
@@ -27,7 +28,7 @@ def reachable(device: Any) -> torch.device:
     """
     is_number = isinstance(device, int) and not isinstance(device, bool)
     if not is_number and not isinstance(device, torch.device):
-        device = _spelled(device)
+        device = _torch_device(device)
     try:
         return torch.empty(0, device=device).device
     except Exception as error:  # a type of its own for each kind of device
@@ -38,7 +39,7 @@ def reachable(device: Any) -> torch.device:
         raise DeviceError(f"'{device}' can't be used here: {why}", hint=hint) from error
 
 
-def _spelled(device: Any) -> torch.device:
+def _torch_device(device: Any) -> torch.device:
     if isinstance(device, str):
         try:
             return torch.device(device)

@@ -55,7 +55,7 @@ def move(
     started = time.monotonic()
     if to is None and not place and device_map is None:
         raise UsageError("the device is missing", hint='for example to="cuda:0"')
-    rules = rules_of(to=to, place=place, device_map=device_map, tag_of=_spelled)
+    rules = rules_of(to=to, place=place, device_map=device_map, tag_of=_reachable_device)
     found = holdings(model, optimizer, scheduler, batch, others)
     roots = [each for each in (model, *(others or {}).values()) if isinstance(each, nn.Module)]
     check_movable(roots, found)
@@ -80,7 +80,7 @@ def move(
     pairs = list(zip(going.all, entries, targets, strict=True))
     named = renaming(found.naming, pairs, values)
     warnings += [*moves.warnings, *_capturable(pairs, groups)]
-    if to is None or _spelled(to) != "cpu":
+    if to is None or _reachable_device(to) != "cpu":
         warnings += packed(found)
     if found.full:
         warnings.append(
@@ -111,7 +111,7 @@ def move(
 # -- deciding --------------------------------------------------------------------------------------
 
 
-def _spelled(device: Device) -> str:
+def _reachable_device(device: Device) -> str:
     """An available device, as torch names it here: `cuda` is the current one."""
     tag = tag_of(reachable(device))
     if tag == "meta":

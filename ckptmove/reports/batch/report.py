@@ -153,7 +153,7 @@ class BatchPlan(Report):
             f"{copied:,} unchanged" if self._in_place else f"would copy {copied:,} unchanged"
         )
         told += [unchanged] if copied else []
-        told += self._told()
+        told += self._forecast_parts()
         held_up = sum(bool(task.obstacle) for task in tasks)
         if held_up:
             told.append(f"{held_up:,} of them can't be written")
@@ -171,7 +171,7 @@ class BatchPlan(Report):
     def _in_place(self) -> bool:
         return self.destination in (None, self.source)
 
-    def _told(self) -> Iterator[str]:
+    def _forecast_parts(self) -> Iterator[str]:
         """What a dry run has foretold, for the summary."""
         if self.forecasts is None:
             return
@@ -348,7 +348,7 @@ class RetryCommand(NamedTuple):
     def command(self, *more: str, without_includes: bool = False) -> str:
         """The command line, with more options, for a shell."""
         words = self.narrowed if without_includes else self.words
-        return " ".join(map(quoted, ("ckptmove", *self.verb, *more, *words)))
+        return " ".join(map(shell_word, ("ckptmove", *self.verb, *more, *words)))
 
     def retry(self, report: BatchReport) -> str:
         """The command that does only what was refused or failed.
@@ -375,7 +375,7 @@ class RetryCommand(NamedTuple):
             yield f"retry: {self.retry(report)}"
 
 
-def quoted(word: str) -> str:
+def shell_word(word: str) -> str:
     """A word such that a shell takes it as it is, and a terminal shows it."""
     if word.isprintable():
         return shlex.quote(word)

@@ -33,7 +33,7 @@ class Report(Plain):
 
     def page(self) -> Iterator[PageBlock]:
         """Return what a page of it shows: everything, with what the user should know besides."""
-        yield from self._shown(full=True)
+        yield from self._with_remarks(full=True)
 
     def to_html(self, title: str | None = None) -> str:
         """Return one HTML file that shows everything. It loads nothing and needs no network.
@@ -46,12 +46,12 @@ class Report(Plain):
         return page_of(f"{title or type(self).__name__} - ckptmove", self.page())
 
     def __str__(self) -> str:
-        return "\n".join(text_of(self._shown()))
+        return "\n".join(text_of(self._with_remarks()))
 
     def _repr_html_(self) -> str:
-        return html_of(self._shown())
+        return html_of(self._with_remarks())
 
-    def _shown(self, *, full: bool = False) -> Iterator[Block]:
+    def _with_remarks(self, *, full: bool = False) -> Iterator[Block]:
         yield from self.blocks(full=full)
         remarks = self.remarks()
         if remarks:

@@ -92,7 +92,7 @@ def facts() -> Facts:
     machine = look()
     said: list[str] = []
     devices: list[Device] = []
-    with _heard(said):
+    with _warnings_into(said):
         devices += _cuda_devices(machine.gpus, said)
         devices += _xpu_devices(said)
         devices += _other_devices(said)
@@ -137,12 +137,12 @@ def facts() -> Facts:
 
 
 @contextmanager
-def _heard(said: list[str]) -> Iterator[None]:
+def _warnings_into(said: list[str]) -> Iterator[None]:
     """Collect warnings in `said` instead of showing them."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         yield
-    said += [spoken(str(each.message)) for each in heard]
+    said += [plain_message(str(each.message)) for each in heard]
 
 
 def _asked(question: Callable[[], T], otherwise: T, said: list[str]) -> T:
@@ -150,11 +150,11 @@ def _asked(question: Callable[[], T], otherwise: T, said: list[str]) -> T:
     try:
         return question()
     except Exception as error:
-        said.append(spoken(str(error)))
+        said.append(plain_message(str(error)))
         return otherwise
 
 
-def spoken(text: str) -> str:
+def plain_message(text: str) -> str:
     """What torch says, without where in its source it says so, nor a Python traceback."""
     text = re.sub(r"\s*\(Triggered internally at .*", "", text, flags=re.DOTALL)
     text = text.partition("\n\nCUDA call was originally invoked at")[0]

@@ -89,3 +89,16 @@ def test_a_file_beside_with_storages_of_the_same_names(tmp_path: Path) -> None:
     loaded = ckptmove.load(tmp_path / "state")
     for n, name in enumerate(("model", "model_1")):
         assert_same_tree(loaded[name], {"model": {"w": WEIGHT + n}, "best": torch.full((2,), n)})
+
+
+def test_another_checkpoint_in_the_folder_is_named_by_every_verb(tmp_path: Path) -> None:
+    folder, out = tmp_path / "step", tmp_path / "out.safetensors"
+    save_dcp(folder, {"w": WEIGHT}, {"w": ROWS})
+    torch.save({"w": WEIGHT + 1}, folder / "other.pt")
+    with pytest.raises(ckptmove.RefusedError, match=r"would lose other\.pt"):
+        ckptmove.convert(folder, out)
+    ckptmove.convert(folder, out, drop="other.pt")
+    found = ckptmove.diff(folder, out)
+    assert [(each.kind, each.name) for each in found.differences] == [("not compared", "other.pt")]
+    checked = ckptmove.validate(folder).of("container")
+    assert checked.details == ["other.pt was not checked: it is no part of the checkpoint"]

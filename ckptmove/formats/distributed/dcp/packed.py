@@ -74,11 +74,6 @@ class Packed(Source):
         self._at += len(found)
         return found
 
-    def read(self, start: int, nbytes: int) -> bytes:
-        buffer = bytearray(nbytes)
-        self.read_into(start, buffer)
-        return bytes(buffer)
-
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
         end = start + len(view)

@@ -15,7 +15,7 @@ from torch import nn, optim
 
 from ckptmove import convert
 from tests.making.checkpoints import hf_trainer_folder, lightning_checkpoint
-from tests.making.frameworks import regression, tiny_gpt2, trainer_arguments
+from tests.making.frameworks import regression, resumed_trainer, tiny_gpt2
 from tests.oracles.readers import load
 from tests.oracles.sameness import assert_same_tree
 
@@ -142,7 +142,6 @@ def test_what_transformers_wrote_is_what_torch_loads(tmp_path: Path) -> None:
 
 
 def test_a_trainer_resumes_from_what_went_there_and_back(tmp_path: Path) -> None:
-    transformers: Any = pytest.importorskip("transformers")
     folder = hf_trainer_folder(tmp_path / "run")
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
         source = (folder / name).rename(tmp_path / name)
@@ -150,13 +149,7 @@ def test_a_trainer_resumes_from_what_went_there_and_back(tmp_path: Path) -> None
         convert(
             tmp_path / f"{name}.safetensors", folder / name, format="torch-zip", trust_objects=True
         )
-    arguments = trainer_arguments(transformers, tmp_path / "more", max_steps=3, save_strategy="no")
-    tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
-    trainer = transformers.Trainer(tiny_gpt2(transformers), arguments, train_dataset=tokens)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.train(resume_from_checkpoint=str(folder))
-    assert trainer.state.global_step == 3
+    resumed_trainer(folder, tmp_path / "more", 3)
 
 
 # -- Lightning ---------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import os
 import resource
 import struct
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests.conftest import RunCli
 from tests.making.checkpoints import MAKERS, rezip, sparse_zip64
 from tests.making.legacy import LEGACY_MAKERS
 from tests.making.objects import Settings
+from tests.making.relaying import big_endian
 from tests.oracles.readers import assert_sound_zip, load, loads_with_computed_offsets
 from tests.oracles.sameness import assert_same_tree, assert_shows_the_same, shown_bytes
 from tests.oracles.showing import elements
@@ -283,28 +283,6 @@ def test_a_header_may_be_as_long_as_the_library_reads(tmp_path: Path, run_cli: R
     assert not (tmp_path / "over.safetensors").exists()
 
 
-def big_endian(source: Path, target: Path, widths: dict[str, int], **options: Any) -> Path:
-    """As a machine would have saved it that puts the most significant byte first.
-
-    Args:
-        source: a file of this machine.
-        target: the new one.
-        widths: of the numbers in each storage, by its key.
-        options: for `ZipFile.writestr`.
-    """
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
-        for info in old.infolist():
-            data = old.read(info)
-            name = info.filename.partition("/")[2]
-            if name == "byteorder":
-                data = b"big"
-            if name.startswith("data/"):
-                numbers = np.frombuffer(data, np.uint8).reshape(-1, widths[name[5:]])
-                data = numbers[:, ::-1].tobytes()
-            new.writestr(info.filename, data, **options)
-    return target
-
-
 @pytest.mark.parametrize("deflated", [False, True], ids=["stored", "deflated"])
 @pytest.mark.parametrize("target", ["out.pt", "out.safetensors"])
 def test_numbers_of_big_machines_are_turned_around(
@@ -325,12 +303,11 @@ def test_numbers_of_big_machines_are_turned_around(
     }
     torch.save(saved, tmp_path / "little.pt")
     widths = [8, 2, 2, 1, 4, 8, 4, 4, 4]
-    options = {"compress_type": zipfile.ZIP_DEFLATED} if deflated else {}
     source = big_endian(
         tmp_path / "little.pt",
         tmp_path / "made.pt",
         {str(n): width for n, width in enumerate(widths)},
-        **options,
+        deflated=deflated,
     )
     assert_same_tree(saved, load(source, weights_only=True))
     convert(source, tmp_path / target)

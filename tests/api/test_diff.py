@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -27,6 +26,7 @@ from ckptmove import Diff, Kind, diff
 from tests.conftest import ROOT, RunCli
 from tests.making.checkpoints import MAKERS, save_tagged
 from tests.making.families import FAMILIES
+from tests.making.relaying import big_endian, rezipped
 from tests.making.strategies import Checkpoint, base_tensors, checkpoint_trees, values
 
 Tree = dict[str, Any]
@@ -357,17 +357,8 @@ def test_compressed_and_swapped_bytes_are_compared_as_they_are_meant(tmp_path: P
     a = torch.randn(500, 30)
     views = {"w": a, "t": torch.randn(60, 20).t(), "n": torch.arange(7)}
     one = saved(tmp_path / "a.pt", views)
-    swapped, squeezed = tmp_path / "big.pt", tmp_path / "squeezed.pt"
-    with zipfile.ZipFile(one) as old, zipfile.ZipFile(swapped, "w") as new:
-        for name in old.namelist():
-            content = old.read(name)
-            if "/data/" in name:
-                width = 8 if len(content) == 56 else 4
-                content = np.frombuffer(content, f"<i{width}").byteswap().tobytes()
-            new.writestr(name, b"big" if name.endswith("/byteorder") else content)
-    with zipfile.ZipFile(one) as old, zipfile.ZipFile(squeezed, "w", zipfile.ZIP_DEFLATED) as new:
-        for name in old.namelist():
-            new.writestr(name, old.read(name))
+    swapped = big_endian(one, tmp_path / "big.pt", {"0": 4, "1": 4, "2": 8})
+    squeezed = rezipped(one, tmp_path / "squeezed.pt", lambda _, data: data, deflated=True)
     for other in (swapped, squeezed):
         assert kinds(diff(one, other)) == []
         assert kinds(diff(other, one)) == []

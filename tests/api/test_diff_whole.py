@@ -28,6 +28,7 @@ from ckptmove.manifest.dtypes import BITS
 from tests.conftest import RunCli, corpus_files
 from tests.making.checkpoints import MAKERS, save
 from tests.making.families import FAMILIES
+from tests.making.relaying import rezipped
 
 FILES = [(family, name) for family, makers in FAMILIES.items() for name in makers]
 KINDS = (
@@ -46,16 +47,6 @@ UNIMPORTANT = (
 
 def made(family: str, name: str, path: Path, tag: str = "cuda:1") -> Path:
     FAMILIES[family][name](path, tag)
-    return path
-
-
-def rezipped(source: Path, path: Path, edit: Callable[[str, bytes], bytes | None]) -> Path:
-    """The same records, some of them changed or left out, with right checksums."""
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w") as new:
-        for info in old.infolist():
-            content = edit(info.filename, old.read(info))
-            if content is not None:
-                new.writestr(info.filename, content)
     return path
 
 

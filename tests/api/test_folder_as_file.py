@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ import ckptmove
 from ckptmove import CorruptError, RefusedError, convert, diff
 from tests.conftest import RunCli, TrainingFolder
 from tests.making.checkpoints import hf_trainer_folder
-from tests.making.frameworks import tiny_gpt2
+from tests.making.frameworks import resumed_trainer
 from tests.making.model_folders import copy_of
 from tests.making.trees import contents
 from tests.oracles.model_folders import loaded
@@ -44,7 +43,6 @@ def test_a_training_goes_on_where_it_was(suffix: str, tmp_path: Path) -> None:
 
 
 def test_a_trainer_resumes_from_the_folder_again(tmp_path: Path) -> None:
-    transformers: Any = pytest.importorskip("transformers")
     source = hf_trainer_folder(tmp_path / "run", "cuda:0")
     for name, to in (("one.pt", "cpu"), ("one.safetensors", None)):
         convert(source, tmp_path / name, to=to, trust_objects=True)
@@ -54,23 +52,7 @@ def test_a_trainer_resumes_from_the_folder_again(tmp_path: Path) -> None:
             assert (tmp_path / "back" / other).read_bytes() == (source / other).read_bytes()
 
     def resumed(folder: Path) -> dict[str, torch.Tensor]:
-        arguments = transformers.TrainingArguments(
-            output_dir=tmp_path / "resumed",
-            max_steps=4,
-            save_strategy="no",
-            per_device_train_batch_size=2,
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
-        trainer = transformers.Trainer(tiny_gpt2(transformers), arguments, train_dataset=tokens)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trainer.train(resume_from_checkpoint=str(folder))
-        assert trainer.state.global_step == 4
-        return dict(trainer.model.state_dict())
+        return dict(resumed_trainer(folder, tmp_path / "resumed", 4).model.state_dict())
 
     plain = hf_trainer_folder(tmp_path / "plain")
     assert_same_tree(resumed(tmp_path / "back"), resumed(plain))

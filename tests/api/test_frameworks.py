@@ -18,7 +18,7 @@ from tests.making.checkpoints import (
     lightning_checkpoint,
     save,
 )
-from tests.making.frameworks import regression, tiny_gpt2, trainer_arguments
+from tests.making.frameworks import lightning_trainer, regression, resumed_trainer
 from tests.making.modules import TinyNet
 from tests.making.training import step
 from tests.oracles.readers import assert_same_checkpoint, labels, load, pid_locations
@@ -42,14 +42,7 @@ def test_a_hugging_face_trainer_resumes(tmp_path: Path) -> None:
         assert_same_checkpoint(source, folder / name, {"cuda:0": "cpu"}, trust=True)
     assert not cannot_load(folder / "optimizer.pt")
 
-    transformers: Any = pytest.importorskip("transformers")
-    arguments = trainer_arguments(transformers, tmp_path / "more", max_steps=3, save_strategy="no")
-    tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
-    trainer = transformers.Trainer(tiny_gpt2(transformers), arguments, train_dataset=tokens)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.train(resume_from_checkpoint=str(folder))
-    assert trainer.state.global_step == 3
+    trainer = resumed_trainer(folder, tmp_path / "more", 3)
     steps = {int(state["step"]) for state in trainer.optimizer.optimizer.state.values()}
     assert steps == {3}
 
@@ -62,15 +55,7 @@ def test_lightning_resumes(tmp_path: Path) -> None:
     lightning: Any = pytest.importorskip("lightning")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = lightning.Trainer(
-            max_steps=3,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-        )
+        trainer = lightning_trainer(lightning, max_steps=3, default_root_dir=tmp_path)
         inputs = torch.utils.data.TensorDataset(torch.randn(8, 3))
         loader = torch.utils.data.DataLoader(inputs)
         trainer.fit(regression(lightning), loader, ckpt_path=str(tmp_path / "moved.ckpt"))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import warnings
 import zipfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.making.checkpoints import MAKERS, rezip, save, sparse_zip64
 from tests.making.expected import having_every_device
 from tests.making.families import FAMILIES
 from tests.making.mutating import mutated
+from tests.making.relaying import big_endian
 from tests.oracles.families import read
 from tests.oracles.readers import load, loads_safely
 from tests.oracles.sameness import assert_same_tree
@@ -193,16 +195,7 @@ def test_what_is_big_endian_or_compressed(tmp_path: Path) -> None:
     packed = rezip(path, tmp_path / "packed.pt", lambda _: True)
     assert_same_tree(load(path, weights_only=True), ckptmove.load(packed, strict=True))
 
-    big = tmp_path / "big.pt"
-    with zipfile.ZipFile(path) as source, zipfile.ZipFile(big, "w") as target:
-        for info in source.infolist():
-            data = source.read(info)
-            name = info.filename.partition("/")[2]
-            if name == "byteorder":
-                data = b"big"
-            elif name.startswith("data/"):
-                data = b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4))
-            target.writestr(info.filename, data)
+    big = big_endian(path, tmp_path / "big.pt", defaultdict(lambda: 4))
     assert_same_tree(load(path, weights_only=True), ckptmove.load(big, strict=True))
 
 

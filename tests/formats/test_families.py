@@ -125,6 +125,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 #: Each file by one of its tags; by all of them, it is slow.
 by_turns = pytest.mark.sample(len(FILES) + 1)
+#: Every third file so, where each takes long.
+by_few_turns = pytest.mark.sample(len(FILES) // 3)
 every_file = pytest.mark.parametrize(("family", "name"), FILES)
 every_move = pytest.mark.parametrize(("tag", "to"), MOVES)
 every_tag = pytest.mark.parametrize("tag", TAGS)
@@ -184,7 +186,7 @@ def test_values_that_name_devices(family: str, name: str, tag: str, made: Make) 
 # -- relocate --------------------------------------------------------------------------------------
 
 
-@by_turns
+@by_few_turns
 @every_move
 @every_file
 def test_all_goes_there_and_nothing_else_changes(
@@ -218,7 +220,7 @@ def contents(path: Path, manifest: Manifest) -> dict[str, bytes]:
     return {key: data[each.start : each.end] for key, each in extents.items() if each}
 
 
-@by_turns
+@by_few_turns
 @pytest.mark.parametrize(("tag", "to"), [("cuda:1", "cuda:3"), ("cuda:1", "cpu")])
 @every_file
 def test_it_is_as_training_there_would_have_saved_it(

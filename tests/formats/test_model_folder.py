@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import ckptmove
 from ckptmove import InputError, RefusedError, UnsupportedError, UsageError, convert, inspect
 from tests.conftest import RunCli
 from tests.making.checkpoints import hf_trainer_folder
+from tests.making.frameworks import resumed_trainer
 from tests.making.staging import interrupted, journal_of
 from tests.oracles.sameness import assert_same_tree
 
@@ -427,24 +427,8 @@ def test_a_trainer_resumes_from_it(tmp_path: Path) -> None:
     }
 
     def resumed(folder: Path) -> dict[str, torch.Tensor]:
-        arguments = transformers.TrainingArguments(
-            output_dir=tmp_path / "resumed",
-            max_steps=4,
-            save_strategy="no",
-            per_device_train_batch_size=2,
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
         fresh = transformers.GPT2LMHeadModel.from_pretrained(folder)
-        trainer = transformers.Trainer(fresh, arguments, train_dataset=tokens)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trainer.train(resume_from_checkpoint=str(folder))
-        assert trainer.state.global_step == 4
-        return dict(trainer.model.state_dict())
+        return dict(resumed_trainer(folder, tmp_path / "resumed", 4, fresh).model.state_dict())
 
     assert_same_tree(resumed(tmp_path / "checkpoint-2"), resumed(source))
 

@@ -384,6 +384,7 @@ def test_brackets_are_counted_before_they_take_memory(text: str) -> None:
         read(framed(text.encode()))
 
 
+@pytest.mark.slow
 def test_tensors_are_counted_before_they_take_memory() -> None:
     """A file of small tensors with usual names is read, and one of shorter ones isn't."""
     for name, is_read in (("layers.{}.weight", True), ("{}", False)):

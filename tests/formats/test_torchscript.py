@@ -17,7 +17,7 @@ from torch.jit.mobile import _load_for_lite_interpreter
 
 from ckptmove import InputError, Moved, inspect, relocate
 from tests.conftest import RunCli
-from tests.making.relaying import relay
+from tests.making.relaying import relay, rezipped
 from tests.making.retagging import retag
 from tests.making.scripts import SCRIPT_MAKERS
 from tests.oracles.families import script_records
@@ -186,10 +186,7 @@ def test_values_rewrite_devices_and_no_words(to: str, stored: bool, tmp_path: Pa
 
 def all_stored(path: Path, out: Path) -> Path:
     """The same records, none of them deflated."""
-    with zipfile.ZipFile(path) as source, zipfile.ZipFile(out, "w") as target:
-        for info in source.infolist():
-            target.writestr(zipfile.ZipInfo(info.filename), source.read(info))
-    return out
+    return rezipped(path, out, lambda _, content: content)
 
 
 COMMENTS = '# torch.device("cuda:1") is "cuda:1"\n'

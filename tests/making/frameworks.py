@@ -78,12 +78,30 @@ def hf_trainer_folder(directory: Path, tag: str = "cpu") -> Path:
     """The `checkpoint-2` folder of a Hugging Face trainer that trained a tiny GPT-2."""
     transformers: Any = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    arguments = trainer_arguments(transformers, directory, max_steps=2, save_steps=2)
-    tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
-    trainer = transformers.Trainer(tiny_gpt2(transformers), arguments, train_dataset=tokens)
+    trainer = _trainer_of(tiny_gpt2(transformers), directory, max_steps=2, save_steps=2)
     with saving(tag):
         trainer.train()
     return directory / "checkpoint-2"
+
+
+def resumed_trainer(
+    folder: Path, scratch: Path, steps: int, model: torch.nn.Module | None = None
+) -> Any:
+    """A trainer after it went on from such a folder, up to so many steps, and saved nothing."""
+    transformers: Any = pytest.importorskip("transformers")
+    model = tiny_gpt2(transformers) if model is None else model
+    trainer = _trainer_of(model, scratch, max_steps=steps, save_strategy="no")
+    with quietly():
+        trainer.train(resume_from_checkpoint=str(folder))
+    assert trainer.state.global_step == steps
+    return trainer
+
+
+def _trainer_of(model: torch.nn.Module, directory: Path, **options: Any) -> Any:
+    transformers: Any = pytest.importorskip("transformers")
+    tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
+    arguments = trainer_arguments(transformers, directory, **options)
+    return transformers.Trainer(model, arguments, train_dataset=tokens)
 
 
 def tiny_gpt2(transformers: Any) -> torch.nn.Module:
@@ -96,19 +114,18 @@ def tiny_gpt2(transformers: Any) -> torch.nn.Module:
     return model
 
 
+def lightning_trainer(lightning: Any, **options: Any) -> Any:
+    """A Lightning trainer on the CPU that says nothing, and saves nothing of itself."""
+    bars = {"enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, **bars}
+    return lightning.Trainer(**{**quiet, **options})
+
+
 def lightning_checkpoint(path: Path, tag: str = "cpu") -> Path:
     """The file that a Lightning trainer saves after two steps."""
     lightning: Any = pytest.importorskip("lightning")
     with quietly():
-        trainer = lightning.Trainer(
-            max_steps=2,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=path.parent,
-        )
+        trainer = lightning_trainer(lightning, max_steps=2, default_root_dir=path.parent)
         inputs = torch.utils.data.TensorDataset(torch.randn(8, 3))
         trainer.fit(regression(lightning), torch.utils.data.DataLoader(inputs))
         with saving(tag):

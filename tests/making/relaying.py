@@ -1,4 +1,4 @@
-"""Zips laid out again as torch's C++ writer does, with other bytes in some records."""
+"""Zips with other bytes in some records, laid out again by Python or as torch's C++ writer does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 Edit = Callable[[str, bytes], bytes]
 
@@ -40,6 +42,37 @@ class Laid(NamedTuple):
         sizes = (self.crc, self.packed, self.size)
         rest = (len(self.name), 0, 0, 0, 0, 0, self.at)
         return struct.pack("<4s6H3I5H2I", b"PK\1\2", *versions, *sizes, *rest) + self.name
+
+
+def rezipped(
+    source: Path, path: Path, edit: Callable[[str, bytes], bytes | None], *, deflated: bool = False
+) -> Path:
+    """A zip of Python's with the same records, as `edit` gives them by their whole names.
+
+    It gives None for a record that is left out.
+    """
+    method = zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w", method) as new:
+        for name in old.namelist():
+            content = edit(name, old.read(name))
+            if content is not None:
+                new.writestr(name, content)
+    return path
+
+
+def big_endian(source: Path, path: Path, widths: dict[str, int], *, deflated: bool = False) -> Path:
+    """As a machine would have saved it that puts the most significant byte first.
+
+    `widths` are those of the numbers in each storage, by its key.
+    """
+
+    def swapped(name: str, data: bytes) -> bytes:
+        folder, _, key = name.partition("/")[2].rpartition("/")
+        if folder != "data":
+            return b"big" if key == "byteorder" else data
+        return np.frombuffer(data, np.uint8).reshape(-1, widths[key])[:, ::-1].tobytes()
+
+    return rezipped(source, path, swapped, deflated=deflated)
 
 
 def relay(path: Path, edit: Edit) -> None:

@@ -19,6 +19,7 @@ from torch import nn, optim
 
 from tests.making.frameworks import (
     library,
+    lightning_trainer,
     net_and_optimizer,
     on_the_host_if_fused,
     regression,
@@ -161,12 +162,9 @@ def lightning_run(directory: Path, tag: str) -> Path:
     """The folder of a version of a Lightning run: `checkpoints/`, `hparams.yaml`, `metrics.csv`."""
     lightning: Any = pytest.importorskip("lightning")
     with saving(tag):
-        trainer = lightning.Trainer(
-            max_steps=2,
-            accelerator="cpu",
-            logger=lightning.pytorch.loggers.CSVLogger(directory),
-            enable_progress_bar=False,
-            enable_model_summary=False,
+        logger = lightning.pytorch.loggers.CSVLogger(directory)
+        trainer = lightning_trainer(
+            lightning, max_steps=2, logger=logger, enable_checkpointing=True
         )
         torch.manual_seed(_SEED)
         inputs = torch.utils.data.TensorDataset(torch.randn(8, 3))
@@ -182,15 +180,7 @@ def lightning_goes_on(folder: Path, scratch: Path) -> Mapping[str, object]:
     inputs = torch.utils.data.TensorDataset(torch.arange(24.0).view(8, 3) / 24)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = lightning.Trainer(
-            max_steps=4,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=scratch,
-        )
+        trainer = lightning_trainer(lightning, max_steps=4, default_root_dir=scratch)
         model = regression(lightning)
         trainer.fit(model, torch.utils.data.DataLoader(inputs), ckpt_path=checkpoint)
     return {

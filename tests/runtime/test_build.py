@@ -8,7 +8,6 @@ import contextlib
 import datetime
 import decimal
 import fractions
-import io
 import pathlib
 import pickle
 import subprocess
@@ -33,6 +32,7 @@ from ckptmove.runtime.build import built
 from ckptmove.runtime.opaque import Opaque
 from tests.making.building import at_most
 from tests.making.checkpoints import MAKERS, save
+from tests.making.relaying import rezipped
 from tests.oracles.readers import load, loads_safely
 from tests.oracles.sameness import assert_same_tree
 from tests.whole.test_memory import PROJECT
@@ -251,13 +251,13 @@ assert not {"canary", "turtle"} & (set(sys.modules) - before)
 
 def test_nothing_is_imported_or_run(tmp_path: Path) -> None:
     (tmp_path / "canary.py").write_text("open('sung', 'w')\ndef sing(*_): open('sung', 'w')\n")
-    saved = io.BytesIO()
-    torch.save({"a": torch.ones(2)}, saved)
-    path = tmp_path / "made.pt"
+    torch.save({"a": torch.ones(2)}, tmp_path / "saved.pt")
     pickled = b"\x80\x02}(X\1\0\0\0accanary\nsing\n)RX\1\0\0\0bcturtle\nTurtle\nu."
-    with zipfile.ZipFile(saved) as old, zipfile.ZipFile(path, "w") as new:
-        for name in old.namelist():
-            new.writestr(name, pickled if name.endswith("data.pkl") else old.read(name))
+    path = rezipped(
+        tmp_path / "saved.pt",
+        tmp_path / "made.pt",
+        lambda name, old: pickled if name.endswith("data.pkl") else old,
+    )
     done = subprocess.run(
         [sys.executable, "-c", CANARY, path],
         cwd=tmp_path,

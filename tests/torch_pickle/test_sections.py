@@ -12,7 +12,7 @@ from torch import nn, optim
 
 from ckptmove import Manifest, Role, Section, inspect
 from tests.making.checkpoints import MAKERS, hf_trainer_folder, lightning_checkpoint, save
-from tests.making.frameworks import library, regression
+from tests.making.frameworks import library, lightning_trainer, regression
 from tests.making.modules import TinyNet, trained_net
 from tests.making.training import step, stepped
 
@@ -317,13 +317,8 @@ def test_the_score_to_beat_is_on_the_cpu_until_there_is_one(
     saver = lightning.pytorch.callbacks.ModelCheckpoint(
         tmp_path, "first", monitor="loss", save_top_k=keeps, every_n_train_steps=1
     )
-    trainer = lightning.Trainer(
-        max_steps=1,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[Logging(), saver],
+    trainer = lightning_trainer(
+        lightning, max_steps=1, enable_checkpointing=True, callbacks=[Logging(), saver]
     )
     inputs = torch.utils.data.TensorDataset(torch.randn(8, 3))
     trainer.fit(regression(lightning), torch.utils.data.DataLoader(inputs))

@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 import warnings
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ckptmove.trial.sandbox.exported_programs import danger
 from ckptmove.trial.trial import rehearse
 from tests.conftest import RunCli
 from tests.making.hostile_programs import REFUSED, RUNNING, edited, exported
+from tests.making.relaying import rezipped
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -293,13 +293,12 @@ def test_a_script_that_writes_files_is_refused(kind: type, tmp_path: Path) -> No
 
 def test_a_script_may_not_hide_what_it_calls(tmp_path: Path) -> None:
     path, written = scripted_by(Maker, tmp_path)
-    hidden = tmp_path / "hidden.pt"
-    with zipfile.ZipFile(path) as file, zipfile.ZipFile(hidden, "w") as other:
-        for name in file.namelist():
-            content = file.read(name)
-            if name.endswith(".py"):
-                content = content.replace(b"torch.save(", b'getattr(torch, "\\163ave")(')
-            other.writestr(name, content)
+
+    def hide(name: str, content: bytes) -> bytes:
+        said = b'getattr(torch, "\\163ave")('
+        return content.replace(b"torch.save(", said) if name.endswith(".py") else content
+
+    hidden = rezipped(path, tmp_path / "hidden.pt", hide)
     with pytest.raises(UnsupportedError, match="save"):
         torchscript.loaded(hidden, trust=False)
     assert not written.exists()
@@ -307,14 +306,12 @@ def test_a_script_may_not_hide_what_it_calls(tmp_path: Path) -> None:
 
 def test_a_script_with_objects_of_others_is_refused(tmp_path: Path) -> None:
     path, _ = scripted_by(Prints, tmp_path)
-    other = tmp_path / "other.pt"
-    with zipfile.ZipFile(path) as file, zipfile.ZipFile(other, "w") as made:
-        for name in file.namelist():
-            content = file.read(name)
-            if name.endswith("data.pkl"):
-                new = b"c__torch__.torch.classes.dist_c10d\nTCPStore\n0"
-                content = content[:2] + new + content[2:]
-            made.writestr(name, content)
+
+    def add(name: str, content: bytes) -> bytes:
+        new = b"c__torch__.torch.classes.dist_c10d\nTCPStore\n0"
+        return content[:2] + new + content[2:] if name.endswith("data.pkl") else content
+
+    other = rezipped(path, tmp_path / "other.pt", add)
     assert "dist_c10d" in str(torchscript.danger(other))
     assert ckptmove.validate(other).of("reload").outcome == "skipped"
 

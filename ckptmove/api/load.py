@@ -43,7 +43,8 @@ def load(
     `Opaque`, which records what would have been called. For a program (TorchScript,
     `torch.export`), the result is a dict of its tensors. Tensors are memory-mapped where the file
     allows it: they use no memory until they are read, and writing to them never changes the file.
-    So no checksum of a tensor is looked at, also in distributed checkpoints: `validate` does that.
+    So no checksum of these is looked at: `validate` does that. Tensors of several parts are read;
+    where each part has a checksum (DCP, files of ranks), it must be right.
 
     Args:
         path: the checkpoint.
@@ -57,7 +58,7 @@ def load(
         UntrustedError: the file names unknown callables, and `strict` is set.
         DeviceError: a tensor is tagged with, or mapped to, a device that this machine does not
             have.
-        InputError: the file cannot be read, or is refused.
+        InputError: the file cannot be read, or is refused; a checksum is wrong.
         RefusedError: a glob matches nothing; or `weights` is given, and the file holds no such
             weights, or those of several models.
     """

@@ -90,6 +90,8 @@ class WritableFormat(Format):
     is_folder = False
     #: Whether it is divided among as many ranks as one likes.
     of_ranks = False
+    #: What it may have around what a rank has of a tensor, which makes no result too large.
+    item_nbytes = 0
 
     @abstractmethod
     def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:

@@ -52,6 +52,7 @@ def object_in(
 
     with restoring.rebuilding():
         loaded = built(draft.graph.root, storage_of, strict=strict)
+    storages.check_read()
     found.check_unchanged()
     return loaded
 

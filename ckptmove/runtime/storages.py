@@ -17,7 +17,8 @@ from torch.serialization import default_restore_location
 from ..errors import DeviceError, InputError, UsageError
 from ..graph.draft import StorageBytes
 from ..manifest.dtypes import storage_element_nbytes
-from ..sources.joined import Joined
+from ..plans.plan import Proof
+from ..sources.joined import Joined, crc32_of, damage_error, read_before
 from ..sources.source import Piece, Source
 from ..system.files import mapped
 
@@ -103,6 +104,7 @@ class Restoring:
 
 
 _LARGEST_ALIGNMENT = 8  # bytes, of any number
+_BLOCK = 1 << 24  # bytes that are read at once
 
 
 class Storages:
@@ -117,6 +119,7 @@ class Storages:
         self._restoring = restoring
         self._files: dict[int, Any] = {}
         self._made: dict[str, torch.UntypedStorage] = {}
+        self._proofs: list[Proof] = []  # of what was read
 
     def storage(self, stored: StorageBytes) -> torch.UntypedStorage:
         """A storage, on the device that it is tagged with or mapped to.
@@ -150,15 +153,25 @@ class Storages:
             return self._read(stored)
         return self._mapped(pieces[0])
 
+    def check_read(self) -> None:
+        """Raises CorruptError if what was read, and not mapped, is not what its checksums say.
+
+        That of something of which less than half was read is left out: to read the rest takes long.
+        """
+        for proof in dict.fromkeys(self._proofs):
+            at, crc32 = read_before(self._sources, proof)
+            done = at - proof.source_at
+            source, left = self._sources[proof.source], proof.nbytes - done
+            if left <= done and crc32_of(source, at, left, crc32) != proof.crc32:
+                raise damage_error(proof.name, source)
+
     def _read(self, stored: StorageBytes) -> torch.UntypedStorage:
-        storage = torch.UntypedStorage(stored.nbytes)
-        whole = torch.tensor([], dtype=torch.uint8).set_(storage)
-        step = 1 << 24
-        for at in range(0, stored.nbytes, step):
-            nbytes = min(step, stored.nbytes - at)
-            content = self._sources[stored.source].read(stored.start + at, nbytes)
-            whole[at : at + nbytes] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        return storage
+        content = bytearray(stored.nbytes)
+        view, source = memoryview(content), self._sources[stored.source]
+        for at in range(0, stored.nbytes, _BLOCK):
+            source.read_into(stored.start + at, view[at : at + _BLOCK])
+        self._proofs += (each._replace(at=None) for each in stored.proofs)
+        return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
 
     def _mapped(self, piece: Piece) -> torch.UntypedStorage:
         whole = self._files.get(id(piece.source))

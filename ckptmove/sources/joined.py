@@ -11,10 +11,12 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd, prod
+from operator import itemgetter
 from typing import Literal, NamedTuple, Protocol
 
-from ..errors import StrPath, UnsupportedError
+from ..errors import CorruptError, StrPath, UnsupportedError
 from ..plans.crc32 import combine_crc32
+from ..plans.plan import Proof, SourceChecksum
 from .source import Piece, Source, check_range
 
 _BLOCK = 4 << 20  # bytes woven at once
@@ -279,3 +281,25 @@ def scatter(data: memoryview, view: memoryview, run: int, pitch: int, count: int
     source, to = data.cast(FORMATS[unit]), view.cast(FORMATS[unit])
     for n in range(run // unit):
         to[n :: pitch // unit] = source[n :: run // unit]
+
+
+def read_before(sources: Sequence[Source], proof: SourceChecksum | Proof) -> tuple[int, int]:
+    """Up to where a range of a source was read, and the CRC-32 of that."""
+    found = (
+        each.read_before(sources[proof.source], proof.source_at, proof.nbytes)
+        for each in sources
+        if isinstance(each, Joined)
+    )
+    return max(found, default=(proof.source_at, 0), key=itemgetter(0))
+
+
+def crc32_of(source: Source, start: int, nbytes: int, crc32: int = 0) -> int:
+    """The CRC-32 of a range of a source, going on from one of what lies before."""
+    for _, data in source.chunks(start, nbytes):
+        crc32 = zlib.crc32(data, crc32)
+    return crc32
+
+
+def damage_error(name: str, source: Source) -> CorruptError:
+    """A record of a source does not add up to what it says."""
+    return CorruptError(f"the record {name!r} is damaged: its checksum is wrong", path=source.path)

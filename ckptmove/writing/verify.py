@@ -11,12 +11,11 @@ import threading
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 from queue import SimpleQueue
 
-from ..errors import CorruptError, WriteError
-from ..plans.plan import Check, Checksum, CrcRange, Plan, SourceChecksum
-from ..sources.joined import Joined
+from ..errors import WriteError
+from ..plans.plan import Check, Checksum, CrcRange, Plan
+from ..sources.joined import Joined, damage_error, read_before
 from ..sources.nearby import NearbyFiles
 from ..sources.source import File, Source
 from ..system.files import read_into
@@ -221,25 +220,3 @@ class Measured:
         """Take the bytes from an offset on into account."""
         for n, start, end in self.within(at, at + len(view)):
             self.crcs[n] = zlib.crc32(view[start - at : end - at], self.crcs[n])
-
-
-def read_before(sources: Sequence[Source], proof: SourceChecksum) -> tuple[int, int]:
-    """Up to where a range of a source was read to be written, and the CRC-32 of that."""
-    found = (
-        each.read_before(sources[proof.source], proof.source_at, proof.nbytes)
-        for each in sources
-        if isinstance(each, Joined)
-    )
-    return max(found, default=(proof.source_at, 0), key=itemgetter(0))
-
-
-def crc32_of(source: Source, start: int, nbytes: int, crc32: int = 0) -> int:
-    """The CRC-32 of a range of a source, going on from one of what lies before."""
-    for _, data in source.chunks(start, nbytes):
-        crc32 = zlib.crc32(data, crc32)
-    return crc32
-
-
-def damage_error(name: str, source: Source) -> CorruptError:
-    """A record of a source does not add up to what it says."""
-    return CorruptError(f"the record {name!r} is damaged: its checksum is wrong", path=source.path)

@@ -146,8 +146,25 @@ def test_everything_is_proved_by_the_checksums_of_the_items(folder: Path, tmp_pa
                     with pytest.raises(CorruptError, match=r"model\.\w+ in __0_\d\.distcp"):
                         ckptmove.convert(folder, tmp_path / "out.safetensors", dtype=dtype)
                 assert not ckptmove.validate(folder).ok
+                with pytest.raises(CorruptError, match=r"model\.\w+ in __0_\d\.distcp"):
+                    ckptmove.load(folder)
                 file.write_bytes(content)
     assert not (tmp_path / "out.safetensors").exists()
+    ckptmove.load(folder)
+
+
+def test_a_chunk_that_is_put_in_order_is_proved(tmp_path: Path) -> None:
+    saved = torch.arange(35.0).view(5, 7).t()
+    folder = save_dcp(tmp_path / "in", {"a": saved})
+    (path,) = folder.glob("*.distcp")
+    content = path.read_bytes()
+    damaged = content.replace(saved.t().numpy().tobytes()[-4:], b"\1\2\3\4")
+    assert damaged != content
+    path.write_bytes(damaged)
+    for look in (ckptmove.load, lambda each: ckptmove.convert(each, tmp_path / "out.pt")):
+        with pytest.raises(CorruptError, match="checksum of a chunk is wrong"):
+            look(folder)
+    assert not (tmp_path / "out.pt").exists()
 
 
 @hypothesis_settings(max_examples=examples(60))

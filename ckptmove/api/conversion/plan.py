@@ -34,6 +34,7 @@ def plan_conversion(
             or the result is far larger than its source, and there is no `force`.
     """
     source, most = _limit(graph)
+    most += format.item_nbytes * options.ranks * len(graph.stored)
     if not force:
         options = options._replace(most_nbytes=most)
     try:

@@ -294,7 +294,7 @@ class RanksContainer(MergedContainer):
         whole, found = self._wholes[storage], list[Proof]()
         pairs = zip(whole.pieces.values(), whole.strips(), strict=True)
         for (_, _, piece), strip in pairs:
-            if piece.proof is not None:
+            if piece.proof is not None and strip.source is piece.item.source:
                 is_all = piece.item.nbytes == piece.proof.nbytes and not strip.counts
                 found.append(piece.proof._replace(at=strip.at if is_all else None))
         return found

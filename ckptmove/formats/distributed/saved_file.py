@@ -41,8 +41,7 @@ class Piece(NamedTuple):
     @property
     def crc32(self) -> int | None:
         """The checksum of just these elements, if there is one."""
-        whole = self.proof is not None and self.proof.nbytes == self.item.nbytes
-        return self.proof.crc32 if whole and self.proof is not None else None
+        return self.item.crc32 or None
 
     def differs(self, other: Piece) -> bool:
         """Whether another has other values, or other strides."""
@@ -117,7 +116,8 @@ class SavedFile:
         start, nbytes = storage.extent.start, storage.extent.nbytes
         crc32 = self.container.crc32(storage.id)
         proof = Proof(nbytes, crc32, storage.id, self.number, start) if crc32 else None
-        item = Item(self.source, start + tensor.offset * width, numel * width, tensor.stride, 0)
+        at, own = start + tensor.offset * width, crc32 if nbytes == numel * width else 0
+        item = Item(self.source, at, numel * width, tensor.stride, own)
         return Piece(item, tensor.dtype, tensor.shape, proof, storage.location)
 
     def differs(self, piece: Piece, other: Piece) -> bool:

@@ -155,7 +155,8 @@ class _Folder:
         if not item.crc32:
             return _Chunk(item, nbytes, Proof.NONE)
         if checksum_of(file, item.at, nbytes) != item.crc32:
-            return _Chunk(item, nbytes, Proof.WRONG, f"its checksum in {short(lies.file)} is wrong")
+            why = f"its checksum in {short(lies.file)} is wrong"
+            return _Chunk(item._replace(crc32=0), nbytes, Proof.WRONG, why)
         return _Chunk(item, nbytes, Proof.RIGHT)
 
     def _broken(self, file: Source, lies: Lies, tensor: SavedTensor, box: Box, why: str) -> _Chunk:

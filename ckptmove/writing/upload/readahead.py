@@ -12,8 +12,8 @@ from operator import attrgetter
 from ...errors import StrPath
 from ...manifest.dtypes import nbytes_of
 from ...plans.plan import Gather, SourceChecksum
+from ...sources.joined import crc32_of, damage_error, read_before
 from ...sources.source import Source
-from ..verify import crc32_of, damage_error, read_before
 
 
 class RunningChecksums:

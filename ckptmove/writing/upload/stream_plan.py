@@ -16,9 +16,10 @@ from operator import attrgetter
 
 from ...errors import CorruptError, StrPath, UnsupportedError, WriteError
 from ...plans.plan import Checksum, Copy, Gather, Plan, Write
+from ...sources.joined import crc32_of, damage_error
 from ...sources.source import Source, check_range
 from ..execute import read_gather
-from ..verify import Measured, crc32_of, damage_error
+from ..verify import Measured
 from .readahead import ReadaheadSource, RunningChecksums
 
 _NO_MORE = (sys.maxsize, memoryview(b""))  # where the next bytes lie, after the last

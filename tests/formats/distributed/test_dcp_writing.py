@@ -18,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -388,6 +389,15 @@ def test_a_kill_or_a_full_disk_at_any_call(source: Path, tmp_path: Path) -> None
             else:
                 assert ended.code in (0, 4, 5), ended.said
                 assert {each.name for each in place.iterdir()} <= {"out"}
+
+
+def test_many_small_tensors_for_many_ranks(tmp_path: Path) -> None:
+    """What is around their items is far larger than they are, and what was asked for."""
+    saved = {f"layers.{n}": torch.full((3,), float(n)) for n in range(1000)}
+    save_file(saved, tmp_path / "in.safetensors")
+    out = written(tmp_path / "in.safetensors", tmp_path / "out", ranks=3)
+    assert sum(each.stat().st_size for each in out.iterdir()) > 30 * 100_000
+    assert ckptmove.diff(tmp_path / "in.safetensors", out).equal
 
 
 def test_in_a_batch(source: Path, tmp_path: Path) -> None:

@@ -328,6 +328,8 @@ def test_every_damaged_byte_of_a_part_is_told(folder: Path, tmp_path: Path) -> N
         path.write_bytes(held[:n] + bytes([held[n] ^ 1]) + held[n + 1 :])
         with pytest.raises(CorruptError, match="checksum"):
             ckptmove.convert(folder, tmp_path / "out.pt")
+        with pytest.raises(CorruptError, match="checksum"):
+            ckptmove.load(folder)
         assert not (tmp_path / "out.pt").exists()
 
 

@@ -79,6 +79,7 @@ class Dcp(WritableFormat):
     annotates = False
     is_folder = True
     of_ranks = True
+    item_nbytes = 1 << 11
 
     def sniff(self, probe: Probe) -> bool:
         """A folder with metadata of DCP, or with its items."""
@@ -279,7 +280,7 @@ class DcpContainer(PartsContainer):
             self._announce()
         found = list[Proof]()
         for (box, item), strip in zip(self.items_of(storage), self._strips(storage), strict=True):
-            if item.crc32:
+            if item.crc32 and strip.source is item.source:
                 lies = self._chunks[storage][box]
                 said = f"{storage} in {lies.file}"
                 source = self._number[lies.file]

@@ -6,6 +6,7 @@ order of dimensions; such a chunk is put in order in memory, one at a time.
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
@@ -288,7 +289,7 @@ def strip_of(item: Item, tensor: SavedTensor, box: Box) -> Strip:
 
 
 class _Transposed:
-    """The elements of an item in row-major order, made when they are read."""
+    """The elements of an item in row-major order, made when they are read, and proved."""
 
     latest: tuple[_Transposed, memoryview] | None = None  # the one that is held in memory
 
@@ -302,6 +303,9 @@ class _Transposed:
         held = _Transposed.latest
         if held is None or held[0] is not self:
             data = self.item.source.read(self.item.at, self.item.nbytes)
+            if self.item.crc32 not in (0, zlib.crc32(data)):
+                path = self.item.source.path
+                raise CorruptError("is damaged: the checksum of a chunk is wrong", path=path)
             content = in_order(data, self.box.sizes, self.item.stride, self.width)
             held = _Transposed.latest = self, memoryview(content)
         buffer[:] = held[1][start : start + len(buffer)]

@@ -63,6 +63,7 @@ class Universal(WritableFormat):
     shards = False
     annotates = False
     is_folder = True
+    item_nbytes = 1 << 12
 
     def sniff(self, probe: Probe) -> bool:
         """A folder in which each parameter has a folder of its own."""

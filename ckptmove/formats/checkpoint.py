@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -27,6 +28,10 @@ from ..torch_pickle.values.tensors import device_text
 from .file_shares import shares_of
 from .relocation_check import check_container, difference_in
 from .storage_bytes import bytes_of_part, stored_bytes
+
+
+#: What holds a rank's part of a tensor.
+_DIVIDED = re.compile(r"torch\.distributed\.[\w.]*\.(DTensor|ShardedTensor)")
 
 
 class Carries(NamedTuple):
@@ -148,8 +153,15 @@ class Checkpoint:
         return {key: said for tags in found for key, said in tags.items()}
 
     def _warnings(self) -> Iterator[str]:
-        for each in self.container.everything():
-            yield from each.warnings
+        every = list(self.container.everything())
+        yield from (warning for each in every for warning in each.warnings)
+        names = {name.qualname for each in self.whole.streams for name in each.pickle.globals}
+        divided = sorted(filter(_DIVIDED.fullmatch, names))
+        if divided and all(each.tags_storages for each in every):  # they were not put together
+            yield (
+                f"of tensors that ranks divided ({divided[0].rpartition('.')[2]}), it may have but "
+                "the part of one rank: the files of all belong into one folder"
+            )
         unread = sum(stream.unread for stream in self.container.streams)
         if unread:
             yield (

@@ -319,6 +319,13 @@ def test_flat_parameters_are_refused_by_name(tmp_path: Path) -> None:
         ckptmove.inspect(folder)
 
 
+def test_the_file_of_one_rank_tells_that_it_has_parts(folder: Path, tmp_path: Path) -> None:
+    path, out = folder / name(1), tmp_path / "out.pt"
+    said = [ckptmove.inspect(path), ckptmove.validate(path), ckptmove.convert(path, out)]
+    assert all(any("(DTensor)" in each for each in report.warnings) for report in said)
+    assert not any("(DTensor)" in each for each in ckptmove.inspect(folder).warnings)
+
+
 def test_every_damaged_byte_of_a_part_is_told(folder: Path, tmp_path: Path) -> None:
     path = folder / name(1)
     held = path.read_bytes()

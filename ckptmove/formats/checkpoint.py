@@ -29,7 +29,6 @@ from .file_shares import shares_of
 from .relocation_check import check_container, difference_in
 from .storage_bytes import bytes_of_part, stored_bytes
 
-
 #: What holds a rank's part of a tensor.
 _DIVIDED = re.compile(r"torch\.distributed\.[\w.]*\.(DTensor|ShardedTensor)")
 

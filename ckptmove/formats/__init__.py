@@ -25,8 +25,8 @@ from .distributed.dcp.folder import Dcp, no_devices
 from .distributed.dcp.hf_shards import HuggingFaceShards
 from .distributed.deepspeed.folder import DeepSpeed, check_complete
 from .distributed.deepspeed.universal import Universal
-from .distributed.divided_folders import divided_folders
 from .distributed.fsdp_ranks import FsdpRanks
+from .distributed.rank_groups import divided_folders
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.runs import checkpoint_in
 from .folders.sharded import Sharded

@@ -325,7 +325,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.folders.layouts",
         "formats.distributed.deepspeed.rank_files",
         "formats.distributed.rank_groups",
-        "formats.distributed.divided_folders",
         "formats.folders.missing_files",
         "formats.folders.training_folder",
         "formats.folders.companions",

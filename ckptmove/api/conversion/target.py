@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ... import formats
 from ...errors import InputError, RefusedError, StrPath, UsageError, WriteError
 from ...formats import WritableFormat
-from ...formats.distributed.dcp.folder import is_of_dcp
+from ...formats.distributed.rank_groups import is_of_dcp
 from ...formats.folders.weight_names import is_weights, stem_for, usual_name
 from ...formats.writing import Check, WriteOptions, WritePlan, check_metadata, check_shared
 from ...sources import place_of

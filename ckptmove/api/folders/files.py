@@ -14,9 +14,14 @@ from typing import NamedTuple
 from ... import formats
 from ...errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ...formats.distributed.deepspeed.folder import DeepSpeed
-from ...formats.distributed.divided_folders import divided_folders
 from ...formats.distributed.fsdp_ranks import FsdpRanks
-from ...formats.distributed.rank_groups import CONFIGURED, files_beside, files_of_ranks, is_of_ranks
+from ...formats.distributed.rank_groups import (
+    CONFIGURED,
+    divided_folders,
+    files_beside,
+    files_of_ranks,
+    is_of_ranks,
+)
 from ...formats.folders.layouts import layout_of, name_as_file, says
 from ...formats.folders.model_folder import ModelFolder
 from ...formats.folders.training_folder import TrainingFolder

@@ -6,6 +6,8 @@
     pytorch_model_fsdp_0_rank0.bin          accelerate: LOCAL_STATE_DICT, or without DCP
     optimizer_0_rank0.bin
 
+Also those of torch.distributed.checkpoint, which have no group, and folders of any of these.
+
 Sources: verl/utils/checkpoint/fsdp_checkpoint_manager.py, accelerate/utils/fsdp_utils.py.
 """
 
@@ -17,9 +19,13 @@ from typing import NamedTuple
 
 from ...manifest.manifest import Section
 from ..folders.layouts import is_several, layout_of, says
+from .deepspeed.rank_files import RankFiles
 
 #: The folder in one of ranks in which verl has the configuration and the tokenizer of the model.
 CONFIGURED = "huggingface"
+_OF_DCP = re.compile(r"\.metadata(\.tmp)?|__\d+(\.metadata|_\d+\.distcp)")
+#: A file of its writer for Hugging Face: the rank, the number of the file, and of how many.
+SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})\.safetensors")
 _NAME = re.compile(
     r"(?:(?P<stem>.*?)[_.-])??(?:world_size_(?P<world>\d{1,6})_)?rank[_-]?(?P<rank>\d{1,6})"
     r"(?P<end>\.(?:pt|pth|bin|ckpt))"
@@ -118,3 +124,26 @@ def is_of_ranks(names: Collection[str]) -> bool:
         return not is_several(names)
     serving = any(serves(group.stem) for group in rank_groups(names))
     return serving and all(said[name].is_known for name in beside)
+
+
+def is_of_dcp(name: str) -> bool:
+    """Whether a file is called like one that torch.distributed.checkpoint writes."""
+    return _OF_DCP.fullmatch(name) is not None
+
+
+def divided_folders(names: Iterable[str], *, of_ranks: bool = True) -> set[str]:
+    """The folders that ranks wrote together, of those that files lie in; `names` have `/`.
+
+    That are those of torch.distributed.checkpoint, in both forms, and files of ranks (`of_ranks`).
+    """
+    inside: dict[str, list[str]] = {}
+    for name in names:
+        folder, slash, own = name.rpartition("/")
+        if slash and own:
+            inside.setdefault(folder, []).append(own)
+    return {
+        folder
+        for folder, own in inside.items()
+        if any(is_of_dcp(name) or SHARD.fullmatch(name) for name in own)
+        or (of_ranks and (RankFiles.among(own).are_there or is_of_ranks(own)))
+    }

@@ -23,7 +23,7 @@ from ...sources import place_of
 from ...sources.place import EntryKind, folders_above
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint, Folder
-from ..distributed.divided_folders import divided_folders
+from ..distributed.rank_groups import divided_folders
 from ..probe import Probe
 from ..unread_formats import refuse_unread_folder
 from .runs import LIKE_CHECKPOINTS, own_folders, own_folders_in, several_checkpoints

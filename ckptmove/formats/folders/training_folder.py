@@ -40,7 +40,7 @@ from ...torch_pickle.streams import Container
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
 from ..distributed.deepspeed.rank_files import is_of_rank
-from ..distributed.divided_folders import divided_folders
+from ..distributed.rank_groups import divided_folders
 from ..probe import Probe
 from ..safetensors.file import TensorsContainer
 from .layouts import (

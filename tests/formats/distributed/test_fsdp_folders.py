@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import ckptmove
-from ckptmove.errors import InputError
+from ckptmove.errors import CkptmoveError, InputError
 from tests.conftest import RunCli
 from tests.making.distributed import save_dcp
 from tests.making.frameworks import tiny_gpt2
@@ -70,6 +71,20 @@ def test_it_is_one_state(folder: Path, tmp_path: Path, run_cli: RunCli) -> None:
         assert ckptmove.diff(folder, tmp_path / name).equal
     assert_same_tree(torch.load(tmp_path / "all.pt", weights_only=True), whole())
     ckptmove.validate(folder).raise_if_failed()
+
+
+def test_a_part_whose_save_did_not_finish_is_no_silence(folder: Path, tmp_path: Path) -> None:
+    part = folder / "optimizer_1"
+    changes: list[Callable[[], object]] = [
+        lambda: (part / ".metadata").rename(part / ".metadata.tmp"),
+        lambda: (part / ".metadata.tmp").unlink(),
+    ]
+    for change in changes:
+        change()
+        assert any("optimizer_1" in each for each in ckptmove.inspect(folder).warnings)
+        assert not ckptmove.validate(folder).ok
+        with pytest.raises(CkptmoveError, match="did not finish"):
+            ckptmove.convert(folder, tmp_path / "all.pt")
 
 
 @pytest.mark.parametrize("format", ["safetensors", "torch-zip"])

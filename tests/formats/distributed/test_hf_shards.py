@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -202,6 +203,20 @@ def test_missing_files_are_named(folder: Path) -> None:
     (folder / "shard-00002-model-00001-of-00001.safetensors").unlink()
     with pytest.raises(InputError, match=r"shard-00002-model.* is missing"):
         ckptmove.inspect(folder)
+
+
+def test_missing_files_of_several_of_a_rank_are_named(tmp_path: Path) -> None:
+    for rank, number in itertools.product((1, 2), (1, 2)):
+        offsets = json.dumps({f"{number}": {"saved_offsets": [rank - 1, 0]}})
+        path = tmp_path / f"shard-{rank:05}-model-{number:05}-of-00002.safetensors"
+        save_file({f"{number}": torch.ones(1, 6)}, path, {"DCP_SHARDING_INFO": offsets})
+    assert not any("rank 2" in each for each in ckptmove.inspect(tmp_path).warnings)
+    (tmp_path / "shard-00002-model-00001-of-00002.safetensors").unlink()
+    warnings = ckptmove.inspect(tmp_path).warnings
+    assert any("rank 2 has no file 00001-of-00002" in each for each in warnings)
+    (tmp_path / "shard-00001-model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(InputError, match=r"model-00001-of-… *\.safetensors' is missing"):
+        ckptmove.inspect(tmp_path)
 
 
 @pytest.mark.parametrize(

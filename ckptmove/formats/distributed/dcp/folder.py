@@ -381,11 +381,6 @@ def _rank(name: str) -> int | None:
     return None if found is None or len(found[1]) > _LONGEST_RANK else int(found[1])
 
 
-def is_of_dcp(name: str) -> bool:
-    """Whether a file is called like one that torch.distributed.checkpoint writes."""
-    return name == METADATA or bool(_OF_RANK.fullmatch(name) or _OF_ITEMS.fullmatch(name))
-
-
 def no_devices(path: str) -> UnsupportedError:
     """Why it can't be relocated."""
     return UnsupportedError(

@@ -19,7 +19,6 @@ transformers/distributed/hf_storage.py (of September 2026).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -37,8 +36,8 @@ from ...probe import Probe
 from ...safetensors.file import SHARDING, Placed, TensorsContainer
 from ...safetensors.header import Entry, quote, read_header, read_json
 from ..boxes import Box, check_tiling, division_of, runs_of
+from ..rank_groups import SHARD
 
-_NAME = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})\.safetensors")
 _OFFSETS, _SHAPE, _TENSOR = "saved_offsets", "shape", "fqn"
 _VERSION = "transformers_dcp_chunk_version"
 _KNOWN_VERSION = "1"
@@ -72,7 +71,7 @@ class HuggingFaceShards(Format):
 
     def sniff(self, probe: Probe) -> bool:
         """A folder with files of ranks."""
-        return probe.is_folder and any(map(_NAME.fullmatch, probe.entries))
+        return probe.is_folder and any(map(SHARD.fullmatch, probe.entries))
 
     def read(self, probe: Probe) -> Checkpoint:
         """Read the headers of all files."""
@@ -92,16 +91,26 @@ class HuggingFaceShards(Format):
 
 def checked_names(probe: Probe) -> list[str]:
     """The names of the files, in order; InputError if some are known to be missing."""
-    found = [match for match in map(_NAME.fullmatch, sorted(probe.entries)) if match]
-    ranks = {int(match[1]) for match in found}
+    found = [match for match in map(SHARD.fullmatch, sorted(probe.entries)) if match]
     if len({match[3] for match in found}) > 1:
         raise CorruptError("has files of two saves", path=probe.path)
-    missing = next((rank for rank in range(1, max(ranks) + 1) if rank not in ranks), None)
-    if missing is not None:
+    held = {(int(match[1]), int(match[2])) for match in found}
+    ranks, numbers = {rank for rank, _ in held}, {number for _, number in held}
+    count = min(int(found[0][3]), len(found) + 1)
+    missing = [f"{rank:05}-model-…" for rank in range(1, max(ranks) + 1) if rank not in ranks]
+    missing += [f"…-model-{n:05}-of-…" for n in range(1, count + 1) if n not in numbers]
+    if missing:
         raise IncompleteError(
-            f"its file 'shard-{missing:05}-model-….safetensors' is missing",
+            f"its file 'shard-{missing[0]}.safetensors' is missing",
             path=probe.path,
             hint="copy the files of all ranks into one folder",
+        )
+    if len(ranks) * len(numbers) > len(held):
+        pairs = ((rank, n) for rank in sorted(ranks) for n in sorted(numbers))
+        rank, n = next(pair for pair in pairs if pair not in held)
+        probe.note(
+            f"rank {rank} has no file {n:05}-of-{found[0][3]}, as another has: it is missing, or "
+            "there was nothing for it"
         )
     return [match[0] for match in found]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from ..api.convert import convert
@@ -28,14 +27,12 @@ from ..sources import place_of
 from ..writing import destination_of
 from ..writing.final_name import EXISTS_HINT, NO_ROOM, hidden_name
 from ..writing.staged_file import naming_later
-from ..writing.verify import Progress
 from .discovery import opened_item
 from .fingerprints import is_ours
+from .messages import LISTENER
 from .trees import tree_at
 from .trees.local_tree import existing_parent
 
-#: Who wants to know of progress within an item.
-LISTENER: ContextVar[Progress | None] = ContextVar("LISTENER", default=None)
 _ANOTHER = "the destination exists and differs from what would be written"
 
 

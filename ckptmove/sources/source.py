@@ -22,6 +22,7 @@ from .budget import NO_MEMORY
 MAX_NBYTES = 512 << 20
 
 _CHUNK = 1 << 20
+_TINY = 1 << 15  # bytes of a file that is read at once, and held while it is open
 #: Files that are open at once with a descriptor each; each of a thousand ranks may have one.
 _MOST_HELD = 100
 _Self = TypeVar("_Self", bound="Source")
@@ -233,7 +234,7 @@ class File(Source):
     `pread` is an error with a name.
     """
 
-    __slots__ = ("_fd", "_is_counted", "_seen", "_stat")
+    __slots__ = ("_fd", "_is_counted", "_seen", "_stat", "_whole")
     _held = 0  #: how many that were opened by their paths hold a descriptor
 
     def __init__(self, fd: int, path: str) -> None:
@@ -243,6 +244,7 @@ class File(Source):
         self._stat = os.fstat(fd)
         self.nbytes = self._stat.st_size
         self._seen = (0, 0, 0)  # from where holes were looked for; the data that came next
+        self._whole: bytes | None = None  # a tiny file, once it was read; empty if it can't be
 
     @classmethod
     def open(cls, path: StrPath) -> File:
@@ -327,6 +329,13 @@ class File(Source):
 
     def read(self, start: int, nbytes: int) -> bytes:
         check_range(self, start, nbytes)
+        if self.nbytes <= _TINY and self._fd >= 0:
+            if self._whole is None:
+                self._whole = b""
+                with contextlib.suppress(OSError):  # a part of it may be readable
+                    self._whole = files.read_some(self._fd, self.nbytes, 0)
+            if len(self._whole) == self.nbytes:
+                return self._whole[start : start + nbytes]
         parts = []
         with self.descriptor() as fd:
             while nbytes:

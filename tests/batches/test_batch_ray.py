@@ -156,8 +156,9 @@ def test_the_command_does_what_it_does_without_a_cluster(
 
 @pytest.mark.slow
 def test_progress_comes_while_an_item_is_done_and_adds_up(
-    nodes: cluster_utils.Cluster, tree: Path, tmp_path: Path
+    nodes: cluster_utils.Cluster, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ckptmove.batches.executors.ray_executor._QUIET", 0.0)
     told, finished = list[tuple[int, int]](), list[str]()
     batch = ckptmove.batch(
         "relocate",
@@ -327,6 +328,6 @@ def test_a_node_that_sees_another_destination_ends_the_run(
 
 @pytest.mark.slow
 def test_a_node_with_another_ckptmove_does_nothing() -> None:
-    answer = pickle.loads(_performing("0.0.1")(1, b"", None))
+    answer = pickle.loads(_performing("0.0.1")(1, b"", ""))
     assert answer == ("unfit", f"the node {socket.gethostname()} has ckptmove "
                       f"{ckptmove.__version__}, not 0.0.1")  # fmt: skip

@@ -468,6 +468,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "batches.options",
         "batches.keywords",
         "batches.fingerprints",
+        "batches.messages",
         "batches.run_item",
         "batches.forecast",
         "batches.source_removal",

@@ -22,7 +22,7 @@ from ...sources import place_of
 from ...sources.fetch_pool import FetchPool
 from ...writing.final_name import syncing_later
 from ...writing.staged_file import LocalFile, naming_later, sync_together
-from ..run_item import LISTENER
+from ..messages import LISTENER
 from ..trees import Ledger
 from .worker import (
     Steps,

@@ -28,7 +28,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 from ...sources.filesystem import register_filesystems, registered_filesystems
 from ...system import WINDOWS
 from ...system.signals import ENDING, KILL, ask_to_end, own_group
-from ..run_item import LISTENER
+from ..messages import LISTENER, ProgressReporter, as_picklable
 
 _LENGTH = struct.Struct("<Q")
 _OFTEN = 0.1  # seconds between two messages of progress
@@ -297,31 +297,3 @@ def _perform(data: bytes, told: IO[bytes]) -> None:
     except Exception as error:
         sent = pickle.dumps(("raised", as_picklable(error)))
     _put(told, sent)
-
-
-class ProgressReporter:
-    """Reports progress, at most once per interval."""
-
-    def __init__(self, tell: Callable[[int], object], seconds: float) -> None:
-        """Call `tell` with the bytes done since its last call, at most once in so many seconds."""
-        self._tell = tell
-        self._seconds = seconds
-        self._nbytes = 0
-        self._next = time.monotonic() + seconds
-
-    def __call__(self, nbytes: int) -> None:
-        """Add bytes that are done."""
-        self._nbytes += nbytes
-        if time.monotonic() >= self._next:
-            self._tell(self._nbytes)
-            self._nbytes = 0
-            self._next = time.monotonic() + self._seconds
-
-
-def as_picklable(error: Exception) -> Exception:
-    """The error, or one with the same message if it can't be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

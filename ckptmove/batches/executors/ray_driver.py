@@ -28,9 +28,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from ...version import __version__
-from ..run_item import LISTENER
-from ..trees import open_ledger
-from .process_pool import ProgressReporter, as_picklable
+from ..messages import LISTENER, ProgressReporter, as_picklable
 
 TRIES = 4  # how often a task is begun whose node or worker dies
 _OFTEN = 0.25  # seconds between two messages of progress
@@ -50,11 +48,14 @@ class Call(NamedTuple):
     mark: str = ""  #: entered in it: a node where it isn't sees another file system
 
 
-def serve(fd: int, address: str) -> None:
-    """Do what comes in, until nothing more can come."""
+def serve(fd: int, address: str, quiet: float) -> None:
+    """Do what comes in, until nothing more can come.
+
+    Where nothing is answered for `quiet` seconds, tasks tell how far they are.
+    """
     pipe = Connection(fd)
     try:
-        driver = _Driver(pipe, _connected(address))
+        driver = _Driver(pipe, _connected(address), quiet)
     except ImportError as error:
         why = "Ray is not installed" if error.name == "ray" else f"Ray can't be used: {error}"
         pipe.send(("unconnected", why, "pip install 'ckptmove[ray]'"))
@@ -84,9 +85,9 @@ def _connected(address: str) -> Any:
 class _Tasks:
     """Tasks that are under way; those whose node or worker dies are begun again."""
 
-    def __init__(self, ray: Any, told: Any, version: str) -> None:
+    def __init__(self, ray: Any, told: str, version: str) -> None:
         self._ray = ray
-        self._told = told
+        self._told = told  # the name of who is told of progress
         self._task = ray.remote(num_cpus=1, max_retries=0)(_performing(version))
         self._under_way: dict[Any, tuple[int, bytes, int]] = {}  # by what Ray gave for it
 
@@ -150,17 +151,17 @@ class _Tasks:
 class _Driver:
     """Takes calls from the pipe, and sends outcomes, progress and the size of the cluster."""
 
-    def __init__(self, pipe: Connection, ray: Any) -> None:
+    def __init__(self, pipe: Connection, ray: Any, quiet: float) -> None:
         self._pipe = pipe
         self._ray = ray
-        here = ray.get_runtime_context().get_node_id()
-        near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=True)
-        kept = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=near)
-        self._told = kept(_told()).remote()
-        self._tasks = _Tasks(ray, self._told, __version__)
+        self._name = f"ckptmove-{os.urandom(8).hex()}"
+        self._told: Any = None
+        self._tasks = _Tasks(ray, self._name, __version__)
         self._asked: Any = None
         self._cpus = -1
         self._next_progress = self._next_size = 0.0
+        self._quiet = quiet
+        self._answered = time.monotonic()
 
     def run(self) -> None:
         """Run until the process at the other end of the pipe is gone."""
@@ -169,6 +170,7 @@ class _Driver:
             while self._take_calls():
                 for outcome in self._tasks.ended(_SHORTLY):
                     self._pipe.send(outcome)
+                    self._answered = time.monotonic()
                 self._look_around()
         except (EOFError, OSError):
             pass
@@ -177,6 +179,8 @@ class _Driver:
             self._ray.shutdown()
 
     def _take_calls(self) -> bool:
+        if not self._tasks:
+            self._answered = time.monotonic()
         while self._pipe.poll(0 if self._tasks else _SHORTLY):
             said = self._pipe.recv()
             if said is None:
@@ -193,13 +197,23 @@ class _Driver:
                 if told:
                     self._pipe.send(("progress", told))
             self._asked = None
-        if self._asked is None and self._tasks and now >= self._next_progress:
+        if self._told is None and now >= self._answered + self._quiet:
+            self._told = self._listener()
+        if self._told and not self._asked and self._tasks and now >= self._next_progress:
             self._asked = self._told.take.remote()
             self._next_progress = now + _OFTEN
         if now >= self._next_size:
             before = self._cpus
             if self._size() != before:
                 self._pipe.send(("cpus", self._cpus))
+
+    def _listener(self) -> Any:
+        """An actor here that tasks tell how far they are; a short run does without its process."""
+        ray = self._ray
+        here = ray.get_runtime_context().get_node_id()
+        near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=True)
+        kept = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=near)
+        return kept(_told()).options(name=self._name).remote()
 
     def _size(self) -> int:
         self._cpus = int(self._ray.cluster_resources().get("CPU", 0))
@@ -234,8 +248,8 @@ def _told() -> type:
     return Told
 
 
-def _performing(version: str) -> Callable[[int, bytes, Any], bytes]:
-    def perform(number: int, call: bytes, told: Any) -> bytes:
+def _performing(version: str) -> Callable[[int, bytes, str], bytes]:
+    def perform(number: int, call: bytes, told: str) -> bytes:
         import pickle
         import platform
 
@@ -256,12 +270,14 @@ def _performing(version: str) -> Callable[[int, bytes, Any], bytes]:
 _seen = set[str]()
 
 
-def carry_out(sent: bytes, number: int, told: Any) -> bytes:
-    """Do a pickled `Call` on a node; the actor `told` is told of progress under the item's number.
+def carry_out(sent: bytes, number: int, told: str) -> bytes:
+    """Do a pickled `Call` on a node; the actor `told`, once there is one, is told of progress.
 
     Gives `("returned", VALUE)`, `("raised", ERROR)`, or `("unfit", WHY)` where no call can be done
     on this node, pickled.
     """
+    from ..trees import open_ledger  # only here: the driver begins sooner
+
     try:
         call: Call = pickle.loads(sent)
         if call.mark and call.mark not in _seen:
@@ -276,9 +292,11 @@ def carry_out(sent: bytes, number: int, told: Any) -> bytes:
         return _raised(error)
 
 
-def _tell(told: Any, number: int, nbytes: int) -> None:
+def _tell(told: str, number: int, nbytes: int) -> None:
+    import ray
+
     with contextlib.suppress(Exception):  # nothing depends on it
-        told.add.remote(number, nbytes)
+        ray.get_actor(told).add.remote(number, nbytes)
 
 
 def _raised(error: Exception) -> bytes:

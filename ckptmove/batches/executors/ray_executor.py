@@ -25,9 +25,10 @@ from ..trees import open_ledger
 from .process_pool import Listener, WorkerDied
 from .ray_driver import Call
 
-_BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({fd}, {address!r})"
+_BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve{given!r}"
 _DRIVER = f"{__package__}.ray_driver"
 _CONNECTING = 30.0  # seconds to reach a cluster
+_QUIET = 4.0  # seconds without an answer, before tasks tell how far they are
 _GRACE = 40.0  # seconds to break off
 _LEAST_AHEAD = 16  # tasks handed out, however small the cluster is now: it may grow
 _AHEAD = 2  # tasks handed out for each CPU
@@ -56,10 +57,11 @@ class Cluster(Executor):
         self._count = 0
         self._marks: dict[str, tuple[int, str]] = {}
         self._lock = threading.Lock()
-        self._ended = False
+        self._ended = self._stopped = False
         self._pipe, theirs = Pipe()
         path = [os.path.abspath(each) for each in sys.path]
-        code = _BEGIN.format(path=path, module=_DRIVER, fd=theirs.fileno(), address=address)
+        given = (theirs.fileno(), address, _QUIET)
+        code = _BEGIN.format(path=path, module=_DRIVER, given=given)
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
@@ -126,17 +128,22 @@ class Cluster(Executor):
         self.stop()
 
     def stop(self) -> None:
-        """End now: what was not begun is cancelled, what was is broken off and cleaned up."""
-        if self._pipe.closed:
+        """End now: what was not begun is cancelled, what was is broken off and cleaned up.
+
+        Where all is done, the driver takes its leave of the cluster by itself.
+        """
+        if self._stopped:
             return
+        self._stopped = True
         with contextlib.suppress(OSError), self._lock:
             self._pipe.send(None)
+        if not self._jobs:
+            return
         try:
             self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._thread.join()
-        self._end()
 
     def _end(self) -> None:
         self._process.wait()
@@ -157,6 +164,7 @@ class Cluster(Executor):
             if future.running() or future.set_running_or_notify_cancel():
                 future.set_exception(_gone())
         self._jobs.clear()
+        self._end()
 
     def _hear(self, kind: str, *said: Any) -> None:
         if kind == "progress":

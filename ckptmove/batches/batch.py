@@ -155,7 +155,7 @@ def batch(
         ),
     ] = None,
     allow_empty: Annotated[
-        bool, Option("Accept that nothing is found; otherwise it is refused.")
+        bool, Option("Accept that nothing is found, or left in; otherwise it is refused.")
     ] = False,
     ray: Annotated[
         str | None,

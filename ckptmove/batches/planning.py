@@ -138,6 +138,7 @@ def plan_batch(
     return BatchPlan(
         *(verb, source, root, tuple(tasks), tuple(done), tuple(kept)),
         *(left, nbytes, free, tuple(found.notes)),
+        allows_empty=allow_empty,
     )
 
 

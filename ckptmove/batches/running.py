@@ -18,6 +18,7 @@ from ..errors import CkptmoveError
 from ..reports.batch.items import (
     BUSY,
     FAILED,
+    LEFT_OUT,
     OUTCOMES,
     SKIPPED,
     Contents,
@@ -344,7 +345,7 @@ class _Run:
         self._folders.update(result.folders)
         if not result.ok:
             self._failures.append(result)
-        elif result.outcome != SKIPPED:
+        elif result.outcome not in (SKIPPED, LEFT_OUT):
             self._nbytes += result.nbytes
             self._bytes_written += result.bytes_written
         if not result.ok:

@@ -18,7 +18,7 @@ from ..formats import FORMATS
 
 #: What the formats are called that a file or folder can have.
 FORMAT_NAMES = tuple(dict.fromkeys(each.name for each in FORMATS))
-_SETTLED = ("done", "skipped")
+_SETTLED = ("done", "skipped", "left-out")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _WILD = re.compile(r"[*?[]")
 

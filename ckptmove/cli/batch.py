@@ -14,9 +14,9 @@ from ..api.options import options_of
 from ..batches.batch import batch as run_batch
 from ..batches.options import VerbName, item_options
 from ..batches.running import Batch
-from ..errors import CheckFailed, UsageError
-from ..reports.batch.items import Result
-from ..reports.batch.report import RetryCommand, batch_line
+from ..errors import CheckFailed, RefusedError, UsageError
+from ..reports.batch.items import DONE, SKIPPED, Result
+from ..reports.batch.report import RetryCommand, batch_line, only_left_out
 from ..reports.display.blocks import text_of
 from ..reports.display.phrases import plural
 from ..reports.display.text import printable
@@ -175,7 +175,9 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
     """Convert every checkpoint in SRC to the same name in DST, with another suffix.
 
     The options are those of ckptmove convert; see ckptmove convert -h for names, GLOB and the
-    presets. Without --format, the outputs are safetensors.
+    presets. Without --format, the outputs are safetensors. With --weights or a preset that takes
+    weights, what is known to hold none (optimizers, RNG states, data loaders) is left out, and
+    counted; the exit code stays 0 unless nothing else was found.
 
     \b
     ckptmove batch convert runs/ out/ --format safetensors
@@ -235,7 +237,7 @@ def _run(
                     lines.add(result)
                     bar.add(result)
                     digests.update(result.digests)
-                    unknown += result.ok and not result.digests
+                    unknown += result.outcome in (DONE, SKIPPED) and not result.digests
                     if verbose and not as_json:
                         bar.print(_item_lines(result))
         except (KeyboardInterrupt, Signalled) as error:
@@ -267,6 +269,8 @@ def _run(
     if report.failures:
         failed, items = len(report.failures), sum(report.outcomes.values())
         raise CheckFailed(f"{failed:,} of {items:,} items failed or were refused", path=src)
+    if only_left_out(report.outcomes) and not work.plan.allows_empty:
+        raise _nothing_left(src)
 
 
 def _foretell(work: Batch, src: str, output: Output, bar: BatchProgress) -> None:
@@ -280,6 +284,14 @@ def _foretell(work: Batch, src: str, output: Output, bar: BatchProgress) -> None
         items = len(plan.forecasts or ())
         failed = len(plan.failures)
         raise CheckFailed(f"{failed:,} of {items:,} items would fail or be refused", path=src)
+    if plan.is_empty:
+        raise _nothing_left(src)
+
+
+def _nothing_left(src: str) -> RefusedError:
+    """The error of a batch all of whose items are left out."""
+    why = "every item is left out: none holds weights of a model"
+    return RefusedError(why, path=src, hint="--allow-empty accepts that")
 
 
 def _item_lines(result: Result) -> Iterator[str]:

@@ -89,7 +89,7 @@ def test_a_tree_is_converted_and_what_is_damaged_is_told(tree: Path, tmp_path: P
     assert found["a.weight"].tolist() == list(range(6))
     assert contents(tree) == before
     report = batch.report()
-    assert report.outcomes == {"done": 5, "skipped": 0, "refused": 1, "failed": 1}
+    assert report.outcomes == {"done": 5, "skipped": 0, "left-out": 0, "refused": 1, "failed": 1}
     assert [each.name for each in report.failures] == ["a/cut.pt", "empty.pt"]
     assert (report.ok, report.others, report.remaining) == (False, 1, ())
     assert json.loads(json.dumps(report.to_json()))["outcomes"] == report.outcomes

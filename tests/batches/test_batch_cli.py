@@ -73,7 +73,7 @@ def test_the_plan(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
 def test_log_and_json(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
     done = run_cli("batch", "convert", "tree", "out", "--log", "log", "--json", exit=1)
     said = json.loads(done.stdout)
-    assert said["outcomes"] == {"done": 5, "skipped": 0, "refused": 1, "failed": 1}
+    assert said["outcomes"] == {"done": 5, "skipped": 0, "left-out": 0, "refused": 1, "failed": 1}
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert len(lines) == 7
     [run] = [line for line in lines if line["name"] == "a/run.pt"]
@@ -146,7 +146,7 @@ def test_where_many_failed_the_same_command_does_the_rest(tmp_path: Path, run_cl
     done = run_cli("batch", "convert", "tree", "out", "-j1", exit=1)
     assert done.stdout.endswith("retry: ckptmove batch convert tree out -j1\n")
     said = json.loads(pasted(done.stdout, tmp_path).stdout)
-    assert said["outcomes"] == {"done": 0, "skipped": 2, "refused": 12, "failed": 0}
+    assert said["outcomes"] == {"done": 0, "skipped": 2, "left-out": 0, "refused": 12, "failed": 0}
 
 
 @pytest.mark.slow

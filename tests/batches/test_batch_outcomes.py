@@ -76,7 +76,7 @@ def test_a_dry_run_says_where_it_can_not_tell(tmp_path: Path, run_cli: RunCli) -
         run_cli("batch", "convert", "tree", "out", "--dry-run", "--json", exit=0).stdout
     )
     assert said["exit_code"] == 0
-    assert said["outcomes"] == {"done": 3, "skipped": 0, "refused": 0, "failed": 0}
+    assert said["outcomes"] == {"done": 3, "skipped": 0, "left-out": 0, "refused": 0, "failed": 0}
     run_cli("batch", "convert", "tree", "out", exit=0)
     for n in range(2):
         (tmp_path / "out" / f"run-{n}" / f"step-00{n}.safetensors").write_bytes(b"x" * 10**n)
@@ -227,3 +227,43 @@ def test_a_source_in_a_store_is_removed(tmp_path: Path, store: Store) -> None:
         assert set(outcomes(work).values()) == {"done"}
     assert b"<Key>runs/" not in store.say("GET", f"/{store.bucket}?list-type=2&prefix=runs/")
     assert ckptmove.inspect(store.url("out/run-1/step-001.safetensors")).tensors
+
+
+def test_what_holds_no_weights_is_left_out_where_weights_are_asked_for(
+    tmp_path: Path, run_cli: RunCli
+) -> None:
+    """As verl's loader of data, and poutyne's optimizer; what may be weights is refused."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    apart = {
+        "run/data.pt": {"_snapshot": {"_generator": torch.get_rng_state(), "_last": 3}},
+        "run/checkpoint.optim": optimizer.state_dict(),
+    }
+    for name, state in {**apart, "run/model.pt": model.state_dict()}.items():
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, path)
+    given = ("batch", "convert", "tree", "out", "--preset", "hf")
+    plan = json.loads(run_cli(*given, "--dry-run", "--json", exit=0).stdout)
+    done = run_cli(*given, "--log", "log", "--manifest", "sums", exit=0)
+    assert "converted 1 item" in done.stdout
+    assert "; 2 left out, without weights (-v or --log says why)" in done.stdout
+    assert done.stderr == ""
+    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    left_out = {each["name"]: each["reason"] for each in told if each["outcome"] == "left-out"}
+    assert left_out == {
+        "run/data.pt": "it holds no weights of a model among its 1 tensor",
+        "run/checkpoint.optim": "it holds no weights of a model among its 6 tensors",
+    }
+    assert (plan["exit_code"], plan["outcomes"]["left-out"]) == (0, 2)
+    again = run_cli(*given, "--retry", "log", "--allow-empty", exit=0)
+    assert again.stdout.startswith("converted 0 items")
+    (tmp_path / "tree/run/model.pt").unlink()
+    for more in ((), ("--dry-run",)):
+        refused = run_cli(*given, "--force", *more, exit=4).stderr
+        assert "every item is left out: none holds weights of a model" in refused
+    run_cli(*given, "--force", "--allow-empty", exit=0)
+    torch.save({"what": [torch.ones(3)]}, tmp_path / "tree/run/unknown.pt")
+    assert "refused run/unknown.pt" in run_cli(*given, "--force", exit=1).stdout

@@ -118,7 +118,7 @@ def test_a_bucket_that_becomes_denied_midway_is_told_and_the_run_taken_up(
     store.front.faults.clear()
     done = run_cli("batch", "convert", source, out, "-j1", "--json", exit=0)
     assert json.loads(done.stdout)["outcomes"] == {
-        **{"done": 6, "skipped": 4, "refused": 0, "failed": 0}
+        **{"done": 6, "skipped": 4, "left-out": 0, "refused": 0, "failed": 0}
     }
     check_nothing_left(store)
 

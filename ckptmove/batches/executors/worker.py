@@ -17,10 +17,12 @@ from ...errors import (
     UntrustedError,
     UsageError,
 )
+from ...graph.edit.model_weights import NoWeights
 from ...reports.batch.items import (
     BUSY,
     DONE,
     FAILED,
+    LEFT_OUT,
     REFUSED,
     UNSURE,
     Entry,
@@ -156,6 +158,8 @@ def _foretold(task: Task) -> Result:
 
 def _failure(item: Item, error: CkptmoveError) -> Result:
     outcome = REFUSED if isinstance(error, _REFUSALS) else FAILED
+    if isinstance(error, NoWeights):
+        outcome = LEFT_OUT
     of_itself = error.path is None or error.path in (item.path, item.output)
     reason = str(error) if of_itself else f"{error.path}: {error}"
     return result_of(item, outcome, reason, hint=error.hint)

@@ -30,6 +30,7 @@ _USUAL = {
 }
 #: Beside its criterion, which may have weights too; skorch/net.py, `__getstate__`.
 _OF_SKORCH = ("__cuda_dependent_attributes__", "module_")
+_MAYBE = (Section.MODEL, Section.EMA, Section.OTHER)  # what may be weights that nothing tells
 _MOST_TOLD = 8  # models
 _MOST_PLACES = 4
 _BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}
@@ -294,6 +295,10 @@ def _without_numbers(path: Path) -> Path:
     return tuple(key for key in path if not isinstance(key, int))
 
 
+class NoWeights(RefusedError):
+    """It holds no weights of any model: every tensor in it is known to be something else."""
+
+
 def _none(contents: Contents, found: Sequence[Weights], section: Section) -> RefusedError:
     what = "weights of a model" if section is Section.MODEL else "averages of weights (EMA)"
     others = [each for each in found if each.section is not section]
@@ -306,7 +311,9 @@ def _none(contents: Contents, found: Sequence[Weights], section: Section) -> Ref
     hint = doubts[0] if doubts else "ckptmove inspect lists them" if contents.tensors else None
     many = len(contents.tensors)
     among = f" among its {plural(many, 'tensor')}" if many else ""
-    return RefusedError(f"it holds no {what}{among}", hint=hint)
+    unknown = doubts or contents.loose or any(each.section in _MAYBE for each in contents.tensors)
+    kind_of_error = RefusedError if unknown else NoWeights
+    return kind_of_error(f"it holds no {what}{among}", hint=hint)
 
 
 def places_of(found: Sequence[Weights]) -> str:

@@ -35,8 +35,8 @@ class Entry(NamedTuple):
 
 
 #: What becomes of an item; `busy` if another run is at it, and is never told to anyone.
-OUTCOMES = ("done", "skipped", "refused", "failed")
-DONE, SKIPPED, REFUSED, FAILED = OUTCOMES
+OUTCOMES = ("done", "skipped", "left-out", "refused", "failed")
+DONE, SKIPPED, LEFT_OUT, REFUSED, FAILED = OUTCOMES
 BUSY = "busy"
 #: What a dry run can't tell of an output that is there, by how it will be treated.
 UNSURE = {
@@ -135,8 +135,10 @@ class Result(NamedTuple):
 
     Attributes:
         name, path: as the item has them.
-        outcome: `done`; `skipped` (done by an earlier run); `refused` (it cannot or must not be
-            done); `failed` (the item is damaged, a check or writing failed, or its process died).
+        outcome: `done`; `skipped` (done by an earlier run); `left-out` (weights were asked for, and
+            it has none that could be meant, such as the state of an optimizer or a data loader);
+            `refused` (it cannot or must not be done); `failed` (the item is damaged, a check or
+            writing failed, or its process died).
         reason: why, in one line; empty if it was done.
         hint: what to do next, or None.
         output: what was written, or None.
@@ -176,8 +178,8 @@ class Result(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the item is done."""
-        return self.outcome in (DONE, SKIPPED)
+        """Whether the item is done, or there is nothing to do."""
+        return self.outcome in (DONE, SKIPPED, LEFT_OUT)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from glob import escape
 from typing import Annotated, Any, NamedTuple
 
-from ...errors import CheckFailed
+from ...errors import CheckFailed, RefusedError
 from ..display.blocks import Block, PageBlock, Table, Wrong
 from ..display.phrases import plural
 from ..display.plain import OMITTED, Key, Seconds, derived
 from ..display.report import Report
 from ..display.text import LONGEST_REASON, one_line, printable, size
-from .items import DONE, FAILED, OUTCOMES, REFUSED, Item, Result, Task, is_unsure
+from .items import DONE, FAILED, LEFT_OUT, OUTCOMES, REFUSED, Item, Result, Task, is_unsure
 from .table import InspectedItem, InspectedTree, page_table, table_of
 
 _MOST = 20  # lines of a kind
@@ -82,6 +82,7 @@ class BatchPlan(Report):
         free_nbytes: the free space at the destination, or None if nothing is written there.
         notes: what the user should know, one sentence each.
         forecasts: what a dry run has foretold; None if it is none.
+        allows_empty: whether a run is fine that finds nothing to do.
     """
 
     verb: str
@@ -95,6 +96,7 @@ class BatchPlan(Report):
     free_nbytes: int | None = None
     notes: tuple[str, ...] = ()
     forecasts: Annotated[tuple[Result, ...] | None, OMITTED] = None
+    allows_empty: Annotated[bool, OMITTED] = False
 
     @derived(after="destination")
     def items(self) -> tuple[PlannedItem, ...]:
@@ -122,9 +124,16 @@ class BatchPlan(Report):
         """The exit code of the run; None where it depends on what a dry run does not read."""
         if self.failures:
             return CheckFailed.exit_code
+        if self.is_empty:
+            return RefusedError.exit_code
         if self.forecasts is None or self.verb == "validate" or any(map(is_unsure, self.forecasts)):
             return None
         return 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every item would be left out, and that is not accepted."""
+        return not self.allows_empty and only_left_out(self.outcomes or {})
 
     @property
     def failures(self) -> tuple[Result, ...]:
@@ -137,7 +146,8 @@ class BatchPlan(Report):
 
     def blocks(self, *, full: bool = False) -> Iterator[Block]:
         """Show a row for each item, the notes, and a summary."""
-        bad = {each.name for each in self.failures}
+        left_out = tuple(each for each in self.forecasts or () if each.outcome == LEFT_OUT)
+        bad = {each.name for each in (*self.failures, *left_out)}
         tasks = [task for task in self.tasks if task.item.name not in bad]
         rows = [(task.item.name, size(task.item.nbytes), _where(task)) for task in tasks]
         shown = rows if full else rows[:_MOST]
@@ -145,7 +155,7 @@ class BatchPlan(Report):
         if len(shown) < len(rows):
             yield f"and {len(rows) - len(shown):,} more"
         yield from self.notes
-        yield from _failures(self.failures, full=full)
+        yield from _failures((*sorted(left_out), *self.failures), full=full)
         nbytes = sum(task.item.nbytes for task in tasks)
         copied = sum(each.copied for each in self.forecasts or ())
         told = [f"would {self.verb} {plural(len(rows) - copied, 'item')}, {size(nbytes)}"]
@@ -181,7 +191,11 @@ class BatchPlan(Report):
             nbytes = sum(each.bytes_written for each in self.forecasts if each.ok)
             yield f"would write {size(nbytes)}"
         counts = self.outcomes or {}
-        for outcome, word in ((REFUSED, "would be refused"), (FAILED, "would fail")):
+        for outcome, word in (
+            (LEFT_OUT, "would be left out, without weights"),
+            (REFUSED, "would be refused"),
+            (FAILED, "would fail"),
+        ):
             if counts[outcome]:
                 yield f"{counts[outcome]:,} {word}"
         lossy = sum(bool(_dropped(each)) for each in self.forecasts)
@@ -200,7 +214,8 @@ class BatchReport(Report):
 
     Attributes:
         verb, source, destination: as in the plan.
-        outcomes: the numbers of items that are `done`, `skipped`, `refused` and `failed`.
+        outcomes: the numbers of items that are `done`, `skipped`, `left-out`, `refused` and
+            `failed`.
         copied: how many of those done have nothing to change: copied, or in place left as they are.
         sources_removed: how many had their source removed.
         failures: the results of items that were refused or failed.
@@ -236,7 +251,7 @@ class BatchReport(Report):
 
     @derived(after="destination")
     def ok(self) -> bool:
-        """Whether every item is done."""
+        """Whether every item is done, or left out."""
         return not self.failures and not self.remaining
 
     def remarks(self) -> tuple[str, ...]:
@@ -279,7 +294,12 @@ class BatchReport(Report):
             parts.append(f"{plural(kept, 'source')} kept{why}")
         parts += [
             f"{counts[each]:,} {word}"
-            for each, word in (("skipped", "done before"), (REFUSED, "refused"), (FAILED, "failed"))
+            for each, word in (
+                ("skipped", "done before"),
+                (LEFT_OUT, f"left out, without weights{'' if told else ' (-v or --log says why)'}"),
+                (REFUSED, "refused"),
+                (FAILED, "failed"),
+            )
             if counts[each]
         ]
         if self.remaining:
@@ -309,13 +329,19 @@ def _dropped(result: Result) -> tuple[str, ...]:
 
 
 def _failures(failures: Sequence[Result], *, full: bool) -> Iterator[Block]:
-    """A line for each item that was refused or failed; of many only some, unless `full`."""
-    for outcome in (REFUSED, FAILED):
+    """A line for each item that is not done; of many only some, unless `full`."""
+    for outcome in (LEFT_OUT, REFUSED, FAILED):
         some = [each for each in failures if each.outcome == outcome]
         shown = some if full else some[:_MOST]
-        yield from (Wrong(batch_line(each)) for each in shown)
+        lines = map(batch_line, shown)
+        yield from lines if outcome == LEFT_OUT else map(Wrong, lines)
         if len(shown) < len(some):
-            yield f"{outcome:8}and {len(some) - len(shown):,} more (-v or --log)"
+            yield f"{outcome:7} and {len(some) - len(shown):,} more (-v or --log)"
+
+
+def only_left_out(outcomes: Mapping[str, int]) -> bool:
+    """Whether there were items, and all of them were left out."""
+    return any(outcomes.values()) and outcomes[LEFT_OUT] == sum(outcomes.values())
 
 
 def _where(task: Task) -> str:
@@ -332,9 +358,9 @@ def batch_line(result: Result) -> str:
     to = f" → {result.output}" if result.output and result.output != result.path else ""
     name = printable(f"{result.name}{to}")
     if not result.reason:
-        return f"{result.outcome:8}{name}"
+        return f"{result.outcome:7} {name}"
     why, hint = printable(result.reason), printable(result.hint or "")
-    return f"{result.outcome:8}{one_line(name, why, hint, LONGEST_REASON - 8)}"
+    return f"{result.outcome:7} {one_line(name, why, hint, LONGEST_REASON - 8)}"
 
 
 class RetryCommand(NamedTuple):

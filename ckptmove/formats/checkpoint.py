@@ -22,7 +22,7 @@ from ..plans.plan import Plan
 from ..reports.convert import Loss
 from ..sources.source import MAX_NBYTES, FetchStats, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
-from ..torch_pickle.streams import Container, LocationEdits, whole
+from ..torch_pickle.streams import Container, LocationEdits, Whole, whole
 from ..torch_pickle.tree import join_roots
 from ..torch_pickle.values.tensors import device_text
 from .file_shares import shares_of
@@ -86,7 +86,8 @@ class Checkpoint:
             files = [container.source] if isinstance(container.source, Source) else []
         self.files = files
         self.sources = (*files, *indexes)
-        self.whole = whole(container)
+        if container.streams:
+            self.whole  # noqa: B018 (it may be refused)
 
     @property
     def fetched(self) -> FetchStats | None:
@@ -99,6 +100,11 @@ class Checkpoint:
         """Raises CorruptError if one of its files was written to since it was opened."""
         for source in self.sources:
             source.check_unchanged()
+
+    @cached_property
+    def whole(self) -> Whole:
+        """What its containers hold together."""
+        return whole(self.container)
 
     @cached_property
     def contents(self) -> Contents:
@@ -280,8 +286,7 @@ class Checkpoint:
         """Let go of what a draft has in a form of its own: it may be of very many tensors."""
         for each in list(self.container.everything()):
             each.streams, each.ids, each.storages = [], {}, {}
-        self.whole = whole(self.container)
-        for name in ("contents", "manifest"):
+        for name in ("whole", "contents", "manifest"):
             vars(self).pop(name, None)
 
     def _runs(self) -> frozenset[str] | None:

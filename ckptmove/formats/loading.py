@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import CorruptError
+from ..graph.canonical import is_plain, is_untouched
 from ..graph.edit.narrow import leave
 from ..graph.fill import fill
-from ..pickles.nodes import Persistent
-from ..torch_pickle.values.strided import contiguous_stride
+from ..pickles.nodes import Call, Node, Persistent, Tuple
+from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
+from ..torch_pickle.values.persistent_ids import is_size
 from .checkpoint import Checkpoint
 from .safetensors.file import TensorsCheckpoint
+from .torch.zip import TorchZipContainer
 
 if TYPE_CHECKING:
     import torch
 
+    from ..runtime.mapped_tensors import MappedTensors
     from ..runtime.storages import Restoring
+
+_Plain: TypeAlias = "tuple[Node, int, tuple[int, ...], tuple[int, ...], bool]"
+
+#: What a pickle of plain tensors calls, besides what makes these.
+_ORDERED = "collections.OrderedDict"
+_ARGUMENTS = 6  # of `_rebuild_tensor_v2`, without metadata
 
 
 def object_in(
@@ -33,12 +43,18 @@ def object_in(
     it is tagged with, or mapped to, is not there.
     """
     from ..runtime.build import built
+    from ..runtime.mapped_tensors import MappedTensors, Odd
     from ..runtime.storages import Storages
 
-    if isinstance(found, TensorsCheckpoint) and not (select or weights):
-        tensors = _tensors_in(found, restoring)
-        if tensors is not None:
-            return tensors
+    if not (select or weights):
+        mapped = MappedTensors(found.sources, restoring)
+        try:
+            plain = _plain_object(found, mapped)
+        except Odd:  # which left all as it was
+            pass
+        else:
+            found.check_unchanged()
+            return plain
     draft = found.draft(nested=bool(weights or select))
     leave(draft, weights=weights, select=select)
     fill(draft)
@@ -57,25 +73,62 @@ def object_in(
     return loaded
 
 
-def _tensors_in(found: TensorsCheckpoint, restoring: Restoring) -> dict[str, torch.Tensor] | None:
-    """The tensors of a file that holds nothing else, right from its header; None if one is odd.
+def _plain_object(found: Checkpoint, mapped: MappedTensors) -> object:
+    """What a checkpoint holds that is usual throughout, without a draft of it; Odd if it is not.
 
-    Each is made as it would be from its node: what is refused there is left to it.
+    That is a safetensors file right from its header, where each tensor has a storage of its own;
+    and a file of torch.save whose pickle names nothing but plain tensors and ordered dicts, which
+    has the form of a draft as it is.
     """
-    from ..runtime.rebuild import WHOLE, plain_tensor
-    from ..runtime.storages import Storages
+    from ..runtime.build import built
+    from ..runtime.mapped_tensors import Odd
 
-    plain = None if restoring.is_fake else found.plain()
-    if plain is None or not all(each.dtype in WHOLE and all(each.shape) for _, _, each in plain):
+    if isinstance(found, TensorsCheckpoint):
+        plain = found.plain()
+        if plain is None:
+            raise Odd
+        return {
+            name: mapped.tensor(source, file.start, entry.start, entry.dtype, entry.shape)
+            for name, (entry, file, source) in plain.items()
+        }
+    container = found.container
+    if not isinstance(container, TorchZipContainer) or container.big_endian:
+        raise Odd
+    (stream,), ((path, root),) = container.streams, container.roots
+    pickle, tensors = stream.pickle, dict[int, object]()
+    if path or stream.nested or stream.unread or pickle.blobs:
+        raise Odd
+    for call in pickle.calls:
+        if type(call) is not PlainTensor and call.qualname == _ORDERED:
+            continue
+        plainly = _plain_form(call)
+        said = None if plainly is None else container.ids.get(id(plainly[0]))
+        if plainly is None or said is None or said.dtype != container.storages[said.id].dtype:
+            raise Odd
+        tensors[id(call)] = mapped.view(container.storages[said.id], *plainly[1:])
+    if len(tensors) != len(pickle.persistents):
+        raise Odd  # something else refers to storages
+
+    def storage_of(_: Persistent) -> torch.UntypedStorage:
+        raise Odd
+
+    return built(root, storage_of, made=tensors)
+
+
+def _plain_form(call: Call) -> _Plain | None:
+    """The storage of a plain tensor; its offset, shape and stride; whether it requires a gradient.
+
+    None of any other call. Of many tensors only the first are not compact.
+    """
+    form = compact_form(call)
+    if form is not None and isinstance(call, PlainTensor):
+        return call.storage, form.offset, form.shape, form.stride, form.requires_grad
+    items = call.args.items if isinstance(call.args, Tuple) else []
+    if not is_plain(call) or len(items) != _ARGUMENTS or not is_untouched(call):
         return None
-    storages = Storages(found.sources, restoring)
-    loaded: dict[str, torch.Tensor] = {}
-    for name, stored, entry in plain:
-        stride = contiguous_stride(entry.shape)
-        storage = storages.storage(stored)
-        tensor = plain_tensor(storage, entry.dtype, 0, entry.shape, stride, requires_grad=False)
-        if tensor is None:
-            return None
-        loaded[name] = tensor
-    found.check_unchanged()
-    return loaded
+    storage, offset, shape, stride, grad = items[:5]
+    if not (is_size(offset) and isinstance(shape, Tuple) and isinstance(stride, Tuple)):
+        return None
+    sizes, steps = tuple(shape.items), tuple(stride.items)
+    usual = len(sizes) == len(steps) and all(map(is_size, (*sizes, *steps)))
+    return (storage, offset, sizes, steps, grad) if usual and isinstance(grad, bool) else None  # type: ignore[return-value] # they are sizes

@@ -10,7 +10,7 @@ first, and filled afterwards.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from ..pickles.nodes import (
 )
 from . import arrays, plain, rebuild
 from .opaque import Opaque, printable_name
+from .storages import WHOLE
 
 _ROOM = 256 << 20  # for copies of what several calls are given, in items or bytes
 
@@ -48,14 +49,19 @@ def built(
     storage_of: Callable[[Persistent], torch.UntypedStorage],
     *,
     strict: bool = False,
+    made: Mapping[int, object] | None = None,
 ) -> object:
     """The object that a graph stands for; each node becomes one object.
 
-    `storage_of` gives the storage of a persistent id. Raises CorruptError if the graph is not
-    valid, UnsupportedError if this build of torch can't make a part, or if `strict` would need an
-    `Opaque`.
+    `storage_of` gives the storage of a persistent id; `made` has objects that are there already, by
+    the `id()` of their nodes. Raises CorruptError if the graph is not valid, UnsupportedError if
+    this build of torch can't make a part, or if `strict` would need an `Opaque`.
     """
-    return _Builder(storage_of, strict).build(root)
+    builder = _Builder(storage_of, strict)
+    if made:
+        builder.made.update(made)
+        builder.met.update(made)
+    return builder.build(root)
 
 
 class _Builder:
@@ -147,7 +153,7 @@ class _Builder:
         if not isinstance(kind, Global) or not isinstance(grad, bool) or not is_untouched(node):
             return None
         name = kind.name if dtype else STORAGE_CLASSES.get(kind.name)
-        if name not in rebuild.WHOLE or (dtype and kind.module != "torch"):
+        if name not in WHOLE or (dtype and kind.module != "torch"):
             return None
         if not isinstance(shape, Tuple) or not isinstance(stride, Tuple):
             return None

@@ -15,9 +15,9 @@ import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
 from ..errors import CorruptError, DeviceError
-from ..manifest.dtypes import BITS, nbytes_of
+from ..manifest.dtypes import nbytes_of
 from ..torch_pickle.values.strided import MOST_DIMENSIONS, count_of, reach_of
-from .storages import REMEDY
+from .storages import REMEDY, WHOLE
 
 _sparse_checks: Any = torch.sparse.check_sparse_tensor_invariants
 _TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -234,14 +234,6 @@ def plain_tensor(
     return made
 
 
-#: The dtypes whose elements each take whole bytes, and that are not quantized.
-WHOLE: dict[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in BITS
-    if not name.startswith("q")
-    and hasattr(torch, name)
-    and BITS[name] == 8 * getattr(torch, name).itemsize
-}
 FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 _THROUGH_CPU = "torch._utils._rebuild_device_tensor_from_cpu_tensor"
 _CHECKS: dict[str, Callable[[_Args], None]] = {

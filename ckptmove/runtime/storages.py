@@ -6,6 +6,7 @@ Source: torch/serialization.py (`_get_restore_location`, `_load`); torch/_utils.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -16,7 +17,7 @@ from torch.serialization import default_restore_location
 
 from ..errors import DeviceError, InputError, UsageError
 from ..graph.draft import StorageBytes
-from ..manifest.dtypes import storage_element_nbytes
+from ..manifest.dtypes import BITS, storage_element_nbytes
 from ..plans.plan import Proof
 from ..sources.joined import Joined, crc32_of, damage_error, read_before
 from ..sources.source import Piece, Source
@@ -63,6 +64,11 @@ class Restoring:
         finally:
             _threads.map_location = before
 
+    def stays(self, location: str) -> bool:
+        """Whether what is saved there is surely to be on the CPU, with its bytes."""
+        here = str(self._map) == "cpu" or (self._map is None and location == "cpu")
+        return here and not self.is_fake
+
     def without_bytes(self, nbytes: int, location: str) -> torch.UntypedStorage | None:
         """The storage, where it is to have no bytes: on meta, or under a FakeTensorMode."""
         if not self._without_bytes:
@@ -103,7 +109,16 @@ class Restoring:
             ) from error
 
 
-_LARGEST_ALIGNMENT = 8  # bytes, of any number
+#: The largest alignment that a number needs, in bytes.
+LARGEST_ALIGNMENT = 8
+#: The dtypes whose elements each take whole bytes, and that are not quantized.
+WHOLE: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in BITS
+    if not name.startswith("q")
+    and hasattr(torch, name)
+    and BITS[name] == 8 * getattr(torch, name).itemsize
+}
 _BLOCK = 1 << 24  # bytes that are read at once
 
 
@@ -185,18 +200,22 @@ class Storages:
 
 def _whole(source: Source) -> Any:
     """The file, mapped so that writing changes memory only."""
+    return torch.frombuffer(pages_of(source), dtype=torch.uint8).untyped_storage()
+
+
+def pages_of(source: Source) -> mmap.mmap:
+    """A file in memory, to which may be written; InputError if it can't be mapped."""
     try:
-        pages = mapped(source.mappable(0, 0), source.nbytes, written=True)
+        return mapped(source.mappable(0, 0), source.nbytes, written=True)
     except (OSError, ValueError) as error:
         raise InputError(f"can't be mapped: {error}", path=source.path) from error
-    return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
 
 
 def _alignment(stored: StorageBytes) -> int:
     """The alignment that a storage needs to be used in place."""
     if stored.dtype is None:
-        return _LARGEST_ALIGNMENT
-    return min(storage_element_nbytes(stored.dtype), _LARGEST_ALIGNMENT)
+        return LARGEST_ALIGNMENT
+    return min(storage_element_nbytes(stored.dtype), LARGEST_ALIGNMENT)
 
 
 def _copied(content: bytes | memoryview) -> torch.UntypedStorage:

@@ -8,6 +8,7 @@ _BLOCK = 1 << 17  # bytes that are read at once
 _NEAR = 1 << 13  # how far apart two reads are that are close together
 _MOST_FILES = 16  # of which a block is held
 _MANY = 4  # reads in a row that are, after which more is read
+_AT_LEAST = 1 << 9  # bytes that are read at once: what ends a record, and the next one's header
 
 
 class NearbyReads:
@@ -33,10 +34,10 @@ class NearbyReads:
             return self.block[at : at + nbytes]
         self._near = self._near + 1 if 0 <= start - self._last < _NEAR else 0
         self._last = start
-        if self._near < _MANY or self._far or nbytes > _BLOCK:
+        if self._far or nbytes > _BLOCK:
             return self._source.read(start, nbytes)
-        self.start = start
-        self.block = self._source.read(start, max(nbytes, min(_BLOCK, self._source.nbytes - start)))
+        self.start, most = start, _AT_LEAST if self._near < _MANY else _BLOCK
+        self.block = self._source.read(start, max(nbytes, min(most, self._source.nbytes - start)))
         return self.block[:nbytes]
 
 

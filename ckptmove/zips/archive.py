@@ -40,7 +40,7 @@ _MAX_ENTRIES = 2_000_000
 _MAX_DIRECTORY_NBYTES = 512 << 20
 _DIRECTORY_ATTRIBUTE = 0x10  # of MS-DOS, which torch's zip reader minds
 _USUAL_EXTRA = 96  # bytes of an extra field that are read with the header; torch's are shorter
-_DESCRIPTOR_NBYTES, _SHORT_NBYTES = 24, 16  # the longest; with the magic and short sizes
+_DESCRIPTOR_NBYTES = 24  # the longest
 _EXTRA_FIELD, _NO_EXTRA = struct.Struct("<2H"), 4  # the head of a field in the extra field
 _WIDE_SIZES = struct.Struct("<QQ")
 _DESCRIPTOR, _WIDE_DESCRIPTOR = struct.Struct("<3I"), struct.Struct("<IQQ")
@@ -311,7 +311,7 @@ class Archive:
             return 0
         found = LOCAL.unpack_from(block, head)
         extra_nbytes = found[10]
-        at: int = extra_at + extra_nbytes
+        at: int = nearby.start + extra_at + extra_nbytes
         after = at + stored
         if (
             found[0] != LOCAL_MAGIC
@@ -319,8 +319,8 @@ class Archive:
             or found[3]
             or found[9] != len(encoded)
             or block[head + LOCAL.size : extra_at] != encoded
-            or after + _DESCRIPTOR_NBYTES > len(block)
-            or nearby.start + after > self.directory_at
+            or after + _DESCRIPTOR_NBYTES > self.directory_at
+            or nbytes >= MAX32
         ):
             return 0
         if extra_nbytes:  # one field that is not of zip64: torch fills up with it
@@ -328,13 +328,12 @@ class Archive:
             if kind == 1 or filled + _NO_EXTRA != extra_nbytes:
                 return 0
         if flags & HAS_DESCRIPTOR:
-            if any(found[6:9]) or block[after : after + _SHORT_NBYTES] != (
-                DESCRIPTOR_MAGIC + _DESCRIPTOR.pack(crc32, stored, nbytes)
-            ):
+            form = DESCRIPTOR_MAGIC + _DESCRIPTOR.pack(crc32, stored, nbytes)
+            if any(found[6:9]) or not nearby.read(after, _DESCRIPTOR_NBYTES).startswith(form):
                 return 0
         elif found[6:9] != (crc32, stored, nbytes):
             return 0
-        return nearby.start + at
+        return at
 
     def _beside_content(self) -> Iterator[tuple[int, int]]:
         """Where headers lie, and descriptors, as far as the directory tells."""

@@ -210,6 +210,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "runtime.bytewise",
         "runtime.matching",
         "runtime.storages",
+        "runtime.mapped_tensors",
         "runtime.rebuild",
         "runtime.plain",
         "runtime.arrays",

@@ -10,27 +10,29 @@ Source: https://github.com/huggingface/safetensors, README.md (Format).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from ...errors import UnsupportedError
 from ...graph.array_order import Latest, Order, Reordered
 from ...graph.canonical import Graph
-from ...graph.draft import CheckpointGraph, StorageBytes
+from ...graph.draft import CheckpointGraph
 from ...graph.edit.callables import callables_in, misused
 from ...graph.tensor_terms import Reader
 from ...graph.tree_text import TREE, read_tree
 from ...manifest.dtypes import CARRIERS
 from ...manifest.manifest import Extent, Role, Section, Storage
 from ...manifest.paths import Path
+from ...pickles.nodes import Node
 from ...plans.plan import Plan
 from ...reports.convert import Loss
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
+from ...torch_pickle.values.persistent_ids import StorageId
 from ...torch_pickle.values.strided import MOST_DIMENSIONS
 from ..base import PickledFormat, WritableFormat, runs_nothing
 from ..checkpoint import Carries, Checkpoint
 from ..probe import Probe
-from ..storage_bytes import stored_bytes
 from ..writing import WriteOptions, WritePlan
 from .header import LENGTH_NBYTES, Entry, quote, read_header
 from .metadata import other_names
@@ -113,15 +115,9 @@ class TensorsCheckpoint(Checkpoint):
 
     container: TensorsContainer
 
-    def plain(self) -> list[tuple[str, StorageBytes, Entry]] | None:
-        """Each tensor with its name and storage, or None if there is more to it than tensors."""
-        container = self.container
-        if not container.is_flat:
-            return None
-        return [
-            (name, stored_bytes(container, container.storages[container.folder + name]), entry)
-            for name, (entry, _, _) in container.placed.items()
-        ]
+    def plain(self) -> Mapping[str, Placed] | None:
+        """Each tensor by name, or None if there is more to it than tensors."""
+        return self.container.placed if self.container.is_flat else None
 
     def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
         if self.container.is_canonical:
@@ -150,30 +146,57 @@ class TensorsContainer(Container):
         """
         super().__init__(source)
         self.folder = folder
-        entries = {name: each.entry for name, each in placed.items()}
-        for name, entry in entries.items():
+        for name, (entry, _, _) in placed.items():
             if len(entry.shape) > MOST_DIMENSIONS:
                 raise UnsupportedError(
                     f"the tensor {quote(name)} has {len(entry.shape)} dimensions"
                 )
         self.metadata = dict(metadata)
-        others = other_names(entries, self.metadata)
-        reader, root = read_tree(entries, tree, self.warnings, others, folder)
-        self.section = Section.OTHER if reader.terms else Section.MODEL
-        self.roots = [((), root)]
-        self.graph = reader.graph  #: its nodes
         self.placed = placed  #: each tensor, by name
         self._described = described
-        self.ids = reader.graph.ids
-        #: whether these are sure to be in canonical form
-        self.is_canonical = not reader.terms  # terms may say anything
+        self._tree, self._others = tree, other_names(placed, self.metadata)
+        for name in ("roots", "ids", "storages", "blobs"):
+            delattr(self, name)  # made when they are asked for, since `load` mostly needs none
+        told = tree is not None and self._reader.terms
+        self.section = Section.OTHER if told else Section.MODEL
+        #: whether its nodes are sure to be in canonical form
+        self.is_canonical = not told  # terms may say anything
         #: whether each tensor has one name, and there is nothing else
-        self.is_flat = self.is_canonical and not others
+        self.is_flat = self.is_canonical and not self._others
+        self.writer = "ckptmove" if told else ""
+        self.tags_storages = told
+
+    @cached_property
+    def _reader(self) -> Reader:
+        """What read its tree; raises as `read_tree`."""
+        entries = {name: each.entry for name, each in self.placed.items()}
+        return read_tree(entries, self._tree, self.warnings, self._others, self.folder)[0]
+
+    @property
+    def graph(self) -> Graph:
+        """Its nodes."""
+        return self._reader.graph
+
+    @cached_property
+    def roots(self) -> list[tuple[Path, Node]]:  # type: ignore[override] # it can be set
+        """As of any container; these are made when they are asked for."""
+        return [((), self.graph.root)]
+
+    @cached_property
+    def ids(self) -> dict[int, StorageId]:  # type: ignore[override] # it can be set
+        """As `roots`."""
+        return self.graph.ids
+
+    @cached_property
+    def storages(self) -> dict[str, Storage]:  # type: ignore[override] # it can be set
+        """As `roots`."""
+        return {key: self._storage(self._reader, key) for key in self.graph.storages}
+
+    @cached_property
+    def blobs(self) -> dict[int, Readable]:  # type: ignore[override] # it can be set
+        """As `roots`."""
         latest = Latest()
-        self.blobs = {known: self._bytes(*held, latest) for known, held in reader.blobs.items()}
-        self.storages = {key: self._storage(reader, key) for key in reader.graph.storages}
-        self.writer = "ckptmove" if reader.terms else ""
-        self.tags_storages = not self.is_canonical
+        return {known: self._bytes(*held, latest) for known, held in self._reader.blobs.items()}
 
     def role_at(self, path: Path) -> Role | None:
         return Role.UNTAGGED if self.is_canonical else None

@@ -20,7 +20,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import isfinite, prod
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ...errors import CorruptError, RefusedError, UnsupportedError
@@ -231,11 +231,9 @@ def entry_of(name: str, said: Json, data_at: int) -> Entry:
         raise _fault(name, "has no proper shape")
     if not _are_sizes(offsets) or len(offsets) != 2:
         raise _fault(name, "has no proper data_offsets")
-    count = 1
-    for n in shape:
-        count *= n or 1  # so torch counts strides
-        if count > _LARGEST:
-            raise _fault(name, "claims more elements than there can be")
+    count = prod(shape) or prod(filter(None, shape))  # so torch counts strides
+    if count > _LARGEST:
+        raise _fault(name, "claims more elements than there can be")
     if torch_dtype == _FLOAT4:
         if not shape or shape[-1] % 2:
             raise _fault(name, "holds half of a float4 pair")

@@ -1,0 +1,105 @@
+"""Make usual tensors on the CPU right from where they lie in files, with few calls of torch each.
+
+`storages` and `rebuild` make whatever a checkpoint may hold. Of a hundred thousand tensors nearly
+all are plain: `torch.frombuffer` makes one with a storage of its own in a microsecond, from a
+mapping of the file. It is not checked that a mapping outlives its file, as in `storages`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from ..manifest.manifest import Storage
+from ..sources.source import File, Source
+from ..torch_pickle.values.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
+from .storages import LARGEST_ALIGNMENT, WHOLE, Restoring, pages_of
+
+
+class Odd(Exception):
+    """What is not usual, and is left to those who make whatever there may be."""
+
+
+class MappedTensors:
+    """Tensors that lie in files as they are; each method raises Odd where something isn't usual."""
+
+    def __init__(self, sources: Sequence[Source], restoring: Restoring) -> None:
+        self._sources = sources
+        self._restoring = restoring
+        self._pages: dict[int, mmap.mmap] = {}
+        #: of each storage, by its id, the first tensor on it
+        self._first: dict[str, torch.Tensor] = {}
+        self._stays: dict[str, bool] = {}
+
+    def tensor(
+        self,
+        source: int,
+        start: int | None,
+        at: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        location: str = "cpu",
+    ) -> torch.Tensor:
+        """A contiguous tensor with a storage of its own.
+
+        It is `at` bytes behind a start in a file of this number, and within it.
+        """
+        kind, count = WHOLE.get(dtype), prod(shape)
+        stays = self._stays.get(location)
+        if stays is None:
+            stays = self._stays[location] = self._restoring.stays(location)
+        if kind is None or not count or start is None or not stays:
+            raise Odd
+        at += start
+        if at % min(kind.itemsize, LARGEST_ALIGNMENT):
+            raise Odd
+        pages = self._pages.get(source)
+        if pages is None:
+            pages = self._pages[source] = self._mapped(source)
+        made = torch.frombuffer(pages, dtype=kind, count=count, offset=at)
+        return made if len(shape) == 1 else made.resize_(shape)
+
+    def view(
+        self,
+        storage: Storage,
+        offset: int,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        requires_grad: bool,
+    ) -> torch.Tensor:
+        """A tensor on a storage, which those on it share; offset and stride are in elements."""
+        first, dtype = self._first.get(storage.id), storage.dtype or ""
+        if dtype not in WHOLE or len(shape) > MOST_DIMENSIONS:
+            raise Odd
+        needed = reach_of(shape, stride, offset, dtype)
+        if needed > storage.nbytes or storage.extent is None:
+            raise Odd
+        whole = not offset and needed == storage.nbytes
+        if whole and first is None and stride == contiguous_stride(shape):
+            made = self._made(storage, shape)
+        else:
+            if first is None:
+                first = self._made(storage, (storage.nbytes // WHOLE[dtype].itemsize,))
+            made = torch.empty(0, dtype=first.dtype)
+            made.set_(first.untyped_storage(), offset, shape, stride)
+        if requires_grad:
+            if not (made.is_floating_point() or made.is_complex()):
+                raise Odd
+            made.requires_grad = True
+        return made
+
+    def _made(self, storage: Storage, shape: tuple[int, ...]) -> torch.Tensor:
+        assert storage.extent is not None
+        start, _, source = storage.extent
+        made = self.tensor(source, start, 0, storage.dtype or "", shape, storage.location)
+        self._first[storage.id] = made
+        return made
+
+    def _mapped(self, source: int) -> mmap.mmap:
+        file = self._sources[source]
+        if not isinstance(file, File):
+            raise Odd
+        return pages_of(file)

@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     Mutant(
         "change of the source unnoticed",
-        "sources/source.py",
+        "sources/file.py",
         " or _version(now) != _version(before):\n",
         ":\n",
         "tests/writing/test_staged_file.py tests/writing/test_staged_file_faults.py",
@@ -129,7 +129,7 @@ MUTANTS = (
     Mutant(
         "journal removed before the change is on disk",
         "writing/in_place/change.py",
-        "        sync(self.held.fd)\n        for change in self.journal.changes:\n",
+        "        self.held.sync_written()\n        for change in self.journal.changes:\n",
         "        for change in self.journal.changes:\n",
         "tests/writing/test_in_place_power.py",
     ),

@@ -17,7 +17,8 @@ from ..placement.place import place as place_tensors
 from ..placement.rules import Device, Rules, rules_of
 from ..reports.relocate import RelocatedFile, RelocateReport
 from ..sources import open_source, place_of
-from ..sources.source import File, Source
+from ..sources.file import File
+from ..sources.source import Source
 from ..writing import destination_of
 from ..writing.in_place.change import InPlace, check_in_place
 from ..writing.in_place.undo import recover_if_interrupted

@@ -21,7 +21,8 @@ from ..graph.draft import View
 from ..manifest.dtypes import BITS, nbytes_of
 from ..plans.plan import Gather
 from ..reports.difference import Values
-from ..sources.source import File, Source
+from ..sources.file import File
+from ..sources.source import Source
 from ..torch_pickle.values.strided import is_contiguous
 from .runs import Gathered, Run, plain, span
 

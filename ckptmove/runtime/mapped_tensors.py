@@ -14,7 +14,8 @@ from math import prod
 import torch
 
 from ..manifest.manifest import Storage
-from ..sources.source import File, Source
+from ..sources.file import File
+from ..sources.source import Source
 from ..torch_pickle.values.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
 from .storages import LARGEST_ALIGNMENT, WHOLE, Restoring, pages_of
 

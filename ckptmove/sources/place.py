@@ -17,7 +17,8 @@ from typing import ClassVar, NamedTuple, TypeVar
 from ..errors import CkptmoveError, InputError, StrPath, UnsupportedError
 from ..system import WINDOWS
 from ..system.names import why_no_name, without_slash
-from .source import File, Source
+from .file import File
+from .source import Source
 
 _T = TypeVar("_T")
 _NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}

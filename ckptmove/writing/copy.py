@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import CorruptError
 from ..plans.plan import Copy, Write
+from ..sources.file import File
 from ..sources.joined import Joined
 from ..sources.nearby import NearbyFiles
-from ..sources.source import File, Source
+from ..sources.source import Source
 from ..system import files
 from ..system.files import NOT_HERE
 

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from ..errors import UnsupportedError, WriteError
 from ..plans.plan import Copy, Gather, Plan, Write
-from ..sources.source import File, Source
+from ..sources.file import File
+from ..sources.source import Source
 from ..system.files import READ, READ_WRITE, OpenFolder, clone, free_nbytes, sync
 from .copy import Copier, Run, put, start_writeback
 from .final_name import check_free_space, failure_of, mode_from

@@ -15,9 +15,10 @@ from queue import SimpleQueue
 
 from ..errors import WriteError
 from ..plans.plan import Check, Checksum, CrcRange, Plan
+from ..sources.file import File
 from ..sources.joined import Joined, damage_error, read_before
 from ..sources.nearby import NearbyFiles
-from ..sources.source import File, Source
+from ..sources.source import Source
 from ..system.files import read_into
 
 #: Called with how many bytes were copied and verified since the last call.

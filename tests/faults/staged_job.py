@@ -9,7 +9,8 @@ from contextlib import ExitStack
 
 from ckptmove.errors import CkptmoveError
 from ckptmove.plans.plan import Copy, CrcRange, Gather, Plan, Write
-from ckptmove.sources.source import File, Source
+from ckptmove.sources.file import File
+from ckptmove.sources.source import Source
 from ckptmove.writing.staged_file import LocalFile
 from ckptmove.writing.staged_folder import LocalFolder
 

@@ -22,7 +22,8 @@ from safetensors.torch import save_file
 from ckptmove.errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ckptmove.formats.safetensors.header import Header, Sized, lay_out, read_header
 from ckptmove.manifest.dtypes import SAFETENSORS
-from ckptmove.sources.source import File, Memory
+from ckptmove.sources.file import File
+from ckptmove.sources.source import Memory
 from tests.conftest import examples
 
 Json = Any

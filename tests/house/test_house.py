@@ -47,6 +47,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "system.names",
         "sources.budget",
         "sources.source",
+        "sources.file",
         "sources.nearby",
         "sources.joined",
         "sources.place",

@@ -15,7 +15,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, Write
-from ckptmove.sources.source import File, Source
+from ckptmove.sources.file import File
+from ckptmove.sources.source import Source
 
 #: Sizes of sources: on both sides of what is read at once, and of nothing.
 SIZES = (0, 1, 40, 3000, (1 << 17) + 5)

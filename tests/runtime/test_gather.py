@@ -18,7 +18,7 @@ from ckptmove.manifest.dtypes import BITS, nbytes_of
 from ckptmove.plans.plan import Gather
 from ckptmove.runtime import gather as rooms
 from ckptmove.runtime.gather import gathered
-from ckptmove.sources.source import File
+from ckptmove.sources.file import File
 from tests.whole.test_memory import PROJECT
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
@@ -310,7 +310,7 @@ import sys
 from pathlib import Path
 from ckptmove.plans.plan import Gather
 from ckptmove.runtime.gather import gathered
-from ckptmove.sources.source import File
+from ckptmove.sources.file import File
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()

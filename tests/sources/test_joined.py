@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from ckptmove.errors import CkptmoveError
 from ckptmove.formats.distributed.boxes import Box, check_tiling, division_of, runs_of
 from ckptmove.formats.distributed.dcp.items import in_order
+from ckptmove.sources.file import File
 from ckptmove.sources.joined import Joined, Strip
-from ckptmove.sources.source import File
 from tests.conftest import examples
 from tests.making.distributed import boxes_of
 

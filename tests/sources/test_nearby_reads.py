@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.sources.source import File
+from ckptmove.sources.file import File
 from ckptmove.zips.archive import Archive
 
 

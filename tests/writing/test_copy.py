@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ckptmove.plans.plan import Copy, Write
+from ckptmove.sources.file import File
 from ckptmove.sources.joined import Joined, Strip
-from ckptmove.sources.source import File
 from ckptmove.writing.copy import Run
 from tests.conftest import ROOT
 
@@ -24,7 +24,7 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from ckptmove.plans.plan import Copy
-from ckptmove.sources.source import File
+from ckptmove.sources.file import File
 from ckptmove.writing.copy import Copier, write_at
 
 way, source, out = sys.argv[1:]

@@ -23,6 +23,7 @@ import torch
 
 import ckptmove
 from ckptmove import (
+    CorruptError,
     InputError,
     RefusedError,
     UsageError,
@@ -33,7 +34,7 @@ from ckptmove import (
 )
 from ckptmove.placement.place import place
 from ckptmove.placement.rules import rules_of
-from ckptmove.sources.source import File
+from ckptmove.sources.file import File
 from ckptmove.writing.in_place.change import InPlace
 from tests.conftest import RunCli
 from tests.faults.injecting import command
@@ -349,6 +350,29 @@ def test_before_it_has_a_journal_it_is_held_too(run_pt: Path) -> None:
             ):
                 in_place(run_pt, force=force)
         ckptmove.inspect(run_pt)
+
+
+def test_who_met_a_change_waits_for_its_end_and_then_blames_it(run_pt: Path) -> None:
+    """Between two writes nothing tells that a file is being changed but its lock."""
+
+    def end() -> None:
+        os.pwrite(fd, os.pread(fd, 1, 0), 0)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def meet() -> None:
+        with File.open(run_pt):
+            writer.start()
+            raise CorruptError("its checksum is wrong")
+
+    fd = os.open(run_pt, os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    writer = threading.Timer(0.2, end)
+    try:
+        with pytest.raises(CorruptError, match="changed while it was read"):
+            meet()
+    finally:
+        writer.join()
+        os.close(fd)
 
 
 def test_threads_are_refused_for_what_they_do(run_pt: Path) -> None:

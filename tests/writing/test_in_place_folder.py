@@ -16,7 +16,7 @@ from ckptmove import InputError, formats
 from ckptmove.placement.place import place
 from ckptmove.placement.rules import rules_of
 from ckptmove.plans.plan import Write
-from ckptmove.sources.source import File
+from ckptmove.sources.file import File
 from ckptmove.writing.in_place.change import InPlaceFolder
 from ckptmove.writing.in_place.folder_journal import FOLDER_JOURNAL, folder_journal, journals_in
 from ckptmove.writing.in_place.journal import Journal, Read

@@ -12,7 +12,7 @@ import pytest
 
 import ckptmove
 from ckptmove.errors import CorruptError, RefusedError, WriteError
-from ckptmove.sources.source import File
+from ckptmove.sources.file import File
 from tests.making.checkpoints import rezip
 from tests.making.staging import (
     Once,

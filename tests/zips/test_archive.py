@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from ckptmove.errors import CkptmoveError, CorruptError, UnsupportedError
-from ckptmove.sources.source import File
+from ckptmove.sources.file import File
 from ckptmove.zips.archive import Archive
 from tests.making.building import Part, build_zip, deflate
 from tests.making.checkpoints import MAKERS, rezip, save, save_by_cpp, sparse_zip64

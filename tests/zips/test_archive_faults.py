@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ckptmove.errors import CorruptError, UnsupportedError
-from ckptmove.sources.source import File
+from ckptmove.sources.file import File
 from ckptmove.zips.archive import Archive
 from ckptmove.zips.checking import damage
 from tests.making.building import Part, build_zip, extra_field

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.serialization import config
 
 import ckptmove
-from ckptmove.sources.source import File
+from ckptmove.sources.file import File
 from ckptmove.zips.archive import Archive
 from ckptmove.zips.layout import LaidOut, Member, directory, lay_out
 from tests.conftest import examples

@@ -21,8 +21,9 @@ from ...plans.plan import Plan
 from ...reports.display.phrases import few, quote
 from ...reports.relocate import RelocatedFile
 from ...sources import place_of
+from ...sources.file import File
 from ...sources.place import folders_above
-from ...sources.source import File, Source
+from ...sources.source import Source
 from ...torch_pickle.streams import Container, LocationEdits
 from ...writing import destination_of
 from ...writing.in_place.change import InPlaceFolder, check_folder_in_place

@@ -21,7 +21,7 @@ from typing import Any
 from ...errors import InputError, StrPath
 from ...formats.archives.documents import Document
 from ...formats.archives.zip_container import content_of
-from ...sources.source import File
+from ...sources.file import File
 from ...zips.archive import Archive
 from ...zips.members import Record
 from . import exported_graphs

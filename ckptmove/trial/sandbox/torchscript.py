@@ -19,7 +19,7 @@ import torch
 
 from ... import formats
 from ...errors import StrPath, UnsupportedError
-from ...sources.source import File
+from ...sources.file import File
 from ...zips.archive import Archive
 from .exported_graphs import FILES, NAMESPACES
 

@@ -14,8 +14,7 @@ from contextlib import ExitStack
 
 from ...errors import CkptmoveError, CorruptError, RefusedError, WriteError
 from ...plans.plan import Plan
-from ...sources.source import File
-from ...system.files import sync
+from ...sources.file import File
 from ...system.locks import is_locked, is_open_for_writing
 from ..copy import write_at
 from ..final_name import failure_of
@@ -72,7 +71,7 @@ class FileChange:
         """Make the changes, sync them and read them back. Raises OSError or WriteError."""
         for change in self.journal.changes:
             write_at(self.held.fd, change.at, change.new)
-        sync(self.held.fd)
+        self.held.sync_written()
         for change in self.journal.changes:
             self.held.check(change.at, change.new)
 

@@ -22,6 +22,7 @@ _Self = TypeVar("_Self", bound="Locked")
 _held_here: dict[int, tuple[int, int, int]] = {}
 
 PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one
+_GLANCE = 0.05  # seconds until who has the lock is not just looking whether another has it
 _LEASE = 1.0  # seconds until who leases the file is not just looking who else has it open
 
 
@@ -50,7 +51,7 @@ class Locked:
 
     def _lock(self, patience: float) -> bool:
         """Whether the file system has locks. Raises InputError after `patience` seconds."""
-        until = time.monotonic() + patience
+        until = time.monotonic() + max(patience, _GLANCE)
         while True:
             here = is_held_here(self.fd, self)
             try:
@@ -158,6 +159,17 @@ class LockedFile(Locked):
         """Bytes of the file."""
         return read_at(self.fd, at, nbytes)
 
+    def sync_written(self) -> None:
+        """Have what was written on disk, with a time of change that no reader has seen before.
+
+        Systems whose clock for files ticks every few milliseconds give the same time to the next
+        write, and take it before the bytes are there: who opened the file in between could not
+        tell that it was changed.
+        """
+        with contextlib.suppress(PermissionError):  # it is another user's, who lets us write
+            os.utime(self.fd, ns=(os.fstat(self.fd).st_atime_ns, time.time_ns()))
+        sync(self.fd)
+
     def check(self, at: int, data: bytes) -> None:
         """Raises WriteError if what was written there is not there."""
         if self.read(at, len(data)) != data:
@@ -181,7 +193,7 @@ class LockedFile(Locked):
         changes = list(changes)
         for change in changes:
             write_at(self.fd, change.at, change.old)
-        sync(self.fd)
+        self.sync_written()
         for change in changes:
             self.check(change.at, change.old)
 

@@ -16,7 +16,7 @@ from ckptmove.formats.distributed.boxes import Box
 from ckptmove.formats.distributed.dcp import items
 from ckptmove.formats.distributed.dcp.items import Item, open_item
 from ckptmove.formats.distributed.dcp.metadata import Lies, SavedTensor
-from ckptmove.sources.source import File
+from ckptmove.sources.file import File
 from tests.making.distributed import save_dcp
 from tests.making.zero import Run, save_zero
 from tests.oracles.sameness import assert_same_tree
@@ -77,7 +77,7 @@ def test_very_many_files_are_written(tmp_path: Path) -> None:
 def test_a_file_that_is_opened_again_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptmove.sources.source._MOST_HELD", 0)
+    monkeypatch.setattr("ckptmove.sources.file._MOST_HELD", 0)
     path = tmp_path / "a"
     path.write_bytes(b"abcd")
     with File.open(path) as file:

@@ -20,11 +20,13 @@ from ..pickles.nodes import Call, Node
 from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..reports.convert import Loss
-from ..sources.source import MAX_NBYTES, FetchStats, Readable, Source
+from ..sources.budget import Budget
+from ..sources.source import MAX_NBYTES, FetchStats, Memory, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
-from ..torch_pickle.streams import Container, LocationEdits, Whole, whole
+from ..torch_pickle.streams import Container, LocationEdits, Stream
 from ..torch_pickle.tree import join_roots
 from ..torch_pickle.values.tensors import device_text
+from ..torch_pickle.whole import Whole, whole
 from .file_shares import shares_of
 from .relocation_check import check_container, difference_in
 from .storage_bytes import bytes_of_part, stored_bytes
@@ -86,6 +88,7 @@ class Checkpoint:
             files = [container.source] if isinstance(container.source, Source) else []
         self.files = files
         self.sources = (*files, *indexes)
+        self._spelled: tuple[Moves, LocationEdits] | None = None
         if container.streams:
             self.whole  # noqa: B018 (it may be refused)
 
@@ -185,7 +188,12 @@ class Checkpoint:
         return self.container.plan(self.spelling(moves))
 
     def spelling(self, moves: Moves) -> LocationEdits:
-        """What its nodes say once everything is where it goes."""
+        """What its nodes say once everything is where it goes; it is found once."""
+        if self._spelled is None or self._spelled[0] is not moves:
+            self._spelled = moves, self._spelling(moves)
+        return self._spelled[1]
+
+    def _spelling(self, moves: Moves) -> LocationEdits:
         spelling, contents = LocationEdits(), self.contents
         for container in self.container.everything():
             for each in container.ids.values():
@@ -368,11 +376,14 @@ class Checkpoint:
         It is not read as a file of its own: what else is in it is what it was, byte for byte, so
         that its records are where they were.
         """
-        streams = None if len(self.whole.streams) != 1 else self.container.patched(written)
-        if streams is None:
+        pickles = None if len(self.whole.streams) != 1 else self.container.patched(written)
+        if pickles is None:
             return False
-        spelling = self.spelling(moves)
-        found = difference_in(self.whole.streams[0], streams[0], spelling)
+        (old,), (new,), spelling = self.whole.streams, pickles, self.spelling(moves)
+        if old.is_respelled(new, spelling):
+            return True
+        walked = Stream(Memory(new, written.path), 0, 0, Budget())
+        found = difference_in(old, walked, spelling)
         if found is not None:
             raise WriteError(f"the written file differs from the source in {found}")
         return True

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..errors import WriteError
 from ..pickles.compare import difference
 from ..placement.place import Moves
-from ..torch_pickle.streams import Container, LocationEdits, Stream, whole
+from ..torch_pickle.streams import Container, LocationEdits, Stream
+from ..torch_pickle.whole import whole
 
 
 def check_container(old: Container, new: Container, spelling: LocationEdits, moves: Moves) -> None:

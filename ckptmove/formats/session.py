@@ -10,7 +10,8 @@ from ..pickles.reach import names_reached
 from ..sources.budget import Budget, Excess
 from ..sources.source import Readable
 from ..torch_pickle.callables.uses import LOADER
-from ..torch_pickle.streams import Candidate, Container, Nested, Stream, loaded_from
+from ..torch_pickle.streams import Candidate, Container, Nested, Stream
+from ..torch_pickle.whole import loaded_from
 
 _DEEPEST = 8  # checkpoints within the bytes of each other
 _NO_STORAGE = "the pickle loads a storage from bytes that are not a storage"

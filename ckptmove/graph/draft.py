@@ -14,8 +14,9 @@ from ..plans.plan import Checksum, Copy, Gather, Proof, SourceChecksum, Write
 from ..reports.convert import Loss
 from ..sources.source import Memory, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
-from ..torch_pickle.streams import Container, Whole
+from ..torch_pickle.streams import Container
 from ..torch_pickle.values.tensors import device_text
+from ..torch_pickle.whole import Whole
 from .canonical import Graph
 from .reach import held_by, nodes_of
 

@@ -86,7 +86,7 @@ class Survey:
         self.is_odd = False
         at = 0
         while True:
-            row = _ROW.match(data, at)
+            row = ROW.match(data, at)
             if row is not None:
                 self._rows.extend(row.span())
                 at = row.end()
@@ -242,7 +242,8 @@ def _rows(left_out: Collection[int], then: bytes) -> re.Pattern[bytes]:
 
 #: Opcodes that number slots by counting, or spell them as a line.
 _ODD = (MEMOIZE, PUT, GET)
-_ROW = _rows((MEMOIZE,), b"{1,1000}")
+#: Many opcodes in a row.
+ROW = _rows((MEMOIZE,), b"{1,1000}")
 #: What is in a row before one of these, and that; nothing at its end.
 _GETS_IN_ROW = _rows((MEMOIZE, BINGET, LONG_BINGET), b"*(h.|j....|\\Z)")
 _PUTS_IN_ROW = _rows((MEMOIZE, BINPUT, LONG_BINPUT), b"*(q.|r....|\\Z)")

@@ -110,17 +110,16 @@ class Respelling:
 
 def splice(data: bytes, new: Respelling, *, exact: bool) -> bytes | None:
     """The pickle with its new spelling; as `edits`, all of whose changes are within `data`."""
-    found = edits(data, new, exact=exact)
+    found = edits(Survey(data), new, exact=exact)
     return None if found is None else applied(data, found)
 
 
-def edits(data: bytes, new: Respelling, *, exact: bool) -> list[Edit] | None:
+def edits(survey: Survey, new: Respelling, *, exact: bool) -> list[Edit] | None:
     """The changes, each of bytes, that give a walked pickle its new spelling, in order.
 
     Bytes after its STOP are kept. If `exact`, the result must have exactly the old length; None if
     that can't be had. UnsupportedError if a string is memoized in a way that can't be untangled.
     """
-    survey = Survey(data)
     for pooled in (False, True):
         found = _Edits(survey)
         found.respell(new, pooled=pooled and not found.numbered)

@@ -49,11 +49,12 @@ from .sections.sections import (
     towards,
 )
 from .sections.tensor_names import set_apart, with_shared
-from .streams import Container, Whole
+from .streams import Container
 from .torchscript_code import Literal
 from .values.numpy_arrays import KIND, Arrays, array_of, content_of
 from .values.strided import Tensor
 from .values.tensors import Recogniser, device_text
+from .whole import Whole
 
 #: Where a program keeps the inputs that it was traced with, which are no part of the model.
 _EXAMPLES = ("traced_inputs",)

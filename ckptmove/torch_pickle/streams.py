@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
@@ -18,17 +19,18 @@ from ..manifest.manifest import Role, Section, Storage, TensorEntry
 from ..manifest.other_records import Chunk, HeldRecord, NamedDevice
 from ..manifest.paths import Path
 from ..pickles.fetch import fetch, fetch_prefix
-from ..pickles.nodes import Blob, Call, Global, Node, Text, Tuple
+from ..pickles.nodes import Blob, Call, Global, Node, Text
 from ..pickles.opcodes.literals import may_be_checkpoint
 from ..pickles.prefix import walk_prefix
-from ..pickles.scan import count_nbytes
+from ..pickles.respelled import is_respelling
+from ..pickles.scan import Survey, count_nbytes
 from ..pickles.splice import Respelling, applied, edits
 from ..pickles.walk import walk
 from ..plans.plan import Edit, Plan, Proof, apply_edits, apply_plan
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from .callables.allowlist import KNOWN
-from .callables.uses import ENCODE, LOADER, Uses, bytes_as_text, latin_1, not_surely_harmless
+from .callables.uses import ENCODE, Uses, bytes_as_text, latin_1, not_surely_harmless
 from .torchscript_code import Literal
 from .values.persistent_ids import StorageId, TensorId
 
@@ -46,6 +48,8 @@ class LocationEdits:
         self.devices: dict[int, str] = {}
         #: strings in code, and their new devices
         self.literals: list[tuple[Literal, str]] = []
+        #: base of a stream → how it was last respelled, where only strings are spelled anew
+        self.respellings: dict[int, tuple[Sequence[Edit], Mapping[int, str]]] = {}
         self._plans: dict[int, Plan] = {}
         self._by_stream: dict[int, list[tuple[Text | Call, str]]] = defaultdict(list)
 
@@ -148,7 +152,7 @@ class Container:
                 break
         return changes
 
-    def patched(self, written: Readable) -> Sequence[Stream] | None:
+    def patched(self, written: Readable) -> Sequence[bytes] | None:
         """Its pickles as they are in a copy of it in which nothing else may differ.
 
         None where more does, or can't be told without reading the copy as any other file.
@@ -330,11 +334,31 @@ class Stream:
         rewritten = (*respelling.texts, *respelling.contents)
         if any(self.base + at in self.pickle.shared_texts for at in rewritten):
             raise UnsupportedError("a string to rewrite has other uses that can't be told apart")
-        found = edits(self.data, respelling, exact=exact)
+        found = edits(self.survey, respelling, exact=exact)
         if found is None or (exact and respelling.growths):
             return None
+        if not (respelling.spans or respelling.growths):
+            spelling.respellings[self.base] = found, respelling.texts
         joined = self._joined(found, inside, exact=exact)
         return None if joined is None else inside + joined
+
+    @cached_property
+    def survey(self) -> Survey:
+        """Where its opcodes lie."""
+        return Survey(self.data)
+
+    def is_respelled(self, new: bytes, spelling: LocationEdits) -> bool:
+        """Whether bytes are surely this pickle with a spelling that was planned for it.
+
+        Nothing is walked: the plan is proved, and the bytes are those of the plan.
+        """
+        edits, texts = spelling.respellings.get(self.base, ((), {}))
+        return (
+            bool(edits)
+            and not (self.nested or self._fetched.gaps)
+            and applied(self.data, edits) == new
+            and is_respelling(self.survey, edits, texts)
+        )
 
     def _replace(self, nested: Nested, plan: Plan, respelling: Respelling) -> Iterator[Edit]:
         """Have the content of a container be what a plan makes of it."""
@@ -387,54 +411,3 @@ class Stream:
 
 def _any_between(sorted_offsets: list[int], start: int, end: int) -> bool:
     return bisect_right(sorted_offsets, start) < bisect_right(sorted_offsets, end)
-
-
-class Whole(NamedTuple):
-    """What the containers of a checkpoint hold together."""
-
-    streams: Sequence[Stream]
-    #: what nodes say: persistent ids of storages, and calls that load a storage from bytes
-    ids: Mapping[int, StorageId]
-    storages: Mapping[str, Storage]
-    #: `id()` of a node → what is saved in the bytes it stands for, and under which path
-    grafts: Mapping[int, list[tuple[Path, Node]]]
-    #: what each persistent id of a tensor says
-    tensors: Mapping[int, TensorId]
-
-
-def whole(container: Container) -> Whole:
-    """A container, and all that is nested in it."""
-    all_of_it = list(container.everything())
-    if len(all_of_it) == 1:  # which may hold very many storages: no copies are made
-        return Whole(container.streams, container.ids, container.storages, {}, container.tensors)
-    streams: list[Stream] = []
-    ids: dict[int, StorageId] = {}
-    storages: dict[str, Storage] = {}
-    tensors: dict[int, TensorId] = {}
-    grafts: dict[int, list[tuple[Path, Node]]] = {}
-    for each in all_of_it:
-        streams.extend(each.streams)
-        ids.update(each.ids)
-        tensors.update(each.tensors)
-        storages.update(each.storages)
-        for stream in each.streams:
-            for nested in stream.nested:
-                grafts[id(nested.maker)] = nested.container.roots
-    for stream in streams:
-        for call in stream.calls_of(LOADER):
-            graft = grafts.get(id(loaded_from(call)))
-            if graft is not None:
-                if call.built or call.pairs or call.items:
-                    raise CorruptError("a storage is changed after it was loaded from bytes")
-                grafts[id(call)] = graft
-                root = graft[0][1]
-                if id(root) in ids:
-                    ids[id(call)] = ids[id(root)]
-    return Whole(streams, ids, storages, grafts, tensors)
-
-
-def loaded_from(call: Call) -> Node:
-    """The bytes that a call of `LOADER` loads; None for other calls."""
-    if call.qualname != LOADER or not isinstance(call.args, Tuple):
-        return None
-    return call.args.items[0] if len(call.args.items) == 1 else None

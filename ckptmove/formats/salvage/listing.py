@@ -14,11 +14,12 @@ from ...sources.budget import Excess
 from ...torch_pickle.callables.uses import latin_1
 from ...torch_pickle.children import children_of
 from ...torch_pickle.listing import Contents, contents_of
-from ...torch_pickle.streams import Container, whole
+from ...torch_pickle.streams import Container
 from ...torch_pickle.values.numpy_arrays import KIND, array_of
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids
 from ...torch_pickle.values.strided import Tensor
 from ...torch_pickle.values.tensors import Recogniser
+from ...torch_pickle.whole import whole
 from ...zips.found_records import Proof
 from .remains import NamedTensor, StorageRemains
 

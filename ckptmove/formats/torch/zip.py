@@ -32,9 +32,7 @@ from ...pickles.nodes import Persistent
 from ...pickles.opcodes.plain_tensors import StorageReference
 from ...plans.plan import CrcRange
 from ...reports.convert import Loss
-from ...sources.budget import Budget
-from ...sources.source import Memory, Readable
-from ...torch_pickle.streams import Stream
+from ...sources.source import Readable
 from ...zips.archive import Archive
 from ...zips.checking import holds_patched
 from ..archives.zip_container import ZipContainer, prefix_of
@@ -158,16 +156,13 @@ class TorchZipContainer(ZipContainer):
     def kind_of(self, name: str) -> RecordKind | None:
         return None if name == RECORD else super().kind_of(name)
 
-    def patched(self, written: Readable) -> Sequence[Stream] | None:
-        new: list[Stream] = []
+    def patched(self, written: Readable) -> Sequence[bytes] | None:
         if not holds_patched(self.archive, written, self.pickled):
             return None
-        for record, stream in zip(self.pickled, self.streams, strict=True):
-            if stream.nested or stream.unread:
-                return None
-            content = written.read(self.archive.data_at(record), record.nbytes)
-            new.append(Stream(Memory(content, written.path), 0, len(new), Budget()))
-        return new
+        if any(stream.nested or stream.unread for stream in self.streams):
+            return None
+        places = ((self.archive.data_at(record), record.nbytes) for record in self.pickled)
+        return [written.read(*place) for place in places]
 
     def _writer(self) -> str:
         """Which torch wrote it, as far as the records tell: each release only added to them.

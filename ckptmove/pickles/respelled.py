@@ -1,0 +1,280 @@
+"""Prove that changes of a pickle replace some of its strings, and change nothing else.
+
+The proof does not ask how the changes were found. Outside of them the opcodes are what they were;
+within them, the same values are pushed, but for the strings that shall be others. What is left are
+the slots of the memo that the changes fill otherwise: each use of these is looked up in both
+pickles. Only opcodes that torch writes are understood; where others matter, nothing is proved, and
+the graphs of both pickles have to be compared (`compare`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ..errors import CorruptError
+from ..plans.plan import Edit
+from .scan import (
+    BINGET,
+    BININT,
+    BININT1,
+    BININT2,
+    BINPUT,
+    FRAME,
+    GET,
+    LONG_BINGET,
+    LONG_BINPUT,
+    MEMOIZE,
+    PUT,
+    ROW,
+    STOP,
+    Survey,
+    argument,
+    count_nbytes,
+    end_of,
+    row_of,
+)
+
+_TEXTS = frozenset(b"X\x8c\x8d")
+_GETS, _PUTS = frozenset((BINGET, LONG_BINGET)), frozenset((BINPUT, LONG_BINPUT))
+_INTS = frozenset((BININT1, BININT2, BININT))
+#: Opcodes that count slots, spell them as lines, or say how many bytes follow.
+_REFUSED = frozenset((MEMOIZE, PUT, GET, FRAME))
+_MOST_SLOTS = 16  # that are looked up; a file of torch needs two or three
+
+#: What was pushed: a text; or a number that stands for what both pickles have alike.
+_Value = str | int
+
+
+class _Opcodes(NamedTuple):
+    """A push, and what memoizes it; either may be absent."""
+
+    text: str | None
+    get: int | None  # the slot
+    number: int | None
+    puts: tuple[int, ...]
+
+    @property
+    def pushes(self) -> bool:
+        return self[:3] != (None, None, None)
+
+
+class _Change(NamedTuple):
+    """What stands in the place of what."""
+
+    old: _Opcodes
+    new: _Opcodes
+    #: whether the values and slots are the same, only spelled in more bytes, or fewer
+    is_form: bool
+
+
+class _UnprovedError(Exception):
+    """Raised where the changes do more than was asked, or what can't be told so."""
+
+
+def is_respelling(survey: Survey, edits: Sequence[Edit], texts: Mapping[int, str]) -> bool:
+    """Whether edits of a walked pickle make exactly these strings others; if in doubt, False.
+
+    `texts` has the offset of each use of a string → what is pushed there instead. The edits are in
+    order, each of whole opcodes.
+    """
+    try:
+        _Proof(survey, edits, texts).run()
+    except (_UnprovedError, CorruptError, IndexError, UnicodeError):
+        return False
+    return True
+
+
+class _Proof:
+    def __init__(self, survey: Survey, edits: Sequence[Edit], texts: Mapping[int, str]) -> None:
+        self.survey = survey
+        self.data = survey.data
+        self.edits = edits
+        self.texts = texts
+        self.kinds: dict[tuple[bytes, bytes], _Change] = {}
+        self.changes: list[_Change] = []  # what each edit does
+        #: the slots that are looked up, and a pattern that finds them
+        self.slots: frozenset[int] = frozenset()
+        self.memory: re.Pattern[bytes] | None = None
+        #: what they hold, in the old pickle and the new one
+        self.old: dict[int, _Value] = {}
+        self.new: dict[int, _Value] = {}
+        self.proved = 0  # uses of strings that are as they shall be
+
+    def run(self) -> None:
+        changed = self._changed_slots()
+        if len(changed) > _MOST_SLOTS:
+            changed &= self._recalled()
+        if len(changed) > _MOST_SLOTS:
+            raise _UnprovedError
+        self.slots = frozenset(changed)
+        if changed:
+            self.memory = _memory(changed)
+        self._compare_values()
+        if self.proved != len(self.texts):
+            raise _UnprovedError
+
+    def _kind(self, edit: Edit) -> _Change:
+        """What an edit does; there are few kinds, and many edits of each."""
+        start, end, new = edit
+        assert isinstance(new, bytes)
+        alike = self.data[start:end], new
+        found = self.kinds.get(alike)
+        if found is None:
+            before, after = _read(alike[0]), _read(alike[1])
+            found = _Change(before, after, before == after and before.text is None)
+            if before.pushes != after.pushes or before.number != after.number:
+                raise _UnprovedError
+            self.kinds[alike] = found
+        return found
+
+    def _changed_slots(self) -> set[int]:
+        """The slots that may hold other values than before, at some time; checks the opcodes."""
+        data, position, changed = self.data, 0, set[int]()
+        for edit in self.edits:
+            start, end, _ = edit
+            if start > position:
+                for _ in self._rows(position, start):
+                    pass
+            elif start < position:
+                raise _UnprovedError
+            position = end
+            kind = self._kind(edit)
+            self.changes.append(kind)
+            if kind.is_form:
+                continue
+            changed.update(kind.old.puts, kind.new.puts)
+            if kind.old.get != kind.new.get:
+                changed.update(each for each in (kind.old.get, kind.new.get) if each is not None)
+            while data[end] in _PUTS:
+                changed.add(argument(data, end))
+                end = end_of(data, end)
+        for _ in self._rows(position, None):
+            pass
+        return changed
+
+    def _rows(self, start: int, end: int | None) -> Iterator[tuple[int, int]]:
+        """The rows of opcodes of a known length between two edits, or up to STOP."""
+        data, limit = self.data, len(self.data) if end is None else end
+        while start < limit:
+            row = ROW.match(data, start, limit)
+            if row is not None:
+                yield row.span()
+                start = row.end()
+                continue
+            code = data[start]
+            if code in _REFUSED:
+                raise _UnprovedError
+            if code == STOP:
+                break
+            start = end_of(data, start)
+        if start != end and (end is not None or data[start] != STOP):
+            raise _UnprovedError
+
+    def _recalled(self) -> set[int]:
+        """The slots that either pickle recalls anywhere."""
+        new = (kind.new.get for kind in self.kinds.values())
+        return {*self.survey.recalled, *(slot for slot in new if slot is not None)}
+
+    def _compare_values(self) -> None:
+        """Compare what all changes push, and what is recalled of the slots that changed."""
+        position, top = 0, None
+        for (at, end, _), (old, new, is_form) in zip(self.edits, self.changes, strict=True):
+            if is_form and not self.slots:
+                continue
+            if at > position and self.slots:
+                top = self._pass_over(position, at, top)
+            position = end
+            if old.pushes:
+                values = _pushed(old, self.old, at), _pushed(new, self.new, at)
+                self._compare(at, *values)
+                top = values
+            mine, theirs = (at, at) if top is None else top
+            if self.slots:
+                self._fill(self.old, old.puts, mine)
+                self._fill(self.new, new.puts, theirs)
+        if self.slots:
+            self._pass_over(position, None, top)
+
+    def _compare(self, at: int, old: _Value, new: _Value) -> None:
+        """Raise unless the new pickle pushes at a place of the old one what it shall."""
+        wanted = self.texts.get(at)
+        if wanted is not None:
+            self.proved += 1
+        if new != (old if wanted is None else wanted):
+            raise _UnprovedError
+
+    def _fill(self, memo: dict[int, _Value], slots: Iterable[int], value: _Value) -> None:
+        for slot in slots:
+            if slot in self.slots:
+                memo[slot] = value
+
+    def _pass_over(
+        self, at: int, end: int | None, top: tuple[_Value, _Value] | None
+    ) -> tuple[_Value, _Value] | None:
+        """Follow what opcodes that did not change do with the slots that did.
+
+        `top` is what both pickles have just pushed, or None if that is the same; so is the result.
+        """
+        data = self.data
+        while top is not None and at != end and data[at] in _PUTS:
+            slots = (argument(data, at),)
+            self._fill(self.old, slots, top[0])
+            self._fill(self.new, slots, top[1])
+            at = end_of(data, at)
+        if at == end:
+            return top
+        assert self.memory is not None
+        for row in self._rows(at, end):
+            for found in self.memory.finditer(data, *row):
+                if not found[1]:
+                    continue
+                place, slot = found.start(1), argument(found[1], 0)
+                if found[1][0] in _PUTS:
+                    self.old[slot] = self.new[slot] = place
+                else:
+                    self._compare(place, self.old.get(slot, ~slot), self.new.get(slot, ~slot))
+        return None
+
+
+def _pushed(opcodes: _Opcodes, memo: Mapping[int, _Value], at: int) -> _Value:
+    """What is pushed; of a slot that never changed, a number that no other value has."""
+    if opcodes.text is not None:
+        return opcodes.text
+    return at if opcodes.get is None else memo.get(opcodes.get, ~opcodes.get)
+
+
+def _read(raw: bytes) -> _Opcodes:
+    """The opcodes of an edit."""
+    at, text, get, number = 0, None, None, None
+    code = raw[0] if raw else STOP
+    if code in _TEXTS:
+        at = end_of(raw, 0)
+        text = raw[1 + count_nbytes(code) : at].decode("utf-8", "surrogatepass")
+    elif code in _GETS:
+        at, get = end_of(raw, 0), argument(raw, 0)
+    elif code in _INTS:
+        at = end_of(raw, 0)
+        number = int.from_bytes(raw[1:at], "little", signed=code == BININT)
+    puts = []
+    while at < len(raw):
+        if raw[at] not in _PUTS:
+            raise _UnprovedError
+        puts.append(argument(raw, at))
+        at = end_of(raw, at)
+    if at != len(raw):
+        raise _UnprovedError
+    return _Opcodes(text, get, number, tuple(puts))
+
+
+def _memory(slots: Iterable[int]) -> re.Pattern[bytes]:
+    """A pattern of opcodes up to the next that fills or recalls one of these slots, and of that."""
+    short = b"".join(re.escape(bytes([slot])) for slot in slots if slot < 256)
+    long = b"|".join(re.escape(slot.to_bytes(4, "little")) for slot in slots)
+    other = row_of((MEMOIZE, BINPUT, LONG_BINPUT, BINGET, LONG_BINGET))
+    brief, briefly = (b"[^%b]" % short, b"[hq][%b]|" % short) if short else (b".", b"")
+    return re.compile(
+        b"(?:%b|[hq]%b|[jr](?!%b)....)*(%b[jr](?:%b)|\\Z)" % (other, brief, long, briefly, long),
+        re.DOTALL,
+    )

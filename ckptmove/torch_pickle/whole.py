@@ -1,0 +1,65 @@
+"""What a container and all that is nested in it hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..errors import CorruptError
+from ..manifest.manifest import Storage
+from ..manifest.paths import Path
+from ..pickles.nodes import Call, Node, Tuple
+from .callables.uses import LOADER
+from .streams import Container, Stream
+from .values.persistent_ids import StorageId, TensorId
+
+
+class Whole(NamedTuple):
+    """What the containers of a checkpoint hold together."""
+
+    streams: Sequence[Stream]
+    #: what nodes say: persistent ids of storages, and calls that load a storage from bytes
+    ids: Mapping[int, StorageId]
+    storages: Mapping[str, Storage]
+    #: `id()` of a node → what is saved in the bytes it stands for, and under which path
+    grafts: Mapping[int, list[tuple[Path, Node]]]
+    #: what each persistent id of a tensor says
+    tensors: Mapping[int, TensorId]
+
+
+def whole(container: Container) -> Whole:
+    """A container, and all that is nested in it."""
+    all_of_it = list(container.everything())
+    if len(all_of_it) == 1:  # which may hold very many storages: no copies are made
+        return Whole(container.streams, container.ids, container.storages, {}, container.tensors)
+    streams: list[Stream] = []
+    ids: dict[int, StorageId] = {}
+    storages: dict[str, Storage] = {}
+    tensors: dict[int, TensorId] = {}
+    grafts: dict[int, list[tuple[Path, Node]]] = {}
+    for each in all_of_it:
+        streams.extend(each.streams)
+        ids.update(each.ids)
+        tensors.update(each.tensors)
+        storages.update(each.storages)
+        for stream in each.streams:
+            for nested in stream.nested:
+                grafts[id(nested.maker)] = nested.container.roots
+    for stream in streams:
+        for call in stream.calls_of(LOADER):
+            graft = grafts.get(id(loaded_from(call)))
+            if graft is not None:
+                if call.built or call.pairs or call.items:
+                    raise CorruptError("a storage is changed after it was loaded from bytes")
+                grafts[id(call)] = graft
+                root = graft[0][1]
+                if id(root) in ids:
+                    ids[id(call)] = ids[id(root)]
+    return Whole(streams, ids, storages, grafts, tensors)
+
+
+def loaded_from(call: Call) -> Node:
+    """The bytes that a call of `LOADER` loads; None for other calls."""
+    if call.qualname != LOADER or not isinstance(call.args, Tuple):
+        return None
+    return call.args.items[0] if len(call.args.items) == 1 else None

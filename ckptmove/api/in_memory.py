@@ -230,8 +230,9 @@ def trace(
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
     *,
     device: object = None,
+    every: int = 7,
 ) -> Watch:
-    """Watch a model inside a `with` block, best for one step of training.
+    """Watch a model inside a `with` block: a step of training, or a whole loop.
 
         with ckptmove.trace(model) as t:
             loss = criterion(model(x), y)
@@ -241,26 +242,31 @@ def trace(
 
     Every operation is recorded by device, module and line of code. So are copies between devices,
     values that the host waits for, and tensors that are made on another device. No tensor is kept
-    alive or changed. A step takes a few times as long as usual. If the block raises, the exception
-    passes through, and the findings are still there.
+    alive or changed. If the block raises, the exception passes through, and the findings are still
+    there.
+
+    A step that is watched takes a few times as long as usual. Of a long loop, the first four steps
+    are watched, and then each seventh; the result says how many. Of the other steps, only an
+    exception is told. A block without optimizer steps is watched as a whole.
 
     Args:
         model: the model.
         optimizer: its optimizer, or several. Other optimizers that take a step in the block are
             found too.
         device: where everything should be. Default: the best device of this machine.
+        every: of the steps after the fourth, watch those whose number this divides. 1 watches all.
 
     Returns:
         The watch, a context manager. After the block it has `verdicts` (what is wrong, each with
         its fix), `transfers`, `syncs`, `created`, and `diagnosis`, which holds all of these.
 
     Raises:
-        UsageError: `model` is not a module, `optimizer` is not an optimizer, or torch is not
-            installed.
+        UsageError: `model` is not a module, `optimizer` is not an optimizer, `every` is not a
+            number of steps, or torch is not installed.
         DeviceError: the name of the device is not valid.
     """
     try:
         from ..live.tracing.trace import Watch
     except ImportError as error:
         raise UsageError("to watch a model takes torch", hint="pip install torch") from error
-    return Watch(model, optimizer, device=device)
+    return Watch(model, optimizer, device=device, every=every)

@@ -147,23 +147,31 @@ def _nothing(found: Diagnosis) -> str:
         rest = "; of a GPU this says nothing" if host else ""
         if trace is None or not trace.steps:
             return f"nothing is wrong{rest}"
+        if trace.watched < trace.steps:
+            first = f"{trace.watched:,} of {trace.steps:,} training steps that were watched"
+            return f"no device fault in the {first}{_missed(found)}{rest}"
         first = "training step" if trace.steps == 1 else f"{trace.steps:,} training steps"
-        if found.not_run:
-            missed = " and ".join((", ".join(found.not_run[:-1]), found.not_run[-1])).removeprefix(
-                " and "
-            )
-            were = "was" if found.not_run in (("evaluation",), ("saving",)) else "were"
-            rest = f"; {missed} {were} not run{rest}"
-        return f"no device fault in the first {first}{rest}"
+        return f"no device fault in the first {first}{_missed(found)}{rest}"
     if trace is None or not trace.calls:
         return "could not be simulated" if found.not_simulated else "nothing was watched"
     much = "simulated" if found.not_simulated else "watched"
-    return f"nothing wrong was found in the part that was {much}; {_watched(trace.steps)}"
+    return f"nothing wrong was found in the part that was {much}; {_watched(trace)}"
 
 
-def _watched(steps: int) -> str:
+def _missed(found: Diagnosis) -> str:
+    if not found.not_run:
+        return ""
+    missed = " and ".join((", ".join(found.not_run[:-1]), found.not_run[-1])).removeprefix(" and ")
+    were = "was" if found.not_run in (("evaluation",), ("saving",)) else "were"
+    return f"; {missed} {were} not run"
+
+
+def _watched(trace: Trace) -> str:
+    steps = trace.watched
     if not steps:
         return "no step was watched"
+    if steps < trace.steps:
+        return f"{steps:,} of {trace.steps:,} steps were watched"
     return f"{plural(steps, 'step')} {'was' if steps == 1 else 'were'} watched"
 
 
@@ -183,7 +191,9 @@ def _ran(trace: Trace, full: bool) -> Iterator[Block]:
     counted_as = ((trace.calls, "call"), (trace.steps, "step"))
     times = [plural(n, what) for n, what in counted_as if n]
     ran = [f"{count:,} on {device}" for device, count in trace.operations.items()]
-    yield f"ran: {', '.join(times) or 'no step'}; operations: {', '.join(ran) or 'none'}"
+    much = f"; watched {trace.watched:,} of {plural(trace.steps, 'step')}"
+    much = much if trace.watched < trace.steps else ""
+    yield f"ran: {', '.join(times) or 'no step'}{much}; operations: {', '.join(ran) or 'none'}"
     copies: dict[str, list[int]] = {}
     for each in trace.of("transfer"):
         copied = copies.setdefault(each.devices, [0, 0])
@@ -205,11 +215,10 @@ def _ran(trace: Trace, full: bool) -> Iterator[Block]:
 
 def _timeline(trace: Trace) -> Iterator[PageBlock]:
     """What a step did, in order: drawn by module, line and device, and as a table."""
-    spans, left_out = trace.timeline
+    spans, left_out, step = trace.timeline
     if not spans:
         return
-    finished = trace.steps and not trace.error
-    yield f"step {trace.steps:,}, in order" if finished else "what ran last, in order"
+    yield f"step {step:,}, in order" if step else "what ran last, in order"
     lanes = dict.fromkeys((trace.device, *(each.device for each in spans)))
     yield Columns(
         ("phase", "module", "line", "device", "operations", "bytes made", ""),

@@ -75,7 +75,7 @@ class Happening:
         nbytes: the bytes of the tensors that were copied or made.
         operands: the tensors on another device, or those copied, the first time.
         asked: whether the user's own code asked for it in training, and not a library.
-        turns: in how many steps it happened; in how many calls if there are no steps.
+        turns: in how many watched steps it happened; in how many calls if there are no steps.
     """
 
     kind: str
@@ -128,10 +128,12 @@ class Timeline(NamedTuple):
     Attributes:
         spans: what ran, where, one after the other.
         left_out: the number of operations that came after them, because there were too many spans.
+        step: which step of the run it was, from 1; 0 if it was not finished.
     """
 
     spans: tuple[Span, ...] = ()
     left_out: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +148,8 @@ class Trace(Plain):
             device.
         calls: how often the model was called.
         steps: the number of optimizer steps.
+        watched: in how many of the steps the operations were watched. Everything that is counted by
+            operation, and every event, is of these steps, and of what ran outside of steps.
         sites: the number of different sites.
         dropped: the number of events without a site of their own, because there were too many
             sites.
@@ -163,6 +167,7 @@ class Trace(Plain):
     modules: Mapping[str, Mapping[str, Usage]] = field(default_factory=dict)
     calls: int = 0
     steps: int = 0
+    watched: int = 0
     sites: int
     dropped: int
     happenings: Sequence[Happening]

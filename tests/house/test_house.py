@@ -238,6 +238,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "live.tracing.places",
         "live.tracing.tensor_names",
         "live.tracing.unused_copies",
+        "live.tracing.sampling",
         "live.tracing.recorder",
         "live.tracing.evidence",
         "live.tracing.batch_causes",

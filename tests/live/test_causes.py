@@ -58,6 +58,7 @@ def trace(
         error=None if error is None else Site("", "", f"aten.{error}.default", "train.py:9"),
         calls=2,
         steps=steps,
+        watched=steps,
         operands=tuple(operands),
     )
 

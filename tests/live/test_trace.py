@@ -50,10 +50,10 @@ def test_the_last_whole_step_is_told_in_order() -> None:
             model(torch.ones(3, 4)).sum().backward()
             optimizer.step()
         model(torch.ones(3, 4))  # of a step that was not finished
-    spans, left_out = watch.trace.timeline
+    spans, left_out, step = watch.trace.timeline
     forward = [each.module for each in spans if each.phase == "forward"]
     phases = [each.phase for each in spans]
-    assert left_out == 0
+    assert (left_out, step) == (0, 3)
     assert forward == [name for name in ran[: len(ran) // 4] if name in forward]
     assert {each.split(".")[0] for each in forward} >= {"inner", "outer"}
     order = [each for each in dict.fromkeys(phases) if each]

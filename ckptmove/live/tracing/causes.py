@@ -26,7 +26,7 @@ from .batch_causes import (
     is_assignable,
 )
 from .device_choice import Choice
-from .evidence import MOST_LINES, UNKNOWN, Evidence
+from .evidence import DEVICES, MOST_LINES, UNKNOWN, Evidence
 from .operations import COPY
 from .refusals import refusal
 from .source_lines import LAYER
@@ -75,10 +75,26 @@ def causes(
             found += _apart(case)
         found += _waits(case)
     if failed is not None and not any(each.severity != SLOW for each in found):
-        where = f": {trace.error}" if trace is not None and trace.error is not None else ""
-        title = "the step failed for a reason that has nothing to do with devices"
-        found.append(Verdict("step-failed", title, "read the exception", (f"{failed}{where}",)))
+        found.append(_unexplained(failed, trace))
     return tuple(found)
+
+
+def _unexplained(failed: str, trace: Trace | None) -> Verdict:
+    """An exception that no cause explains."""
+    where = f": {trace.error}" if trace is not None and trace.error is not None else ""
+    if DEVICES.search(failed):
+        sampled = trace is not None and trace.watched < trace.steps
+        return Verdict(
+            "operand-elsewhere",
+            "an operation takes tensors on several devices"
+            + (", perhaps in a step that was not watched" if sampled else ""),
+            "watch each step to see which: ckptmove.trace(…, every=1)"
+            if sampled
+            else "read the exception, and move what is on the other device",
+            (f"{failed}{where}",),
+        )
+    title = "the step failed for a reason that has nothing to do with devices"
+    return Verdict("step-failed", title, "read the exception", (f"{failed}{where}",))
 
 
 def before_a_model(device: str, trace: Trace | None, failed: str) -> tuple[Verdict, ...]:
@@ -310,7 +326,7 @@ def _elsewhere(case: Evidence) -> Iterator[Verdict]:
         return
     # What is differentiated is trained; else the model runs for its outputs' sake.
     phase = "backward" if case.trace.phases.get("backward") else "forward"
-    often = case.trace.steps or 1  # without a step, a loss is called as often as the model
+    often = case.trace.watched or 1  # without a step, a loss is called as often as the model
     strays = [h for h in case.happened("stray") if h.site.phase == phase and h.turns >= often]
     strays = [h for h in strays if any(each.shape for each in h.operands)]
     strays = [h for h in strays if kind_of(h.devices) != kind_of(case.device)]

@@ -15,6 +15,12 @@ MOST_LINES = 5  # of evidence
 UNKNOWN = OwnershipReport()
 #: What torch says if an operation takes no tensor from another device, also no number.
 _SAME = re.compile(r"Expected all tensors to be on the same device")
+#: What torch says of operands on several devices, in any operation.
+DEVICES = re.compile(
+    r"Expected all tensors to be on the same device|indices should be either on cpu or on the same"
+    r"|Input type \(.*\) and weight type \(.*\) should be the same|are on different devices"
+    r"|Input and (parameter|hidden) tensors are not at the same device"
+)
 _INDICES = re.compile(r"indices should be either on cpu or on the same device")
 
 
@@ -52,8 +58,8 @@ class Evidence:
 
     @property
     def often(self) -> int:
-        """The count that an event has if it happens at every step."""
-        return 1 if self.trace is None else max(1, self.trace.steps or self.trace.calls)
+        """The count that an event has if it happens at every step that was watched."""
+        return 1 if self.trace is None else max(1, self.trace.watched or self.trace.calls)
 
     @property
     def works(self) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 #: Operations that the host waits for, because it needs their shape or value.
 SYNCS = frozenset(
@@ -141,6 +140,11 @@ def indexed(device: torch.device) -> torch.device:
     return device
 
 
+def must_wait(device: torch.device, home: torch.device, phase: str) -> bool:
+    """Whether the host must wait for a value, or would if the model were on its device."""
+    return device.type != "cpu" or (home.type == "cpu" and phase != "optimizer")
+
+
 def runs_for(thread: int) -> bool:
     """Whether the current thread is a given one, or one of autograd's for a backward pass.
 
@@ -154,18 +158,3 @@ def runs_for(thread: int) -> bool:
     pythons = threading.enumerate()  # one that Python has not started is autograd's own
     dummy = threading._DummyThread
     return not any(each.ident == mine and not isinstance(each, dummy) for each in pythons)
-
-
-class Failing(TorchFunctionMode):
-    """Reports calls that fail before they reach an operation: an RNN first checks its operands."""
-
-    def __init__(self, tell: Callable[[BaseException, str, Any], None]) -> None:
-        super().__init__()
-        self._tell = tell
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        try:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        except Exception as error:
-            self._tell(error, f"torch.{getattr(func, '__name__', func)}", (args, kwargs))
-            raise

@@ -32,17 +32,18 @@ from .operations import (
     NAMES,
     SYNCS,
     Facts,
-    Failing,
     are_all_on,
     indexed,
     is_big,
     is_table,
     kind_of_operation,
+    must_wait,
     operands_of,
     runs_for,
     tensors_of,
 )
 from .places import Places
+from .sampling import Sampling, TorchCalls
 from .source_lines import (
     frame_outside,
     is_asked,
@@ -70,11 +71,13 @@ class Recorder(TorchDispatchMode):
         *,
         call: Callable[[str], str] = str,
         turn: Callable[[Recorder], None] | None = None,
+        every: int = 1,
     ) -> None:
         """Without a module, every called model is recorded.
 
         `call` gives the displayed name of a device. `turn` is called before each call of a model
-        and after each step; an exception from it ends the run.
+        and after each step; an exception from it ends the run. After the first steps, one in
+        `every` is watched.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.names = Names()  #: what is known of models and optimizers
@@ -88,6 +91,7 @@ class Recorder(TorchDispatchMode):
         self._thread = 0
         self._places = Places(self._tally)
         self._copies = Copies()
+        self._sampling = Sampling(every, self)
         self._callers = Callers()
         self._stepping = self._begun = False
         self._hooked: ExitStack | None = None
@@ -105,14 +109,7 @@ class Recorder(TorchDispatchMode):
     def trace(self, ended_by: BaseException | None = None) -> Trace:
         """What was recorded so far; caught failures that did not cause `ended_by` are left out."""
         told_of = ended_by is None or self._is_known(ended_by)
-        noted = dict(self._tally.happenings)
-        for copy in self._copies.missed():
-            each = noted.setdefault(("dropped", copy.site, copy.devices), Noted())
-            each.count += 1
-            each.nbytes += copy.nbytes
-            name = self.names.argument(copy.source)
-            each.operands += (copy.operand._replace(name=name) if name else copy.operand,)
-        happenings = sorted(happened(noted), key=lambda each: -each.count)
+        noted = self._copies.noted(self._tally.happenings, self.names)
         return Trace(
             device=self._call(self._home),
             operations=dict(self._tally.operations),
@@ -120,8 +117,9 @@ class Recorder(TorchDispatchMode):
             modules=self._tally.modules,
             calls=self.calls,
             steps=self.steps,
+            watched=self._sampling.watched,
             sites=self._tally.sites,
-            happenings=happenings,
+            happenings=sorted(happened(noted), key=lambda each: -each.count),
             dropped=self._tally.dropped,
             error=self.error if told_of else None,
             operands=self.operands if told_of else (),
@@ -143,7 +141,9 @@ class Recorder(TorchDispatchMode):
                 steps.register_optimizer_step_post_hook(self._leave_step),
             ):
                 stack.callback(handle.remove)
-            stack.enter_context(Failing(self.failed))
+            calls = TorchCalls(self.failed, self._sampling, self.names, self._home, self._where)
+            stack.enter_context(calls)
+            self._sampling.begin(calls)
             super().__enter__()  # type: ignore[no-untyped-call]
             self._hooked = stack.pop_all()
         return self
@@ -154,7 +154,8 @@ class Recorder(TorchDispatchMode):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        if not self._sampling.paused:
+            super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         if self._hooked is not None:
             self._hooked.close()
             self._hooked = None
@@ -186,17 +187,21 @@ class Recorder(TorchDispatchMode):
             self.running.pop()
 
     def _enter_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not runs_for(self._thread):
-            return
-        self.names.know_optimizer(optimizer)
-        self._stepping = True
+        if runs_for(self._thread):
+            self.names.know_optimizer(optimizer)
+            self._stepping = True
+            self._sampling.enter_optimizer()
 
     def _leave_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not runs_for(self._thread):
             return
         self._stepping = False
         self.steps += 1
-        self._tally.finish_step()
+        if not self._sampling.paused:
+            self._tally.finish_step(self.steps)
+        self._sampling.finish_step(self.steps)
+        if self._sampling.paused:
+            self._copies.forget()  # their use may not be seen
         if self._turn is not None:
             self._turn(self)
 
@@ -213,7 +218,8 @@ class Recorder(TorchDispatchMode):
 
         given = self.names.called(module, args, kwargs, spelled, frame)
         self._copies.use(given, moved=False)
-        self._look_where(module, frame)
+        if not self._sampling.paused:
+            self._look_where(module, frame)
         away = [each for each in given if is_big(each) and indexed(each.device) != self._home]
         alone = next(itertools.chain(module.parameters(), module.buffers()), None) is None
         if away and not (alone and len(away) == sum(map(is_big, given))):  # else it computes there
@@ -256,6 +262,9 @@ class Recorder(TorchDispatchMode):
             return "forward"
         return "optimizer" if self._stepping else ""
 
+    def _where(self) -> tuple[str, str]:
+        return self._phase(), self.running[-1] if self.running else ""
+
     def _is_known(self, error: BaseException) -> bool:
         """Whether an exception came out of the failed operation, or is a consequence of it."""
         known: BaseException | None = error
@@ -271,8 +280,7 @@ class Recorder(TorchDispatchMode):
             return
         self._raised = id(error), format_error(error)  # an id may become another's
         if site is None:
-            module = self.running[-1] if self.running else ""
-            site = Site(self._phase(), module, op, user_line(sys._getframe(2)))
+            site = Site(*self._where(), op, user_line(sys._getframe(2)))
         self.error = site
         self.operands = self._operands(tensors_of(values))
         self._note_loop()
@@ -332,10 +340,7 @@ class Recorder(TorchDispatchMode):
             self._is_backward = True
             return self._places.of_node(node, text, frame)
         self._is_backward = False
-        phase = "forward" if self.running else "optimizer" if self._stepping else ""
-        return self._places.of(
-            func, text, phase, self.running[-1] if phase == "forward" else "", frame
-        )
+        return self._places.of(func, text, *self._where(), frame)
 
     def _record(
         self,
@@ -355,7 +360,7 @@ class Recorder(TorchDispatchMode):
             return
         is_copy = name in COPIES and bool(taken) and bool(made)
         self._copies.use(taken, moved=is_copy)
-        if name in SYNCS and self._waits(site, (seen or made)[0].device):
+        if name in SYNCS and must_wait((seen or made)[0].device, self._home, site.phase):
             self._note("sync", site, self._call((seen or made)[0].device), 0, taken[:1])
         if is_copy:
             self._copied(site, taken, out[0], kwargs)
@@ -383,12 +388,6 @@ class Recorder(TorchDispatchMode):
         )
         if where and (place.site.phase or where == self._home):  # else data is prepared
             self._tally.use(place, self._call(where), sum(each.nbytes for each in made))
-
-    def _waits(self, site: Site, device: torch.device) -> bool:
-        """Whether the host must wait for a value, or would if the model were on its device."""
-        if device.type != "cpu":
-            return True
-        return self._home.type == "cpu" and site.phase != "optimizer"
 
     def _copied(
         self, site: Site, taken: list[torch.Tensor], made: torch.Tensor, blocking: Any

@@ -143,17 +143,18 @@ class Tally:
             running.copied = running.copied or {}
             running.copied[devices] = running.copied.get(devices, 0) + nbytes
 
-    def finish_step(self) -> None:
-        """An optimizer has stepped; what runs now is of the next step."""
-        self._finished = self._timeline()
+    def finish_step(self, step: int) -> None:
+        """An optimizer has taken this step; what runs now is of the next one."""
+        self._finished = self._timeline(step)
         self._running, self._left_out = [], 0
 
     def timeline(self, *, unfinished: bool) -> Timeline:
         """The last finished step; or, if there is none or so asked for, what ran since."""
+        unfinished = unfinished and bool(self._running)  # else that was not watched
         return self._timeline() if unfinished or self._finished is None else self._finished
 
-    def _timeline(self) -> Timeline:
-        return Timeline(tuple(each.span() for each in self._running), self._left_out)
+    def _timeline(self, step: int = 0) -> Timeline:
+        return Timeline(tuple(each.span() for each in self._running), self._left_out, step)
 
     def forget(self, *kinds: str) -> None:
         """Leave out events of some kinds."""

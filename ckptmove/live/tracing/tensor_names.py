@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ...reports.events import Operand, Site
 from ..inventory.holdings import COMPILED, Ownership, holdings, written
@@ -107,7 +106,7 @@ class Names:
         self._variables: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._called: dict[int, weakref.ref[nn.Module]] = {}
         self._held = Remembered(most=None)
-        self._fed: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._fed: dict[int, weakref.ref[torch.Tensor]] = {}  # by id: asked at each step
         self._walks = 0
         self._inputs = Remembered()
         self._made = Remembered()
@@ -146,12 +145,16 @@ class Names:
         trained = (each for group in optimizer.param_groups for each in group["params"])
         own = (each for model in self.models for each in model.parameters())
         for each in itertools.chain(trained, own):
-            if each.grad is not None:
-                self._fed[each] = True
+            if each.grad is not None and not self._was_fed(each):
+                self._fed[id(each)] = weakref.ref(each)
 
     def fed(self, parameter: torch.Tensor) -> bool:
         """Whether a parameter has a gradient, or had one when an optimizer took a step."""
-        return parameter.grad is not None or parameter in self._fed
+        return parameter.grad is not None or self._was_fed(parameter)
+
+    def _was_fed(self, parameter: torch.Tensor) -> bool:
+        found = self._fed.get(id(parameter))
+        return found is not None and found() is parameter
 
     def of_module(self, module: nn.Module) -> str:
         """The dotted name of a module, or its class's."""

@@ -24,6 +24,7 @@ from ..inventory.ownership import belonging
 from .causes import before_a_model, causes
 from .device_choice import Choice
 from .recorder import Recorder
+from .sampling import EVERY, checked_every, left_out
 from .source_lines import said
 
 
@@ -115,15 +116,21 @@ class Watch:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizers = None, *, device: object = None
+        self,
+        model: nn.Module,
+        optimizer: Optimizers = None,
+        *,
+        device: object = None,
+        every: int = EVERY,
     ) -> None:
         """As `ckptmove.trace`; optimizers that step meanwhile are found anyway."""
         holdings(model)  # a model that can't be looked through shall say so now
         self._model = model
         self._optimizers = optimizers_of(optimizer)
+        self._every = checked_every(every)
         self._facts = facts()
         self.device = numbered(best(self._facts) if device is None else device)
-        self._recorder = Recorder(model, torch.device(self.device))
+        self._recorder = Recorder(model, torch.device(self.device), every=every)
         self._entered = False
         self.diagnosis: Diagnosis | None = None
 
@@ -153,9 +160,10 @@ class Watch:
     def _diagnose(self, error: BaseException | None) -> None:
         known = [*self._optimizers]
         known += [each for each in self._recorder.names.optimizers if each not in known]
+        trace = self._recorder.trace(error)
         self.diagnosis = diagnose(
             self.device,
-            self._recorder.trace(error),
+            trace,
             model=self._model,
             optimizers=known,
             failed=None if error is None else said(error),
@@ -165,6 +173,7 @@ class Watch:
             line=self._recorder.line_of_node,
             choice=self._recorder.choice_for(self._model),
             origin=self._recorder.names.origin,
+            notes=tuple(left_out(trace, self._every)),
             complete=error is None,
         )
         for each in self.diagnosis.verdicts if error is not None else ():

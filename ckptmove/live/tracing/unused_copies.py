@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from ...reports.events import Operand, Site
-from .tensor_names import Remembered, key_of
+from .tally import Key, Noted
+from .tensor_names import Names, Remembered, key_of
 
 _MOST_COPIES = 1024
 
@@ -61,6 +62,20 @@ class Copies:
             elif key in self._sources and not moved:
                 self._missed.add(key)
 
-    def missed(self) -> Iterator[Copy]:
-        """Copies that were never used, although their originals were."""
-        return (each for each in self._unused.values() if each.source in self._missed)
+    def forget(self) -> None:
+        """What comes next is not watched."""
+        self._unused.clear()
+        self._sources.clear()
+
+    def noted(self, others: Mapping[Key, Noted], names: Names) -> dict[Key, Noted]:
+        """Events, with copies that were never used although their originals were."""
+        found = dict(others)
+        for copy in self._unused.values():
+            if copy.source not in self._missed:
+                continue
+            each = found.setdefault(("dropped", copy.site, copy.devices), Noted())
+            each.count += 1
+            each.nbytes += copy.nbytes
+            name = names.argument(copy.source)
+            each.operands += (copy.operand._replace(name=name) if name else copy.operand,)
+        return found

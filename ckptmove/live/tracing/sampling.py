@@ -1,0 +1,198 @@
+"""Watch some steps of a long run, and leave the others at nearly their usual speed.
+
+Between the steps that are watched, the recorder's mode is off the dispatcher's stack. Hooks and
+`TorchCalls` stay: a step that is not watched is counted, and an operation that fails in it is told.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import UsageError
+from ...reports.events import Site, Trace
+from .operations import COPY, indexed, is_big, operands_of
+from .source_lines import frame_outside, line_of, made_site, user_frame
+from .tensor_names import Names
+
+#: The steps that are watched before the first is left out.
+FIRST = 4
+#: Of the others, each such one is watched: two to six optimizers in turn are all met.
+EVERY = 7
+_COPIERS = frozenset(("to", "cpu", "cuda", "xpu", "npu", "copy_", "type", "type_as"))
+
+
+def checked_every(every: object) -> int:
+    """The number of steps of which one is watched.
+
+    Raises:
+        UsageError: it is not a whole number above 0.
+    """
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise UsageError(
+            f"every={every!r} is no number of steps", hint="every=1 watches each step of the block"
+        )
+    return every
+
+
+def left_out(trace: Trace, every: int) -> Iterator[str]:
+    """What a user must know of steps that were not watched."""
+    if trace.watched < trace.steps:
+        how = f"the first {FIRST} and each {every}th"
+        yield (
+            f"watched {trace.watched:,} of {trace.steps:,} steps, {how}: of the others only an "
+            f"exception is told; ckptmove.trace(…, every=1) watches all"
+        )
+
+
+class Removable:
+    """A mode that is taken off the stack of its kind, and put back where it was.
+
+    Attributes:
+        is_off: whether it is not on the stack, though it was entered.
+    """
+
+    def __init__(self, mode: TorchDispatchMode | TorchFunctionMode) -> None:
+        """The mode is to be entered, and left, in this thread."""
+        dispatches = isinstance(mode, TorchDispatchMode)
+        self._mode: Any = mode
+        self._kind: Any = TorchDispatchMode if dispatches else TorchFunctionMode
+        own = torch._C
+        height, at = own._len_torch_dispatch_stack, own._get_dispatch_stack_at
+        if not dispatches:
+            height, at = own._len_torch_function_stack, own._get_function_stack_at
+        self._height, self._at = height, at
+        self._under = 0  # modes below it
+        self.is_off = False
+
+    def take_off(self) -> None:
+        """Unless another mode lies on it."""
+        height = self._height()
+        if not self.is_off and height and self._at(height - 1) is self._mode:
+            self._kind.__exit__(self._mode, None, None, None)
+            self._under, self.is_off = height - 1, True
+
+    def put_back(self) -> None:
+        """Unless another mode was entered meanwhile, which will be taken off the top."""
+        if self.is_off and self._height() == self._under:
+            self._kind.__enter__(self._mode)
+            self.is_off = False
+
+
+class Sampling:
+    """Which steps of a run are watched.
+
+    Attributes:
+        watched: how many of the steps that ended were watched.
+    """
+
+    def __init__(self, every: int, recorder: TorchDispatchMode) -> None:
+        """After the first steps, one in `every` is watched."""
+        self._every = every
+        self._recorder = Removable(recorder)
+        self._calls: Removable | None = None
+        self._thread = threading.get_ident()
+        self.watched = 0
+
+    def begin(self, calls: TorchCalls) -> None:
+        """Both modes are entered, in this thread."""
+        self._thread = threading.get_ident()
+        self._recorder.is_off = False
+        self._calls = calls.place
+
+    @property
+    def paused(self) -> bool:
+        """Whether what runs now is not watched."""
+        return self._recorder.is_off
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is watched; the first is 1."""
+        return step <= FIRST or step % self._every == 0
+
+    def enter_optimizer(self) -> None:
+        """Of what an optimizer does in a step that is not watched, not even calls are seen."""
+        if self.paused and self._calls is not None and self._is_own():
+            self._calls.take_off()
+
+    def finish_step(self, steps: int) -> None:
+        """After the optimizer's step of this number."""
+        self.watched += not self.paused
+        if not self._is_own():
+            return
+        if self._calls is not None:
+            self._calls.put_back()
+        if self.is_due(steps + 1):
+            self._recorder.put_back()
+        else:
+            self._recorder.take_off()
+
+    def _is_own(self) -> bool:
+        """Whether the stacks are those of the run, and not a copy that a backward pass has."""
+        own = threading.get_ident() == self._thread
+        return own and torch._C._current_autograd_node() is None
+
+
+class TorchCalls(TorchFunctionMode):
+    """Sees calls of torch's functions, also where no operation is watched.
+
+    It reports calls that fail before they reach an operation (an RNN first checks its operands),
+    and in steps that are not watched all that fail. So that these have a cause, it then remembers
+    what is made, copied and computed on another device than the model's.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[BaseException, str, Any], None],
+        sampling: Sampling,
+        names: Names,
+        home: torch.device,
+        where: Callable[[], tuple[str, str]],
+    ) -> None:
+        """`tell` is given an exception, the function that raised it, and its arguments.
+
+        `where` gives the phase and the module that runs.
+        """
+        super().__init__()
+        self.place = Removable(self)
+        self._tell = tell
+        self._sampling = sampling
+        self._names = names
+        self._home = home
+        self._where = where
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if not self.place.is_off:
+            super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        except Exception as error:
+            self._tell(error, f"torch.{getattr(func, '__name__', func)}", (args, kwargs))
+            raise
+        if self._sampling.paused and isinstance(out, torch.Tensor) and out.device != self._home:
+            self._remember(func, args, kwargs or {}, out)
+        return out
+
+    def _remember(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: torch.Tensor
+    ) -> None:
+        """A tensor on another device, with the line where it came to be."""
+        name = str(getattr(func, "__name__", func))
+        if name.startswith("__") or not is_big(out):  # such as `__get__` of `x.data`
+            return
+        taken = operands_of(args, kwargs)
+        source = line_of(user_frame(sys._getframe(2)))
+        op = COPY if name in _COPIERS else f"aten.{name}.default"
+        site = Site(*self._where(), op, source)
+        others = [each for each in taken if is_big(each) and indexed(each.device) != self._home]
+        if others:
+            self._names.derived([out], others[0], site)
+        else:
+            self._names.made(out, made_site(site, frame_outside(__file__)))

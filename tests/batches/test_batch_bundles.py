@@ -18,6 +18,7 @@ from ckptmove.batches.source_removal import remove_source
 from ckptmove.reports.batch.items import Result, Task
 from ckptmove.system import files
 from ckptmove.writing.staged_file import LocalFile, sync_together
+from tests.faults.breaking_folder import FolderScene
 from tests.faults.power import disk_of
 from tests.making.checkpoints import save
 from tests.making.trees import children, contents, entered, kill, left_over, many, start, until
@@ -107,6 +108,34 @@ def test_what_can_not_be_synced_together_is_done_alone(
     results = relocated(tree, out := tmp_path / "out")
     assert [name for name, each in results.items() if each.outcome != "done"] == ["run-1/cut.pt"]
     assert dict(contents(out)) == alone
+    assert left_over(out) == []
+
+
+def test_a_change_in_place_that_is_killed_meanwhile_is_undone_before_its_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders are looked at for journals once; that none came is asked before files get names."""
+    scene = FolderScene(tmp_path)
+    journal, last = scene.journal_bytes(), scene.folder / "epochs" / "last.pt"
+    scene.reset()
+    for number in range(7):
+        shutil.copy(last, last.with_name(f"{number}.pt"))
+    begun: list[str] = []
+
+    def meanwhile(task: Task) -> None:
+        begun.append(task.item.name)
+        if begun.count("last.pt") == 1 and begun[-1] == "last.pt":
+            assert "6.pt" in begun  # with which it is in one bundle
+            last.write_bytes(scene.new["epochs/last.pt"])
+            scene.journal.write_bytes(journal)
+
+    monkeypatch.setattr(bundle, "refuse_clash", meanwhile)
+    with ThreadPoolExecutor(1) as executor:
+        rules, out = {"cuda:1": "cuda:0"}, tmp_path / "out"
+        work = ckptmove.batch("relocate", last.parent, out, map=rules, jobs=1, executor=executor)
+        assert {each.outcome for each in work} == {"done"}
+    assert last.read_bytes() == scene.old["epochs/last.pt"]
+    assert (out / "last.pt").read_bytes() == (out / "0.pt").read_bytes()
     assert left_over(out) == []
 
 

@@ -21,6 +21,7 @@ from ...reports.batch.items import BUSY, Entry, Result, Task, result_of
 from ...sources import place_of
 from ...sources.fetch_pool import FetchPool
 from ...writing.final_name import syncing_later
+from ...writing.in_place.folder_undo import looking_once
 from ...writing.staged_file import LocalFile, naming_later, sync_together
 from ..messages import LISTENER
 from ..trees import Ledger
@@ -136,7 +137,11 @@ def _done_together(tasks: Sequence[Task]) -> list[Result]:
     """Do items here, whose outputs share one sync."""
     ledger = shared_ledger(tasks[0].ledger, tasks[0].since)
     names = [task.item.name for task in tasks]
-    with contextlib.ExitStack() as ending, ledger.lock(names, patient=False) as held:
+    with (
+        looking_once() as journals,
+        contextlib.ExitStack() as ending,
+        ledger.lock(names, patient=False) as held,
+    ):
         known, ours = ledger.entries_of(held), set(held)
         begun = [_Item(task, ledger, known) for task in tasks if task.item.name in ours]
         for each in begun:
@@ -144,7 +149,7 @@ def _done_together(tasks: Sequence[Task]) -> list[Result]:
             each.write()
         with contextlib.suppress(OSError):  # then each is done alone, and says what is wrong
             sync_together(file for each in begun for file in each.files)
-            for each in begun:
+            for each in begun if journals.are_clear() else ():
                 each.finish()
         results = {each.task.item.name: each.result for each in begun if each.result is not None}
         _record(ledger, results)

@@ -8,7 +8,7 @@ import hashlib
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -60,9 +60,9 @@ class LocalTree(Tree):
         folders = (EntryKind.FOLDER, EntryKind.FOLDER_LINK)
         return sorted(each for each in found if each.kind not in folders)
 
-    def sums(self, *, digests: bool) -> tuple[int, dict[str, str]]:
+    def sums(self, files: Sequence[FolderEntry], *, digests: bool) -> tuple[int, dict[str, str]]:
         crc32, found = 0, dict[str, str]()
-        for each in self.files():
+        for each in files:
             name, sha256 = each.path[len(self.path) :].replace(os.sep, "/"), hashlib.sha256()
             crc32 = zlib.crc32(os.fsencode(name), crc32)
             with place_of(each.path).open() as source:
@@ -118,9 +118,11 @@ class LocalTree(Tree):
         return one_case if folds_case(existing_parent(self.path)) else str
 
     def is_taken(self) -> bool:
-        if os.path.isdir(self.path) and not os.path.islink(self.path):
-            return bool(os.listdir(self.path))
-        return os.path.lexists(self.path)
+        try:
+            about = os.lstat(self.path)
+        except (OSError, ValueError):
+            return False
+        return not stat.S_ISDIR(about.st_mode) or bool(os.listdir(self.path))
 
     def make_folder(self) -> None:
         if not os.path.isdir(self.path):

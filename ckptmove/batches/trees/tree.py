@@ -98,8 +98,8 @@ class Tree(ABC):
         """The file itself, without a name, or all files in the folder and below, sorted."""
 
     @abstractmethod
-    def sums(self, *, digests: bool) -> tuple[int, dict[str, str]]:
-        """A sum over all files, and over their names; 0 where the stamp changes with the bytes.
+    def sums(self, files: Sequence[FolderEntry], *, digests: bool) -> tuple[int, dict[str, str]]:
+        """A sum over all `files`, and over their names; 0 where the stamp changes with the bytes.
 
         With it come their `digests`, as `Output` has them, if they are wanted and the files are
         read.
@@ -125,7 +125,7 @@ class Tree(ABC):
             raise InputError("can't be read: not all in it are files", path=self.path)
         stamp = self._one_stamp((each.path, each.stamp) for each in files)
         nbytes = sum(each.nbytes for each in files)
-        return Output(nbytes, stamp, *(self.sums(digests=digests) if summed else ()))
+        return Output(nbytes, stamp, *(self.sums(files, digests=digests) if summed else ()))
 
     def _one_stamp(self, stamps: Iterable[tuple[str, str]]) -> str:
         """One stamp of those of files, with their paths."""

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
+from contextvars import ContextVar
 
 from ...errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ...reports.recover import Recovered
@@ -18,6 +19,7 @@ from .journal import UNFINISHED, Change, Read
 from .locked_file import PATIENCE, LockedFile, LockedFolder, may_change
 
 _IN_USE = (OSError, InputError, RefusedError)
+_KNOWN: ContextVar[FoldersWithoutJournal | None] = ContextVar("_KNOWN", default=None)
 
 
 def undo_in_folder(folder: str) -> Recovered:
@@ -100,11 +102,45 @@ def journaled_folder(path: str) -> str | None:
     """
     if "\0" in path:  # nothing is called so; whoever opens it says it
         return None
-    for each in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+    path, known = os.path.abspath(path), _KNOWN.get()
+    above = os.path.dirname(path)
+    if known is not None and above in known.clear and not os.path.islink(path):
+        return None
+    found = False
+    for each in dict.fromkeys((path, os.path.realpath(path))):
         for folder in _with_journal_above(each):
+            found = True
             if _is_of(folder, os.path.relpath(each, folder)):
                 return folder
+    if known is not None and not found and not os.path.islink(path):
+        known.clear.add(above)
     return None
+
+
+class FoldersWithoutJournal:
+    """Folders in which no journal was found, nor in those above them, by any way that leads there.
+
+    Of many small files that are read within a moment, most lie in few folders.
+    """
+
+    def __init__(self) -> None:
+        self.clear = set[str]()  #: their absolute paths
+
+    def are_clear(self) -> bool:
+        """Whether there is no journal now either: no process was killed there meanwhile."""
+        each_way = {way for each in self.clear for way in (each, os.path.realpath(each))}
+        return not any(any(_with_journal_above(f"{each}/_")) for each in each_way)
+
+
+@contextlib.contextmanager
+def looking_once() -> Iterator[FoldersWithoutJournal]:
+    """A context in which a folder that had no journal is not looked at again for each file."""
+    known = FoldersWithoutJournal()
+    token = _KNOWN.set(known)
+    try:
+        yield known
+    finally:
+        _KNOWN.reset(token)
 
 
 def _with_journal_above(path: str) -> Iterator[str]:

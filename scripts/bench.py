@@ -23,7 +23,7 @@ from bench_batch import batches
 from bench_convert import conversions
 from bench_dcp import divided
 from bench_diff import comparisons
-from bench_store import readings
+from bench_store import readings, small_items
 from measuring import CKPTMOVE, COPY, MANY, TRAINING, Contender, compare, environment, make
 
 SYNC = "fd = os.open(sys.argv[2], os.O_RDWR); os.fsync(fd)"
@@ -185,6 +185,7 @@ def main() -> None:
             return
         if options.store:
             readings(Path(folder), options.size, options.rounds)
+            small_items(Path(folder), options.rounds)
             return
         start = Contender("ckptmove --help", [*CKPTMOVE, "--help"])
         python = Contender("python -c pass", [sys.executable, "-c", "pass"])
@@ -197,6 +198,7 @@ def main() -> None:
             comparisons(Path(folder), options.size, options.rounds)
             batches(Path(folder), options.rounds)
             readings(Path(folder), options.size, options.rounds)
+            small_items(Path(folder), options.rounds)
             divided(Path(folder), options.size, options.tensors, options.rounds)
 
 

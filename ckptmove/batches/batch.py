@@ -252,7 +252,7 @@ def batch(
         max_size=max_size,
     )
     cluster = _joined(ray) if ray is not None and not dry_run else None
-    with ExitStack() as failing, remembering():
+    with ExitStack() as failing, remembering() as known:
         if cluster is not None:
             failing.callback(cluster.stop)
         plan = plan_batch(
@@ -282,6 +282,7 @@ def batch(
         cluster=cluster,
         dry_run=dry_run,
         max_failures=max_failures,
+        known=known,
     )
 
 

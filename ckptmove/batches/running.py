@@ -31,6 +31,7 @@ from ..reports.batch.report import BatchPlan, BatchReport
 from ..reports.batch.table import InspectedItem
 from ..reports.display.phrases import plural
 from ..sources import place_of
+from ..sources.known_objects import KnownObjects
 from ..system.files import sync_folder, with_those_above
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
@@ -72,10 +73,11 @@ class Batch(Iterator[Result]):
         cluster: Cluster | None = None,
         dry_run: bool = False,
         max_failures: int | None = None,
+        known: KnownObjects | None = None,
     ) -> None:
         self._cluster = cluster
         call = foretell if dry_run else work
-        self._run = _Run(plan, jobs, executor, progress, cluster, call, max_failures)
+        self._run = _Run(plan, jobs, executor, progress, cluster, call, max_failures, known)
         self._results = self._run.results()
         self._is_pending = not dry_run and bool(plan.tasks)
 
@@ -133,8 +135,10 @@ class _Run:
         cluster: Cluster | None,
         call: Callable[[_Tasks], list[Result]],
         max_failures: int | None,
+        known: KnownObjects | None,
     ) -> None:
         self._plan = plan
+        self._objects = known
         self._call = call
         self._max_failures = max_failures
         self._forecasts = list[Result]()
@@ -237,8 +241,10 @@ class _Run:
             return self._cluster
         if self._executor is not None:
             return None
-        few = Threads.suit(self._plan.tasks)
-        return Threads(self._jobs) if few else Workers(self._jobs, self._heard)
+        known, self._objects = self._objects or KnownObjects(), None
+        if Threads.suit(self._plan.tasks):
+            return Threads(self._jobs, known)
+        return Workers(self._jobs, self._heard)
 
     def _window(self) -> int:
         """How many items to hand out at once."""

@@ -21,8 +21,29 @@ from .filesystem import Missing, StorePath, is_s3, with_retries
 About = Mapping[str, Any]
 _FOLDER: About = {"type": "directory", "size": 0}
 _FRESH = 5.0  # seconds for which one look tells what is there
+_KEPT = 32 << 20  # bytes of small objects that are kept for who reads them within that time
 _FROM_STAMP = re.compile(r"size=(\d+) ETag=(\S+)")
 _KNOWN: ContextVar[KnownObjects | None] = ContextVar("_KNOWN", default=None)
+
+
+class KeptObjects:
+    """Small objects that were read whole a moment ago, each for one more reader."""
+
+    def __init__(self) -> None:
+        self._found = dict[str, tuple[float, str, bytes]]()
+        self._left = _KEPT
+
+    def put(self, url: str, stamp: str, data: bytes) -> None:
+        """Keep an object, if there is room."""
+        if url not in self._found and len(data) <= self._left:
+            self._left -= len(data)
+            self._found[url] = time.monotonic() + _FRESH, stamp, data
+
+    def take(self, url: str, stamp: str) -> bytes | None:
+        """What was read of this version of an object, if that was just now."""
+        until, of, data = self._found.pop(url, (0.0, "", b""))
+        self._left += len(data)
+        return data if of == stamp and time.monotonic() < until else None
 
 
 class KnownObjects:
@@ -33,6 +54,8 @@ class KnownObjects:
         self.whole_nbytes = 0
         #: objects that are being fetched whole, for who opens them next, by their URLs
         self.coming: dict[str, Future[bytes]] = {}
+        #: small objects that were just read, for what is done next
+        self.kept = KeptObjects()
         self._seen: dict[str, tuple[float, About | None]] = {}
         self._listed: dict[str, dict[str, About]] = {}  # of prefixes, all that is below
 
@@ -86,12 +109,23 @@ class KnownObjects:
 
 @contextlib.contextmanager
 def remembering() -> Iterator[KnownObjects]:
-    """Remember what is told of objects meanwhile, within this thread and what it starts."""
-    token = _KNOWN.set(KnownObjects())
-    try:
-        known = _KNOWN.get()
-        assert known is not None
+    """Remember what is told of objects meanwhile, within this thread and what it starts.
+
+    Of what is remembered around it, only objects that are `kept` are known.
+    """
+    known, around = KnownObjects(), _KNOWN.get()
+    if around is not None:
+        known.kept = around.kept
+    with recalling(known):
         yield known
+
+
+@contextlib.contextmanager
+def recalling(known: KnownObjects) -> Iterator[None]:
+    """Go on with what was remembered."""
+    token = _KNOWN.set(known)
+    try:
+        yield
     finally:
         _KNOWN.reset(token)
 

@@ -95,6 +95,7 @@ class RemoteObject(Source):
                 coming, self._coming = self._coming, None
                 if coming is None:
                     data = self._fetch(0, self.nbytes)
+                    self._keep(data)
                 else:
                     data, self._fetched = coming.result(), FetchStats(self.nbytes, 1)
                 found = self._spans.add(0, data)
@@ -102,11 +103,22 @@ class RemoteObject(Source):
                     self._digest.add(0, found)
             return found
 
+    def _keep(self, data: bytes) -> None:
+        """Keep what came by one answer with its ETag, so of one version, for who reads it next."""
+        known = known_objects()
+        if known is not None and self.nbytes <= _WHOLE and self.etag and is_s3(self.place.fs):
+            known.kept.put(self.path, self._stamp, data)
+
     def fetch_ahead(self) -> Future[bytes] | None:
         """Begin to fetch a small object, for another one of the same URL; None if it is large."""
         if not self._is_small or not self.nbytes:
             return None
         future: Future[bytes] = Future()
+        known = known_objects()
+        kept = None if known is None else known.kept.take(self.path, self._stamp)
+        if kept is not None:
+            future.set_result(kept)
+            return future
 
         def run() -> None:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 import ckptmove
 from ckptmove.batches.options import VerbName
+from ckptmove.sources import known_objects
 from tests.making.trees import many, outcomes
 from tests.servers.fronts import Fault
 from tests.servers.object_store import Store
@@ -40,6 +42,46 @@ def test_a_small_item_takes_four_requests(verb: VerbName, tmp_path: Path, store:
         again = ckptmove.batch(verb, source, store.url("out"), executor=executor, **OPTIONS[verb])
         assert set(outcomes(again).values()) == {"skipped"}
     assert len(store.front.seen) <= CONSTANT
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_of_a_few_small_items_what_was_read_to_recognize_them_is_not_read_again(
+    verb: VerbName, tmp_path: Path, store: Store
+) -> None:
+    """One request to read each, one look at the destination, one to write it."""
+    count = 8
+    tree = many(tmp_path / "tree", count, 200)
+    source = store.put_folder("runs", tree)
+    store.front.reset()
+    work = ckptmove.batch(verb, source, store.url("out"), jobs=2, digests=True, **OPTIONS[verb])
+    results = list(work)
+    assert {each.outcome for each in results} == {"done"}
+    for each in results:
+        summed = hashlib.sha256((tree / each.name).read_bytes()).hexdigest()
+        assert each.source_digests == {each.name: summed}
+    assert len([each for each in store.front.seen if each.range is not None]) == count
+    assert len(store.front.seen) <= 3 * count + CONSTANT
+
+
+def test_what_was_read_is_of_one_version_and_is_read_once_and_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = known_objects.KeptObjects()
+    kept.put("s3://b/a", "1", b"one")
+    kept.put("s3://b/b", "1", b"two")
+    assert kept.take("s3://b/a", "2") is None
+    assert kept.take("s3://b/b", "1") == b"two"
+    assert kept.take("s3://b/b", "1") is None
+    monkeypatch.setattr(known_objects, "_FRESH", -1.0)
+    kept.put("s3://b/a", "1", b"one")
+    assert kept.take("s3://b/a", "1") is None
+    monkeypatch.undo()
+    monkeypatch.setattr(known_objects, "_KEPT", 4)
+    kept = known_objects.KeptObjects()
+    kept.put("s3://b/a", "1", b"one")
+    kept.put("s3://b/b", "1", b"two")
+    assert kept.take("s3://b/b", "1") is None
+    assert kept.take("s3://b/a", "1") == b"one"
 
 
 def test_the_source_may_change_after_it_was_listed(tmp_path: Path, store: Store) -> None:

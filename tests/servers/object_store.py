@@ -20,7 +20,7 @@ import pytest
 
 from tests.servers.fronts import Fault, Files, Proxy, listening
 
-__all__ = ["ACCESS", "Fault", "Files", "Proxy", "Store", "listening"]
+__all__ = ["ACCESS", "SERVER", "Fault", "Files", "Proxy", "Store", "listening"]
 
 #: It is not checked, but somebody has to have signed.
 _SIGNED = (
@@ -81,7 +81,7 @@ ACCESS = {
 
 
 #: Listens at whatever port is free, and says which.
-_SERVER = """
+SERVER = """
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 app = DomainDispatcherApplication(create_backend_app)
@@ -95,7 +95,7 @@ server.serve_forever()
 def s3_server() -> Iterator[str]:
     pytest.importorskip("moto.server", reason="moto is not installed")
     pytest.importorskip("s3fs", reason="s3fs is not installed")
-    command = [sys.executable, "-c", _SERVER]
+    command = [sys.executable, "-c", SERVER]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -20,6 +20,7 @@ from ...errors import CkptmoveError
 from ...reports.batch.items import BUSY, Entry, Result, Task, result_of
 from ...sources import place_of
 from ...sources.fetch_pool import FetchPool
+from ...sources.known_objects import KnownObjects, recalling
 from ...writing.final_name import syncing_later
 from ...writing.in_place.folder_undo import looking_once
 from ...writing.staged_file import LocalFile, naming_later, sync_together
@@ -73,12 +74,15 @@ class Threads(Executor):
     Another process takes longer to begin than they take to be done.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, known: KnownObjects) -> None:
+        """`known`: what was read as the batch was planned need not be read again."""
         self._pool = FetchPool[Any](count)
+        self._known = known
         self._begun = list[Future[Any]]()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self._begun.append(self._pool.submit(partial(fn, *args, **kwargs)))
+        with recalling(self._known):
+            self._begun.append(self._pool.submit(partial(fn, *args, **kwargs)))
         return self._begun[-1]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -183,6 +183,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "graph.edit.narrow",
         "graph.compare.difference",
         "graph.compare.excerpts",
+        "graph.compare.names_alike",
         "graph.compare.other_content",
         "graph.edges",
         "graph.compare.places",

@@ -36,6 +36,7 @@ from ..edges import (
 from ..reach import Composite
 from .difference import Held, can_cast, regrouped, unlike
 from .excerpts import first_unlike, of_bytes, of_scalars
+from .names_alike import names_alike
 from .places import Where
 from .side import Side
 
@@ -107,7 +108,7 @@ class _Pairing:
 
     def run(self) -> Pairs:
         whole = self.chosen is None or "" in self.chosen
-        alike = self.old.draft.list_contents().alike | self.new.draft.list_contents().alike
+        alike = names_alike(self.old.draft) | names_alike(self.new.draft)
         root = Where(None, (), 0, whole, False, alike)
         self.later.append((self.old.draft.graph.root, self.new.draft.graph.root, root))
         while self.todo or self.later:

@@ -42,7 +42,7 @@ from ckptmove.pickles.terms import (
     spelled,
     to_terms,
 )
-from ckptmove.pickles.terms.text import LEAST_BRACKETS, LEAST_TEXTS, MAX_DEPTH
+from ckptmove.pickles.terms.text import _LONG_RUN, LEAST_BRACKETS, LEAST_TEXTS, MAX_DEPTH, long_runs
 from ckptmove.pickles.walk import Pickle, walk
 from tests.conftest import examples
 from tests.making.building import at_most, dumps
@@ -653,3 +653,17 @@ def test_any_json_is_refused_or_read(term: Term) -> None:
     except CkptmoveError:
         return
     assert_same(with_one_empty_tuple(root), reading(text))
+
+
+RUN_PIECES = st.one_of(
+    st.sampled_from(['"', "[", "]", ",", "{", "}", "null,", "true,", "false,", "[1,", "x", '",']),
+    st.builds(lambda text, times: text * times, st.sampled_from("1,-e."), st.integers(1, 3200)),
+    st.builds(
+        lambda times, rest: "12,3." * times + rest, st.integers(290, 310), st.text("1,", max_size=3)
+    ),
+)
+
+
+@given(st.lists(RUN_PIECES, max_size=12).map("".join))
+def test_long_runs_are_found_wherever_they_are(text: str) -> None:
+    assert list(long_runs(text)) == [each.span(1) for each in _LONG_RUN.finditer(text)]

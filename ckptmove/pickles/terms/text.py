@@ -34,9 +34,11 @@ _LONG_RUNS = (
 )
 #: Numbers that follow each other in a row, in more characters than the sizes of any tensor take:
 #: all of them, since what is before can't be a part of a number.
+_LONG, _OF_NUMBERS = 1500, "-+.,0123456789eE"
 _LONG_RUN = re.compile(
     r"""(?:(?<=\[)|(?<=["\]}],)|(?<=ll,)|(?<=ue,)|(?<=se,))([-+.,0-9eE]{1500,})(?=[\],])"""
 )
+_OF_NUMBERS_ALONE = re.compile("[-+.,0-9eE]+")
 _PART = 1 << 16  # numbers of a row, or characters, that are converted at once
 _ROW = "NaN"  # a constant that Python reads, and JSON does not have; stands for a row
 #: Text that no term holds, which stands for a row as well.
@@ -147,14 +149,28 @@ def _runs_within(text: str) -> list[_Run]:
     """Where long runs of numbers are, if it is JSON."""
     runs: list[_Run] = []
     before, quoted = 0, False  # `before` is never within an escape, as a run is not
-    for found in _LONG_RUN.finditer(text):
-        start, end = found.span(1)
+    for start, end in long_runs(text):
         between = map(_without_escapes, _parts_of(text[before:start]))
         quoted ^= sum(part.count(b'"') for part in between) % 2 == 1
         before = end
         if not quoted:
             runs.append(_Run(start, end, text[start - 1] == "[" and text[end] == "]"))
     return runs
+
+
+def long_runs(text: str) -> Iterator[tuple[int, int]]:
+    """Where `_LONG_RUN` matches: only around characters of numbers at multiples of its length."""
+    done = 0
+    for at in range(0, len(text), _LONG):
+        if at < done or text[at] not in _OF_NUMBERS:
+            continue
+        before = text[max(done, at - _LONG) : at]
+        start = at - len(before) + len(before.rstrip(_OF_NUMBERS))
+        run = _OF_NUMBERS_ALONE.match(text, at)
+        assert run is not None
+        done = run.end()
+        if done - start >= _LONG:
+            yield from (each.span(1) for each in _LONG_RUN.finditer(text, start, done + 1))
 
 
 def _between(text: str, runs: list[_Run]) -> list[str]:

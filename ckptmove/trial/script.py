@@ -168,6 +168,7 @@ class _Run:
                 line=self.recorder.line_of_node,
                 choice=None if model is None else self.recorder.choice_for(model),
                 origin=self.recorder.names.origin,
+                library=self.recorder.callers.library,
                 complete=self.recorder.steps >= self._wanted,
             )
 

@@ -57,6 +57,7 @@ SETS = {
     "forum": programs("forum"),
     "unseen": programs("unseen"),
     "later": programs("later"),
+    "libraries": programs("libraries"),
 }
 #: The halves of the recipes, for which clones of the repositories are needed.
 PUBLIC = {"public": False, "public, unseen": True}

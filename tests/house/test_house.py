@@ -231,6 +231,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "live.inventory.ownership",
         "live.inventory.findings",
         "live.tracing.refusals",
+        "live.tracing.library_calls",
         "live.tracing.device_choice",
         "live.tracing.loop_tensors",
         "live.inventory.manifest",

@@ -21,6 +21,11 @@ NOT_FOUND: set[str] = set()
 SOME = "averages_in_a_dict", "features_of_a_hook", "device_of_a_config", "devices_compared"
 
 LATER = "trainer_default_device", "generator_of_a_split", "lightning_tensor_attribute"
+LIBRARIES = (
+    "skorch_without_a_device",
+    "ignite_evaluator_without_a_device",
+    "networks_of_an_experiment",
+)
 
 
 def check(found: list[Judged]) -> None:
@@ -36,6 +41,7 @@ def test_some_programs() -> None:
     check(list(set_judged("", ("data_of_parameters", "autocast", "attention_mask"))))
     check(list(set_judged("forum", SOME)))
     check(list(set_judged("later", LATER)))
+    check(list(set_judged("libraries", LIBRARIES)))
 
 
 @pytest.mark.slow

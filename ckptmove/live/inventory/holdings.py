@@ -6,6 +6,7 @@ containers and closures of hooks. Nothing is copied and no value is read.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -200,6 +201,18 @@ def written(model: nn.Module) -> nn.Module:
 def optimizers_of(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
     """One optimizer or several, as a list; a UsageError for anything else."""
     return list(optimizers_at(optimizer, ()).values())
+
+
+def has_optimizer(model: nn.Module) -> bool:
+    """Whether an optimizer anywhere in this process trains parameters of a model."""
+    own = {id(each) for each in model.parameters()}
+    return any(
+        id(parameter) in own
+        for each in gc.get_objects()
+        if issubclass(type(each), torch.optim.Optimizer)
+        for group in vars(each).get("param_groups", ())
+        for parameter in group["params"]
+    )
 
 
 # -- the model -------------------------------------------------------------------------------------

@@ -143,6 +143,9 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
         one, whole = _brought(first, case.device), _brought(f"{variable}[0]", case.device)
         item = first.startswith(f"{variable}[") and one != whole
         fix = f"{one} before it is used" + (f"; or the whole batch: {whole}" if item else "")
+    if case.library is not None:  # which moves each batch
+        fix = f"give it: {case.library.given(case.device)}"
+        lines.insert(0, f"{case.library.name} at {case.library.line} is given no device")
     lines = lines or [f"{each}" for each in broken if bare_name(each.name) != each.name]
     evidence = lines[:MOST_LINES] or ([case.failed] if case.failed else [])
     yield findings.batch(list(names), where, fix, evidence)

@@ -27,6 +27,7 @@ from .batch_causes import (
 )
 from .device_choice import Choice
 from .evidence import DEVICES, MOST_LINES, UNKNOWN, Evidence
+from .library_calls import LibraryCall
 from .operations import COPY
 from .refusals import refusal
 from .source_lines import LAYER
@@ -50,16 +51,31 @@ def causes(
     variable: str = "",
     choice: Choice | None = None,
     origins: Mapping[str, str] | None = None,
+    library: LibraryCall | None = None,
+    *,
+    trained: bool = True,
 ) -> tuple[Verdict, ...]:
     """What is wrong with a run, root causes first, each with its fix.
 
     `failed` is the exception that ended the run, in one line; `variable` the user's name of the
-    model, or ""; `choice` what chose another device for it; `origins` where its tensors were made.
+    model, or ""; `choice` what chose another device for it; `origins` where its tensors were made;
+    `library` a call that should have been given a device; `trained`, whether it has an optimizer.
     """
     refused = None if failed is None else refusal(failed, device)
     if refused is not None:
         return (refused,)
-    case = Evidence(device, manifest, belonging, trace, failed, variable, choice, origins or {})
+    case = Evidence(
+        device,
+        manifest,
+        belonging,
+        trace,
+        failed,
+        variable,
+        choice,
+        library,
+        origins or {},
+        trained,
+    )
     found = [*_model(case)]
     moved = not any(each.cause == "model-never-moved" for each in found)
     if moved:
@@ -124,11 +140,14 @@ def _model(case: Evidence) -> Iterator[Verdict]:
         the = "" if name == "model" else f" {name} ({kind})"
         most = case.works and 2 * ran.get(case.device, 0) > sum(ran.values())
         why = f"nothing moved {'it' if the else kind} to {case.device}"
-        fix = (
-            f'{name}.to("{case.device}") before the optimizer is created; or move both: '
-            f'ckptmove.move({name}, optimizer, to="{case.device}")'
-        )
-        if case.choice is not None:
+        fix = f'{name}.to("{case.device}")'
+        if case.trained:
+            both = f'ckptmove.move({name}, optimizer, to="{case.device}")'
+            fix = f"{fix} before the optimizer is created; or move both: {both}"
+        if case.library is not None and case.library.moves_model:
+            why = f"{case.library.name} at {case.library.line} is given no device"
+            fix = f"give it: {case.library.given(case.device)}"
+        elif case.choice is not None:
             why, fix = case.choice.title or why, case.choice.fix or fix
             lines = [*case.choice.evidence, *lines]
         if case.broken():
@@ -313,7 +332,8 @@ def _elsewhere(case: Evidence) -> Iterator[Verdict]:
             name = bare_name(broken[0].name)
             fix = f"create {name} after the model is moved, or move it before it is first changed"
         elif broken[0].held in REGISTERED:
-            fix = f'move what holds it before the optimizer is created: .to("{case.device}")'
+            before = " before the optimizer is created" if case.trained else ""
+            fix = f'move what holds it{before}: .to("{case.device}")'
         yield Verdict(
             "operand-elsewhere",
             f"{error} takes tensors on several devices: "

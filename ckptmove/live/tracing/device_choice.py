@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...placement.device import kind_of
+from .library_calls import LibraryCall, call_without_device
 from .source_lines import is_library, line_in, locals_of
 
 _MOST_CALLERS = 8
@@ -51,11 +52,19 @@ class Callers:
 
     def __init__(self) -> None:
         self._seen: weakref.WeakKeyDictionary[torch.nn.Module, Seen] = weakref.WeakKeyDictionary()
+        #: The call of a library that was given no device, around a model elsewhere or a failure.
+        self.library: LibraryCall | None = None
+
+    def note_library(self, frame: FrameType | None) -> None:
+        """Remember which call of a library, if any, should have been given a device."""
+        if self.library is None:
+            self.library = call_without_device(frame)
 
     def note(self, model: torch.nn.Module, frame: FrameType) -> None:
         """Remember what the first callers of a model say."""
         if model not in self._seen:
             self._seen[model] = seen_from(frame)
+            self.note_library(frame)
 
     def choice_for(
         self, model: torch.nn.Module, variable: str, wanted: object, call: Callable[[str], str]

@@ -10,6 +10,7 @@ from ...manifest.manifest import Manifest
 from ...reports.events import Happening, Operand, Trace
 from ..inventory.ownership import OwnershipReport
 from .device_choice import Choice
+from .library_calls import LibraryCall
 
 MOST_LINES = 5  # of evidence
 UNKNOWN = OwnershipReport()
@@ -35,8 +36,11 @@ class Evidence:
     failed: str | None  #: the exception that ended it, in a line, or None
     variable: str = ""  #: what the user calls the model, or ""
     choice: Choice | None = None  #: what chose another device, or None
+    #: A call of a library that should have been given a device, or None.
+    library: LibraryCall | None = None
     #: Of its tensors what made them, and at which line.
     origins: Mapping[str, str] = field(default_factory=dict)
+    trained: bool = True  #: whether there is an optimizer of the model
     #: Names and lines whose symptoms are explained.
     explained: set[str] = field(default_factory=set)
 

@@ -92,7 +92,7 @@ class Recorder(TorchDispatchMode):
         self._places = Places(self._tally)
         self._copies = Copies()
         self._sampling = Sampling(every, self)
-        self._callers = Callers()
+        self.callers = Callers()  #: of models that are elsewhere
         self._stepping = self._begun = False
         self._hooked: ExitStack | None = None
         #: Where the last exception came out of an operation, or None.
@@ -235,7 +235,7 @@ class Recorder(TorchDispatchMode):
             return
         if is_table(module):
             return  # it may be too large for the device
-        self._callers.note(module, frame)
+        self.callers.note(module, frame)
         if not self.steps:
             return  # what runs once, before all steps, may be slow
         name = self.names.variable(module) or type(module).__name__
@@ -249,7 +249,7 @@ class Recorder(TorchDispatchMode):
     def choice_for(self, model: torch.nn.Module) -> Choice | None:
         """What chose another device than the one that a called model should be on."""
         name = self.names.variable(model)
-        return self._callers.choice_for(model, name, self._home, self._call_it)
+        return self.callers.choice_for(model, name, self._home, self._call_it)
 
     def line_of_node(self, number: int) -> str:
         """The line of the operation behind a node of autograd, or ""."""
@@ -284,6 +284,7 @@ class Recorder(TorchDispatchMode):
         self.error = site
         self.operands = self._operands(tensors_of(values))
         self._note_loop()
+        self.callers.note_library(frame_outside(__file__))
         self.said = self._call_it(format_error(error))
 
     def _note_loop(self) -> None:

@@ -73,6 +73,12 @@ _REFUSALS = (
         "drop pin_memory=True; or let the dataset give tensors on the CPU, and move each batch",
     ),
     Refusal(
+        re.compile(r"Encountered different devices in metric .*`metric=(?P<kind>\w+)\("),
+        "criterion-never-moved",
+        "the metric {kind} is on another device than what it is given, at {line}",
+        '{kind}(…).to("{device}"); as an attribute of the model, it is moved with that',
+    ),
+    Refusal(
         re.compile(r"can't optimize a non-leaf Tensor"),
         "parameter-moved",
         "the optimizer at {line} is given a copy of a parameter, which can't be trained",
@@ -100,7 +106,7 @@ def refusal(failed: str, device: str) -> Verdict | None:
         device: where everything is meant to be.
     """
     at = _AT.search(failed)
-    line = at["line"] if at else "an unknown line"
+    line = at["line"].rpartition("called at ")[2] if at else "an unknown line"
     for pattern, cause, title, fix in _REFUSALS:
         found = pattern.search(failed)
         if found is not None:

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import sysconfig
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -39,6 +40,8 @@ _PACKAGES = tuple(
     for path in [Path(sysconfig.get_path(kind))]
     for each in (path, path.resolve())  # a virtual environment may be a link
 )
+#: Also of a user's own, of a distribution, or of another environment that this one refers to.
+_INSTALLED = re.compile(r"^.*[/\\](?:site|dist)-packages[/\\]")
 _STDLIB = str(Path(sysconfig.get_path("stdlib"))) + os.sep
 #: Where torch's Python calls the engine of backward passes.
 _ENGINE = str(Path("torch", "autograd", "graph.py"))
@@ -128,7 +131,13 @@ def line_in(file: str, number: int) -> str:
 
 def is_library(file: str) -> bool:
     """Whether this is no file of the user's own."""
-    return not is_users(file) or file.startswith(_PACKAGES)
+    return not is_users(file) or is_installed(file)
+
+
+@functools.lru_cache(maxsize=4096)  # asked for each frame
+def is_installed(file: str) -> bool:
+    """Whether this is a file of an installed package."""
+    return file.startswith(_PACKAGES) or _INSTALLED.match(file) is not None
 
 
 def user_line(frame: FrameType | None) -> str:
@@ -146,7 +155,7 @@ def is_asked(frame: FrameType | None) -> bool:
             if not file.startswith(_PASSING):
                 return False
         elif is_users(file):
-            return not file.startswith(_PACKAGES)
+            return not is_installed(file)
         frame = frame.f_back
     return False
 
@@ -180,7 +189,8 @@ def variable(frame: FrameType, wanted: torch.Tensor | torch.nn.Module) -> str:
             if each is wanted:
                 return f"{name}{key}"
     held = getattr(dict(own).get("self"), "__dict__", {})
-    for name, value in [*held.items(), *dict(held.get("_modules") or {}).items()]:
+    modules = held.get("_modules")  # those of a module; other classes have other things there
+    for name, value in [*held.items(), *(modules.items() if isinstance(modules, dict) else ())]:
         if value is wanted:
             return f"self.{name}"
     return ""
@@ -215,21 +225,42 @@ def modules_in(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]
         for name, value in own:
             if isinstance(value, torch.nn.Module):
                 yield name, value
-            elif isinstance(getattr(type(value), "__dict__", {}).get("__dict__"), _DICT):
-                held = object.__getattribute__(value, "__dict__")
-                for key, each in list(held.items()):
-                    if isinstance(each, torch.nn.Module):
-                        yield f"{name}.{key}", each
+                continue
+            held = list(items_of(value))
+            if isinstance(value, types.SimpleNamespace) or (
+                isinstance(getattr(type(value), "__dict__", {}).get("__dict__"), _DICT)
+            ):
+                fields = object.__getattribute__(value, "__dict__")
+                held += [(f".{key}", each) for key, each in list(fields.items())]
+            for key, each in held:
+                if isinstance(each, torch.nn.Module):
+                    yield f"{name}{key}", each
         frame = frame.f_back
 
 
-def raised_at(error: BaseException) -> str:
-    """The line outside of torch and ckptmove where an exception comes from; "" if none."""
+def model_name(frame: FrameType, model: torch.nn.Module) -> str:
+    """What the user's own code around a frame calls a model: `net`, `agent.policy`; "" if nothing.
+
+    If only libraries are around, it is what they call it.
+    """
+    own: FrameType | None = frame
+    while own is not None and is_library(own.f_code.co_filename):
+        own = own.f_back
+    if own is None:
+        return variable(frame, model)
+    return variable(own, model) or next((n for n, each in modules_in(own) if each is model), "")
+
+
+def raised_at(error: BaseException, *, own: bool = False) -> str:
+    """The line outside of torch and ckptmove where an exception comes from; "" if none.
+
+    With `own`, it is outside of all libraries.
+    """
     found = ""
     traceback = error.__traceback__
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if is_users(file) and not _WITHOUT_TORCH.search(file):
+        if is_users(file) and not (is_library(file) if own else _WITHOUT_TORCH.search(file)):
             found = f"{_spell(file)}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return found
@@ -248,7 +279,8 @@ def _raised_in_worker(error: BaseException) -> tuple[str, str] | None:
 
 def said(error: BaseException) -> str:
     """An exception in a line, and where it comes from."""
-    where = raised_at(error)
+    where, own = raised_at(error), raised_at(error, own=True)
+    where += f", called at {own}" if own and own != where else ""
     worker = _raised_in_worker(error)
     if worker is not None:
         line, inner = worker
@@ -273,12 +305,15 @@ def is_users(file: str) -> bool:
     """Whether this is a file of the user's, or of a library that uses torch."""
     if file.startswith((_OURS, _TORCH, "<")):
         return file.startswith(_TYPED)
-    return file.startswith(_PACKAGES) or not file.startswith(_STDLIB)
+    return is_installed(file) or not file.startswith(_STDLIB)
 
 
 def _spell(file: str) -> str:
     for packages in _PACKAGES:
         if file.startswith(packages):
             return file.removeprefix(packages)
+    installed = _INSTALLED.match(file)
+    if installed is not None:
+        return file[installed.end() :]
     here = os.getcwd() + os.sep  # noqa: PTH109 - a path is slower, and this is asked often
     return file.removeprefix(here)

@@ -25,6 +25,7 @@ from .source_lines import (
     is_within,
     items_of,
     locals_of,
+    model_name,
     modules_in,
     user_frame,
     variable,
@@ -179,7 +180,7 @@ class Names:
         """
         found = []
         if frame is not None and not self._variables.get(model):
-            name = variable(frame, model)
+            name = model_name(frame, model)
             self._variables[model] = "" if name == "self" else name
         if next(itertools.chain(model.parameters(), model.buffers()), None) is not None:
             self._called.pop(id(model), None)

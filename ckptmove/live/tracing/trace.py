@@ -18,11 +18,12 @@ from ...reports.doctor import Diagnosis, Verdict
 from ...reports.events import Happening, Trace
 from ...reports.live import places
 from ...runtime.environment.usable import Facts, best, facts, usable
-from ..inventory.holdings import Optimizers, holdings, optimizers_of, written
+from ..inventory.holdings import Optimizers, has_optimizer, holdings, optimizers_of, written
 from ..inventory.manifest import manifest_of
 from ..inventory.ownership import belonging
 from .causes import before_a_model, causes
 from .device_choice import Choice
+from .library_calls import LibraryCall
 from .recorder import Recorder
 from .sampling import EVERY, checked_every, left_out
 from .source_lines import said
@@ -43,6 +44,7 @@ def diagnose(
     call: Callable[[str], str] = str,
     line: Callable[[int], str] = lambda number: "",
     choice: Choice | None = None,
+    library: LibraryCall | None = None,
     origin: Callable[[torch.Tensor], str] = lambda tensor: "",
     notes: Sequence[str] = (),
     complete: bool = True,
@@ -52,7 +54,8 @@ def diagnose(
 
     `failed` is the exception that ended it, in one line; `fed` tells whether a parameter has, or
     had, a gradient; `call` gives the displayed name of a device; `line` the line of a node of
-    autograd, by its number; `choice` is what chose another device; `origin` what made a tensor.
+    autograd, by its number; `choice` is what chose another device, `library` a
+    call that should have been given one; `origin` what made a tensor.
     `subject` defaults to the model's class.
     """
     known = facts() if known is None else known
@@ -67,7 +70,18 @@ def diagnose(
         if not verdicts:  # else nothing could be there
             together = belonging(found, fed=fed, call=call, line=line)
             made = {each.name: told for each in found.all if (told := origin(each.tensor))}
-            verdicts += causes(device, manifest, together, trace, failed, variable, choice, made)
+            verdicts += causes(
+                device,
+                manifest,
+                together,
+                trace,
+                failed,
+                variable,
+                choice,
+                made,
+                library,
+                trained=bool(optimizers) or has_optimizer(written(model)),
+            )
         report = manifest.to_json()
         homes = {e.device for e in manifest.tensors if e.section is Section.MODEL}
         placed = tuple(text_of(places(manifest))) if len(homes) > 1 else ()
@@ -173,6 +187,7 @@ class Watch:
             line=self._recorder.line_of_node,
             choice=self._recorder.choice_for(self._model),
             origin=self._recorder.names.origin,
+            library=self._recorder.callers.library,
             notes=tuple(left_out(trace, self._every)),
             complete=error is None,
         )

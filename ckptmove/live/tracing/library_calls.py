@@ -1,0 +1,132 @@
+"""Find the call of a library that takes a device and was given none: skorch, ignite, poutyne.
+
+Such a library moves the model, the batch or both, to the CPU unless it is told otherwise. Asked
+when one of its frames lies between the user's code and what failed, or the model that is elsewhere.
+Nothing of the user's is called: names are looked up in modules, and signatures are read.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+from .source_lines import is_installed, is_library, line_in, locals_of
+
+_MOST_FRAMES = 64
+_MOST_LINES = 1 << 16  # of a source
+#: Libraries that move the model to the device that they are given; others move batches alone.
+_MOVES_MODEL = frozenset(("skorch", "poutyne", "transformers"))
+#: Libraries that have `device=` for something else, or find the device by themselves.
+_NOT_MEANT = frozenset(("torch", "torchvision", "accelerate", "lightning", "pytorch_lightning"))
+
+
+class LibraryCall(NamedTuple):
+    """A call of a library that takes `device=` and was not given it."""
+
+    name: str  #: as the user wrote it, `create_supervised_trainer`
+    line: str  #: where, `train.py:12`
+    library: str  #: its package, `ignite`
+    moves_model: bool  #: whether the library moves the model too, and not only batches
+
+    def given(self, device: str) -> str:
+        """The call with a device."""
+        return f'{self.name}(…, device="{device}") at {self.line}'
+
+
+def call_without_device(frame: FrameType | None) -> LibraryCall | None:
+    """Such a call in the user's files from a frame on, of a library that runs there.
+
+    Of several, it is the one that made an object whose method runs; else the last.
+    """
+    libraries: set[str] = set()
+    running: list[Any] = []
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return None
+        file = frame.f_code.co_filename
+        if is_installed(file):
+            libraries.add(str(frame.f_globals.get("__name__", "")).partition(".")[0])
+            running.append(locals_of(frame).get("self"))
+        elif not is_library(file) and libraries - _NOT_MEANT:
+            names = {**frame.f_globals, **locals_of(frame)}
+            found = list(_calls(file, names, libraries - _NOT_MEANT, running))
+            if found:
+                return max(found)[1]
+        frame = frame.f_back
+    return None
+
+
+def _calls(
+    file: str, names: Mapping[str, Any], libraries: set[str], running: Sequence[Any]
+) -> Iterator[tuple[tuple[bool, bool, int], LibraryCall]]:
+    """The calls in a file, each with its rank."""
+    lines = linecache.getlines(file)
+    if not lines or len(lines) > _MOST_LINES:
+        return
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    nodes = list(ast.walk(tree))
+    targets = {id(e.value): e.targets[0] for e in nodes if isinstance(e, ast.Assign)}
+    for call in (each for each in nodes if isinstance(each, ast.Call)):
+        named = any(key.arg in ("device", None) for key in call.keywords)
+        if named or any(isinstance(each, ast.Starred) for each in call.args):
+            continue
+        callee = _called(call.func, names)
+        library = _library(callee)
+        if library in libraries and _takes_device(callee, len(call.args)):
+            target = targets.get(id(call))
+            made = names.get(target.id) if isinstance(target, ast.Name) else None
+            runs = made is not None and any(each is made for each in running)
+            runs = runs or (isinstance(callee, type) and callee in map(type, running))
+            name, line = ast.unparse(call.func), line_in(file, call.lineno)
+            found = LibraryCall(name, line, library, library in _MOVES_MODEL)
+            yield (runs, target is not None, call.lineno), found
+
+
+def _called(func: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The function or class that is called by a name, or as an attribute of a module or class."""
+    if isinstance(func, ast.Name):
+        return names.get(func.id)
+    if isinstance(func, ast.Attribute):
+        holder = _called(func.value, names)
+        if isinstance(holder, types.ModuleType):
+            return vars(holder).get(func.attr)
+    return None
+
+
+def _library(callee: Any) -> str:
+    """The package that a function or class is of, or the first base of a class that is of one."""
+    if not isinstance(callee, (type, types.FunctionType)):
+        return ""
+    for each in callee.__mro__ if isinstance(callee, type) else (callee,):
+        module = sys.modules.get(str(each.__module__))
+        file = getattr(module, "__file__", None) or ""
+        if is_installed(file):
+            return str(each.__module__).partition(".")[0]
+    return ""
+
+
+def _takes_device(callee: Any, positional: int) -> bool:
+    """Whether it takes `device`, beyond so many positional arguments."""
+    kinds = callee.__mro__ if isinstance(callee, type) else ()
+    makers = [vars(each)["__init__"] for each in kinds if "__init__" in vars(each)] or [callee]
+    for each in makers:  # a class may pass on what it does not name
+        try:
+            parameters = inspect.signature(each).parameters
+        except (TypeError, ValueError):
+            return False
+        if "device" in parameters:
+            at = list(parameters).index("device") - isinstance(callee, type)
+            keyword_only = parameters["device"].kind is inspect.Parameter.KEYWORD_ONLY
+            return keyword_only or at >= positional
+        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+            return False
+    return False

@@ -64,7 +64,8 @@ class Scene:
 
     def journal_bytes(self) -> bytes:
         self.reset()
-        assert run(self.command, inject="unlinkat:signal=KILL:when=1").code == -signal.SIGKILL
+        ended = run(self.command, inject="unlinkat:signal=KILL:when=1", cold=True)
+        assert ended.code == -signal.SIGKILL
         return self.journal.read_bytes()
 
     def is_settled(self) -> bool:

@@ -7,12 +7,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.servers.warm_python import WarmCommand
 
 
 def _can_trace() -> bool:
@@ -33,6 +36,18 @@ WRITING = (
 READING = ("pread64", "lseek", "sync_file_range")
 LOCKING = ("flock", "fcntl")  # and what else a change in place does besides
 _STARTED = re.compile(r"^(\d+) +(\w+)\((.*)")
+#: Waits until strace is there, then runs the module that the arguments name.
+_WHEN_TRACED = """
+import ctypes, os, runpy, sys
+ctypes.CDLL(None).prctl(0x59616D61, -1, 0, 0, 0)  # PR_SET_PTRACER: anybody
+nowhere = os.open(os.devnull, os.O_RDWR)
+os.write(1, b".")
+os.dup2(nowhere, 1)
+os.read(0, 1)
+os.dup2(nowhere, 0)
+os.close(nowhere)
+runpy._run_module_as_main(sys.argv.pop(1))
+"""
 
 
 class Call(NamedTuple):
@@ -58,28 +73,51 @@ def command(*arguments: str | os.PathLike[str]) -> list[str]:
     return [sys.executable, "-B", "-m", "ckptmove", *[os.fspath(each) for each in arguments]]
 
 
+@contextmanager
 def start(
     ckptmove: list[str],
     *inject: str,
     log: Path | None = None,
     names: tuple[str, ...] = WRITING + READING,
-) -> subprocess.Popen[str]:
-    """Start a command under strace.
+    cold: bool = False,
+) -> Iterator[subprocess.Popen[str]]:
+    """A command under strace; it is killed at the end of the block.
 
     `inject` is `SYSCALL:WHAT:when=N`, as strace has it. If nothing is injected, the calls in
-    `names` are written to `log`.
+    `names` are written to `log`. The command is a fork of a process that has imported it, or a new
+    Python if `cold`; strace joins it before it begins.
     """
     names = tuple(each.partition(":")[0] for each in inject) or names
     options = ["-e", f"trace={','.join(names)}", "-o", os.fspath(log or os.devnull)]
     for each in inject:
         options += ["-e", f"inject={each}"]
-    return subprocess.Popen(
-        ["strace", "-f", "-qq", *options, *ckptmove],
-        stdout=subprocess.DEVNULL,
+    assert ckptmove[1:3] == ["-B", "-m"]
+    with (subprocess.Popen if cold else WarmCommand)(
+        [*ckptmove[:2], "-c", _WHEN_TRACED, *ckptmove[3:]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.fspath(ROOT), "PYTHONHASHSEED": "0"},
-    )
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == "."
+        with subprocess.Popen(
+            ["strace", "-f", "--quiet=exit", *options, "-p", str(process.pid)],
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as strace:
+            assert strace.stderr is not None
+            said = strace.stderr.readline()
+            assert said.endswith(" attached\n"), said
+            assert process.stdin is not None
+            process.stdin.write(".")
+            process.stdin.flush()
+            try:
+                yield process
+            finally:
+                process.kill()
+                strace.communicate()
 
 
 def run(
@@ -87,13 +125,12 @@ def run(
     inject: str | None = None,
     log: Path | None = None,
     names: tuple[str, ...] = WRITING + READING,
+    cold: bool = False,
 ) -> Ended:
     """Run a command under strace; the arguments are those of `start`."""
-    with start(ckptmove, *([] if inject is None else [inject]), log=log, names=names) as process:
-        try:
-            said = process.communicate(timeout=120)[1]
-        finally:
-            process.kill()
+    faults = [] if inject is None else [inject]
+    with start(ckptmove, *faults, log=log, names=names, cold=cold) as process:
+        said = process.communicate(timeout=120)[1]
     return Ended(process.returncode, said)
 
 

@@ -225,7 +225,7 @@ def test_a_worker_that_dies_fails_its_item_alone(big: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_cleans_up_and_sums_up(number: signal.Signals, big: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start("relocate", big, out, "--to", "cpu", "--jobs", "1")
+    process = start("relocate", big, out, "--to", "cpu", "--jobs", "1", cold=True)
     until(lambda: left_over(out) if out.exists() else None)
     workers = children(process.pid)
     process.send_signal(number)

@@ -24,6 +24,7 @@ from tests.conftest import ROOT
 from tests.making.checkpoints import MAKERS, save
 from tests.making.families import FAMILIES
 from tests.servers.fronts import HANG
+from tests.servers.warm_python import WarmCommand
 
 CLI = [sys.executable, "-m", "ckptmove", "batch"]
 
@@ -129,9 +130,9 @@ def entered(folder: Path) -> list[str]:
     return []
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """Start `ckptmove batch ARGUMENTS` in the background."""
-    return subprocess.Popen(
+def start(*arguments: str | Path, cold: bool = False) -> subprocess.Popen[str]:
+    """Start `ckptmove batch ARGUMENTS` in the background: a fork, or a new Python if `cold`."""
+    return (subprocess.Popen if cold else WarmCommand)(
         [*CLI, *[os.fspath(each) for each in arguments]],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -34,6 +34,7 @@ from tests.making.families import FAMILIES
 from tests.making.mutating import mutated
 from tests.oracles.bounds import limited_memory
 from tests.oracles.readers import load
+from tests.servers.warm_python import WarmCommand
 
 BLOCKS, CASES = 6, 170  # of each kind: blocks, and cases in one
 SECONDS = 2.0  # of processor time, for files of a few kB
@@ -199,16 +200,17 @@ def test_the_command_line_says_one_line(block: int, tmp_path: Path) -> None:
             ["relocate", os.fspath(tmp_path / "out"), "--to", "cuda:0"],
         )
         verb, *options = verbs[n % 2]
-        done = subprocess.run(
+        with WarmCommand(
             [sys.executable, "-m", "ckptmove", verb, os.fspath(source), *options],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
-            timeout=120,
-        )
-        said = done.stderr.decode()
-        assert done.returncode in (0, 3, 4, 5), said
-        if done.returncode:
-            assert done.stdout == b""
+        ) as process:
+            out, said = process.communicate(timeout=120)
+        assert process.returncode in (0, 3, 4, 5), said
+        if process.returncode:
+            assert out == ""
             assert said.startswith("ckptmove: ")
             assert said.count("\n") == 1
             assert said.endswith("\n")

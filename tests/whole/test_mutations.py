@@ -8,7 +8,6 @@ import io
 import os
 import pickle
 import random
-import resource
 import struct
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from tests.making.checkpoints import MAKERS, rezip, save
 from tests.making.python2 import text_or_bytes
 from tests.oracles.readers import Inert, assert_same_records, load
 from tests.oracles.sameness import assert_same_tree
+from tests.servers.warm_python import WarmCommand
 
 SECONDS = 30  # far more than any of these takes
 KINDS = ("adam_mixed_capturable", "tied_weights", "rng_state_file", "cpu_string_first")
@@ -269,6 +269,12 @@ HOSTILE: dict[str, bytes] = {
     "a string of control characters": b"X\x04\x00\x00\x00\x1b[2J",
     "half a character": b"X\x03\x00\x00\x00\xed\xa0\x80",
 }
+#: Runs the module that the arguments name, in a gigabyte.
+LIMITED = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+runpy._run_module_as_main(sys.argv.pop(1))
+"""
 
 
 @pytest.mark.sample(8)
@@ -283,13 +289,13 @@ def test_a_vast_tree_in_a_small_file_is_shown_or_refused(
     forms = {"value": value, "key": node, "within a key": node + b"\x85"}
     forged = pickle_of(source).replace(KEYED + b"q\x01", forms[place])
     rezip(source, tmp_path / "b.pt", lambda _: False, lambda _: forged)
-    done = subprocess.run(
-        [sys.executable, "-m", "ckptmove", "inspect", option, os.fspath(tmp_path / "b.pt")],
-        capture_output=True,
+    with WarmCommand(
+        [sys.executable, "-c", LIMITED, "ckptmove", "inspect", option, str(tmp_path / "b.pt")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)),
-        timeout=100,
-    )
-    assert done.returncode in (0, 3), done.stderr[-300:]
-    assert len(done.stdout) < 1 << 20
-    assert b"\x1b" not in done.stdout + done.stderr
+    ) as process:
+        out, said = process.communicate(timeout=100)
+    assert process.returncode in (0, 3), said[-300:]
+    assert len(out) < 1 << 20
+    assert b"\x1b" not in out + said

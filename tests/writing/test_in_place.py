@@ -36,7 +36,7 @@ from ckptmove.placement.place import place
 from ckptmove.placement.rules import rules_of
 from ckptmove.sources.file import File
 from ckptmove.writing.in_place.change import InPlace
-from tests.conftest import RunCli
+from tests.conftest import ROOT, RunCli
 from tests.faults.injecting import command
 from tests.making.checkpoints import MAKERS, kept_on_cpu, rezip, save, save_tagged, squeeze
 from tests.making.staging import (
@@ -50,6 +50,7 @@ from tests.making.staging import (
 )
 from tests.oracles.readers import assert_same_checkpoint
 from tests.servers.fronts import HANG
+from tests.servers.warm_python import WarmCommand
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -442,10 +443,11 @@ def test_of_two_at_once_the_file_is_one_whole(run_pt: Path, tmp_path: Path) -> N
         running = [
             (
                 to,
-                subprocess.Popen(
+                WarmCommand(
                     command("relocate", "-q", run_pt, "--to", to, "--in-place"),
                     stderr=subprocess.PIPE,
                     text=True,
+                    env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
                 ),
             )
             for to in ("cpu", "cuda:0", "cpu", "cuda:0")

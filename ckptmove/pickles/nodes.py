@@ -1,10 +1,10 @@
 """Inert nodes: what a pickle would build, as data that runs nothing.
 
-Scalars are plain Python values; many numbers in a row are an array (`rows`), which makes them anew
-whenever they are asked for. Everything else is one of the few classes below: code that meets a node
-handles each kind or raises. Identity is aliasing: two paths to one node are two names of one
-object. Nodes are never hashed, compared with `==` or copied by value, because a hostile graph could
-make that take forever.
+Scalars are plain Python values; many numbers in a row are an array (`rows`), and many booleans a
+`FlagRow`, which make them anew whenever they are asked for. Everything else is one of the few
+classes below: code that meets a node handles each kind or raises. Identity is aliasing: two paths
+to one node are two names of one object. Nodes are never hashed, compared with `==` or copied by
+value, because a hostile graph could make that take forever.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, MutableSequence, Sequence
 from typing import Any, TypeAlias
+
+from .flag_row import FlagRow
 
 
 class Text(str):
@@ -183,12 +185,12 @@ def named(node: Node) -> Node:
 
 def are_plain(nodes: Sequence[Node]) -> bool:
     """Whether these are all numbers or None, which hold nothing; soon told even of millions."""
-    return isinstance(nodes, array) or _PLAIN.issuperset(map(type, nodes))
+    return isinstance(nodes, (array, FlagRow)) or _PLAIN.issuperset(map(type, nodes))
 
 
 _PLAIN = frozenset((type(None), bool, int, float))
 
 Scalar: TypeAlias = bool | int | float | str | bytes
-#: What a row holds: a list, or an array of numbers.
+#: What a row holds: a list, or what holds plain values in less.
 Items: TypeAlias = "MutableSequence[Node]"
 Node: TypeAlias = Scalar | Blob | Global | Tuple | List | Set | Dict | Call | Persistent | None

@@ -29,6 +29,7 @@ ITEMS: dict[str, Callable[[], object]] = {
     "short": lambda: RANDOM.randrange(1 << 16),
     "word": lambda: RANDOM.randrange(-(1 << 31), 1 << 31),
     "float": RANDOM.random,
+    "flag": lambda: RANDOM.choice([None, True, False]),
     "mixed": lambda: RANDOM.choice([None, True, False, 1, 300, 70_000, -1, 1 << 40, 0.5, "a"]),
 }
 LENGTHS = (1, 2, 3, 4, 15, 16, 17, 18, 19, 271, 272, 273, 274, 4400)
@@ -193,6 +194,13 @@ def _nothing(_: object) -> None:
         ([1], [1 << 70]),
         ([-1 << 63], [1]),
         ([1], [-1 << 63]),
+        ([1], [300]),
+        ([300], [1]),
+        ([300], [-1]),
+        ([-1], [1 << 40]),
+        ([True, None], [False]),
+        ([True], [1]),
+        ([1], [None]),
         ([float("nan"), -0.0], [1.5]),
     ],
 )

@@ -17,6 +17,7 @@ import pytest
 import ckptmove
 from ckptmove.errors import CorruptError
 from ckptmove.pickles.emit import emit
+from ckptmove.pickles.flag_row import FlagRow
 from ckptmove.pickles.nodes import Dict, List
 from ckptmove.pickles.opcodes.mixed_rows import MixedRow
 from ckptmove.pickles.opcodes.pairs import Pairs, changed
@@ -37,13 +38,17 @@ def row(length: int) -> list[Any]:
     return [random_.choice(VALUES) for _ in range(length)]
 
 
-@pytest.mark.parametrize("kind", ["row", "pairs"])
+@pytest.mark.parametrize("kind", ["row", "flags", "pairs"])
 def test_a_compact_row_is_like_a_list(kind: str) -> None:
     """Whatever is done to it."""
     random_ = random.Random(0)
-    new: list[Any] = row(40) if kind == "row" else [(n, each) for n, each in enumerate(row(40))]
-    compact: MutableSequence[Any] = MixedRow(new) if kind == "row" else Pairs()
+    new: list[Any] = row(40)
+    compact: MutableSequence[Any] = MixedRow(new)
+    if kind == "flags":
+        new = [random_.choice((True, False, None)) for _ in range(40)]
+        compact = FlagRow(new)
     if kind == "pairs":
+        new, compact = [(n, each) for n, each in enumerate(new)], Pairs()
         compact.extend(new)
     plain = list(new)
     for _ in range(400):

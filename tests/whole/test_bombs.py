@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.making.bombs import BOMBS, FLOOR, PER_BYTE
+from tests.making.bombs import BOMBS, FLOOR, PER_BYTE, zipped
 
 SMALL, LARGE = 600_000, 10_000_000  # bytes of a bomb
 VERBS = ("inspect", "relocate", "convert", "convert back", "diff", "validate")
@@ -29,7 +30,7 @@ print(json.dumps(measure(sys.argv[1], tuple(sys.argv[2:]))))
 @pytest.mark.parametrize("name", list(BOMBS)[::25])
 def test_a_bomb_takes_little(name: str, tmp_path: Path) -> None:
     """A few that are small, for a quick answer: the test below takes more of each, larger."""
-    _measure(name, SMALL, tmp_path)
+    _measure(_bomb(name, SMALL, tmp_path), CODES)
 
 
 @pytest.mark.slow
@@ -38,18 +39,42 @@ def test_a_bomb_takes_little(name: str, tmp_path: Path) -> None:
 def test_a_large_bomb_takes_little(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    most, seconds = _measure(name, LARGE, tmp_path)
+    most, seconds = _measure(_bomb(name, LARGE, tmp_path), CODES)
     record_property("peak RssAnon of 10 MB but for twice the file, MB", most / 1e6)
     record_property("peak CPU, s", seconds)
 
 
-def _measure(name: str, nbytes: int, folder: Path) -> tuple[float, float]:
-    """Check what each verb takes of a bomb, apart from the import of torch, which is measured.
+def _bomb(name: str, nbytes: int, folder: Path) -> Path:
+    path = folder / name
+    path.write_bytes(BOMBS[name](nbytes))
+    return path
+
+
+#: What right files hold in a byte or two each.
+DENSE: dict[str, Callable[[], object]] = {
+    "flags": lambda: [False] * 2_000_000,
+    "zeros": lambda: [0] * 3_000_000,
+    "mask": lambda: [None if n % 7 == 0 else n % 3 == 0 for n in range(3_000_000)],
+    "tokens": lambda: [[n % 200 for n in range(50)] for _ in range(60_000)],
+    "pairs": lambda: [(n, n + 1) for n in range(300_000)],
+    "set": lambda: set(range(2_000_000)),
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
+@pytest.mark.parametrize("name", sorted(DENSE))
+def test_a_right_file_of_very_many_values_is_no_bomb(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "dense.pt"
+    path.write_bytes(zipped(pickle.dumps({"values": DENSE[name]()}, 2)))
+    _measure(path, {0})
+
+
+def _measure(path: Path, codes: set[int]) -> tuple[float, float]:
+    """Check what each verb takes of a file, apart from the import of torch, which is measured.
 
     Gives the most memory beyond twice its bytes, and the most seconds of processor time.
     """
-    path = folder / name
-    path.write_bytes(BOMBS[name](nbytes))
     size = path.stat().st_size
     done = subprocess.run(  # of its own, since a child has the memory of its parent to begin with
         [sys.executable, "-c", _MEASURE, os.fspath(path), *VERBS],
@@ -60,7 +85,7 @@ def _measure(name: str, nbytes: int, folder: Path) -> tuple[float, float]:
     )
     most = longest = 0.0
     for verb, code, taken, seconds, said, torch in json.loads(done.stdout):
-        assert code in CODES, (verb, code, said)
+        assert code in codes, (verb, code, said)
         files = 2 if verb == "diff" else 1
         beyond = taken - torch - files * PER_BYTE * size
         assert beyond < FLOOR, (verb, taken, torch)

@@ -13,12 +13,13 @@ from ...placement.device import may_be_tag
 from ...sources.budget import BLOBS, TEXTS
 from ..nodes import Blob, Node, Text
 from .reader import Reader
-from .rows import numbers, repeats
+from .rows import flags, numbers, repeats
 
 _LONG_ROW = 1 << 6  # values of a list or dict that is being filled
 _SHORTEST = 32  # bytes of a pickle in which there is anything to move
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = frozenset(b"\n\\'\"abfnrtvx01234567")
+_FLAG_OPCODES = (b"N", b"\x88", b"\x89")
 _ZIP, _PROTO = b"PK\3\4", 0x80
 
 
@@ -75,18 +76,24 @@ class Literals(Reader, ABC):
     # -- scalars -----------------------------------------------------------------------------
 
     def op_none(self) -> None:
-        self.repeat(None)
+        self.push_flag(None)
 
     def op_newtrue(self) -> None:
-        self.repeat(True)
+        self.push_flag(True)
 
     def op_newfalse(self) -> None:
-        self.repeat(False)
+        self.push_flag(False)
 
-    def repeat(self, value: Node) -> None:
-        """Push a value for this opcode, and for each that follows and is the same."""
+    def push_flag(self, value: bool | None) -> None:
+        """Push True, False or None, and what follows, where the next opcodes push them too."""
         self.stack.append(value)
-        self.repeat_last(1)
+        data, at = self.data, self.position
+        if data[at : at + 1] in _FLAG_OPCODES and data[at + 1 : at + 2] in _FLAG_OPCODES:
+            for row, end in flags(data, at, self.end_of_frame):
+                self.stack += row
+                self.position = end
+                if len(self.stack) > self.longest_row:
+                    self.check_row()
 
     def repeat_last(self, width: int) -> None:
         """Push the last value for each opcode that follows and is the same as the last one.

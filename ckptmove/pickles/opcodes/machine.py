@@ -20,28 +20,24 @@ from ...sources.budget import (
     NAMES,
     PAIRS,
     SCATTERED,
-    SHARES,
     STORAGES,
     TEXTS,
     TUPLES,
     VALUES,
     Budget,
-    excess,
 )
 from ..hash_costs import check_added
-from ..nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
-from .literals import Literals
+from ..nodes import Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
+from .marked_stack import MarkedStack
 from .memo import UNFILLED, Memo
 from .pairs import keys_of, with_pairs
 from .python2_names import from_python2
-from .rows import extended, packed
+from .rows import extended, packed, words
 
 _LONGEST_NAME = 2000  # characters of a module and a name in it
-#: Marks that wait for their end.
-MOST_MARKS = 100_000
 
 
-class Machine(Literals):
+class Machine(MarkedStack):
     """The state of one walk. A MARK sets the stack aside, so no opcode can reach below it."""
 
     def __init__(
@@ -51,22 +47,15 @@ class Machine(Literals):
         gaps: Mapping[int, int] | None = None,
         budget: Budget | None = None,
     ) -> None:
-        super().__init__(data, base, gaps or {})
-        self.budget = Budget() if budget is None else budget
-        self.rooms = self.budget.rooms()
-        self.used = [0] * len(self.rooms)
-        self.below: list[list[Node]] = []
+        super().__init__(data, base, gaps or {}, Budget() if budget is None else budget)
         self.memo = Memo()
         self.globals: list[Global] = []
         self.persistents: list[Persistent] = []
         self.calls: list[Call] = []
-        self.dropped: list[Node] = []
-        self.shared_texts: set[int] = set()  # offsets of strings that have several uses
         self.textual = False  # whether a persistent id is a line of text, as in protocol 0
         self.protocol = 0
         self.room_for_pairs = len(data) >> 3
         self.empty_tuple: Tuple | None = None
-        self.longest_row = self.rooms[VALUES]
 
     def run(self) -> Node:
         """Every opcode up to STOP; gives the root."""
@@ -74,25 +63,6 @@ class Machine(Literals):
             return self.perform()
         finally:
             self.budget.take(self.position - self.blob_nbytes, self.used)
-
-    def count(self, kind: int, number: int = 1) -> None:
-        """Count what is built; CorruptError if it is more than so many bytes can need."""
-        used = self.used[kind] = self.used[kind] + number
-        if used > self.rooms[kind] and used > self.rooms[kind] + self.position // SHARES[kind]:
-            raise excess(kind, self.position)
-
-    def fits(self, kind: int, number: int = 1) -> bool:
-        """Count what is built, and tell whether so many bytes can need as much."""
-        used = self.used[kind] = self.used[kind] + number
-        room = self.rooms[kind]
-        return used <= room or used <= room + self.position // SHARES[kind]
-
-    def check_row(self) -> None:
-        """Check what is on the stack before it is closed: many opcodes of a byte or two push."""
-        room = self.rooms[VALUES] + self.position // SHARES[VALUES] - self.used[VALUES]
-        if len(self.stack) > room:
-            raise excess(VALUES, self.position)
-        self.longest_row = room
 
     def perform(self) -> Node:
         data, base = self.data, self.base
@@ -124,19 +94,13 @@ class Machine(Literals):
         self.count(CONTAINERS)
         self.stack.append(node)
 
-    def close(self, items: list[Node]) -> None:
+    def close(self, items: Items) -> None:
         used = self.used[TUPLES] = self.used[TUPLES] + 1
         if used > self.rooms[TUPLES]:
             self.count(TUPLES, 0)
-        self.stack.append(Tuple(packed(items), self.at))
+        self.stack.append(Tuple(items, self.at))
 
-    def to_mark(self) -> list[Node]:
-        items = self.stack
-        self.stack = self.below.pop()
-        self.count(VALUES, len(items))
-        return items
-
-    # -- protocol, frames, marks -------------------------------------------------------------
+    # -- protocol, frames -------------------------------------------------------------------
 
     def op_proto(self) -> None:
         self.count(IDLE)
@@ -153,30 +117,6 @@ class Machine(Literals):
             raise self.fault("the pickle has a frame longer than itself")
         self.frame_end = self.position + nbytes
 
-    def op_mark(self) -> None:
-        if len(self.below) >= MOST_MARKS:
-            raise self.fault("the pickle nests marks absurdly")
-        self.below.append(self.stack)
-        self.stack = []
-
-    def op_pop(self) -> None:
-        self.count(IDLE)
-        if self.stack:
-            self.dropped.append(self.stack.pop())
-        else:
-            self.to_mark()
-
-    def op_pop_mark(self) -> None:
-        self.count(IDLE)
-        self.dropped += self.to_mark()
-
-    def op_dup(self) -> None:
-        self.count(IDLE)
-        top = self.stack[-1]
-        if isinstance(top, Text):
-            self.shared_texts.add(top.at)
-        self.push(top)
-
     # -- containers --------------------------------------------------------------------------
 
     def op_empty_tuple(self) -> None:
@@ -187,7 +127,7 @@ class Machine(Literals):
             self.check_row()
 
     def op_tuple(self) -> None:
-        self.close(self.to_mark())
+        self.close(self.row_to_mark())
 
     def op_tuple1(self) -> None:
         self.close([self.stack.pop()])
@@ -204,13 +144,13 @@ class Machine(Literals):
         self.contain(List([]))
 
     def op_list(self) -> None:
-        self.contain(List(packed(self.to_mark())))
+        self.contain(List(self.row_to_mark()))
 
     def op_empty_set(self) -> None:
         self.contain(Set([], frozen=False))
 
     def op_frozenset(self) -> None:
-        items = packed(self.to_mark())
+        items = self.row_to_mark()
         check_added(items, len(items), self.budget)
         self.contain(Set(items, frozen=True))
 
@@ -218,7 +158,7 @@ class Machine(Literals):
         self.contain(Dict())
 
     def op_dict(self) -> None:
-        items = self.to_mark()
+        items = self.loose_to_mark()
         self.contain(Dict())
         self.set_pairs(items)
 
@@ -232,14 +172,19 @@ class Machine(Literals):
         target = self.stack[-1]
         if not isinstance(target, (List, Call)):
             raise self.fault("the pickle appends to something that is no list")
+        self.add(target, items)
+
+    def add(self, target: List | Set | Call, items: list[Node]) -> None:
+        before = words(target.items) if target.items else 0
         target.items = extended(target.items, items) if target.items else packed(items)
+        self.count(VALUES, words(target.items) - before)
 
     def op_additems(self) -> None:
         items = self.to_mark()
         target = self.stack[-1]
         if (isinstance(target, Set) and target.frozen) or not isinstance(target, (Set, Call)):
             raise self.fault("the pickle adds to something that is no set")
-        target.items = extended(target.items, items) if target.items else packed(items)
+        self.add(target, items)
         check_added(target.items, len(items), self.budget)
 
     def op_setitem(self) -> None:
@@ -247,7 +192,7 @@ class Machine(Literals):
         self.set_pairs([self.stack.pop(), value])
 
     def op_setitems(self) -> None:
-        self.set_pairs(self.to_mark())
+        self.set_pairs(self.loose_to_mark())
 
     def set_pairs(self, flat: list[Node]) -> None:
         target = self.stack[-1]
@@ -318,12 +263,12 @@ class Machine(Literals):
         self.push_call(self.stack.pop(), args, "NEWOBJ_EX", self.at, kwargs)
 
     def op_inst(self) -> None:
-        args = Tuple(self.to_mark(), self.at)
+        args = Tuple(self.loose_to_mark(), self.at)
         self.op_global()
         self.push_call(self.stack.pop(), args, "INST", self.at)
 
     def op_obj(self) -> None:
-        items = self.to_mark()
+        items = self.loose_to_mark()
         function = items.pop(0)
         self.push_call(function, Tuple(items, self.at), "OBJ", self.at)
 

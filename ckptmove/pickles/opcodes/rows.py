@@ -1,8 +1,9 @@
 """Read, keep, compare and write long rows of numbers, many at once.
 
 A long list of numbers is a row of opcodes of the same kind; reading them one by one takes ten times
-as long. As objects they would take forty bytes each, which are but three to nine in a file: what a
-list, a tuple or a set holds is an array where it is all integers of 63 bits, or all floats.
+as long. As objects they would take forty bytes each, which are but two to nine in a file: what a
+list, a tuple or a set holds is an array where it is all integers of 63 bits, or all floats, and a
+`FlagRow` where it is all True, False and None.
 """
 
 from __future__ import annotations
@@ -13,13 +14,23 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+from ..flag_row import FlagRow
 from ..nodes import Items, Node, are_plain
 from .mixed_rows import MixedRow, is_worth_it
 
 _SHORTEST, _LONGEST = 16, 1 << 16  # numbers that are looked at together, at first and at most
 _GROWN = 1 << 12  # items of a list that grew one by one, to be looked at again whenever it doubles
-_KINDS: dict[type, str] = {int: "q", float: "d"}
-_BELOW = -1 << 63  # takes more than 63 bits
+#: Types of arrays of integers, each with the range of those before, and its own.
+_INTEGERS = (
+    ("B", 0, 1 << 8),
+    ("H", 0, 1 << 16),
+    ("i", -1 << 31, 1 << 31),
+    ("q", (-1 << 63) + 1, 1 << 63),  # of 63 bits and a sign
+)
+_TYPES = [kind for kind, _, _ in _INTEGERS]
+_FLAGS = frozenset((bool, type(None)))
+_PACKED = frozenset((int, float, *_FLAGS))
+_FLAG_OPCODES = {ord("N"): None, 0x88: True, 0x89: False}
 _BINFLOAT, _BININT, _BININT1, _BININT2 = b"GJKM"
 #: Of each opcode: how long it is with its number, and the type of an array of these.
 _NUMBERS = {_BINFLOAT: (9, "d"), _BININT: (5, "i"), _BININT1: (2, "B"), _BININT2: (3, "H")}
@@ -88,25 +99,29 @@ def _every_short() -> list[int]:
 
 def packed(items: Items, shortest: int = _SHORTEST) -> Items:
     """The same items, in a row that takes little if they are many numbers."""
-    if len(items) < shortest or isinstance(items, (array, MixedRow)):
+    if len(items) < shortest or isinstance(items, (array, FlagRow, MixedRow)):
         return items
     kind: type = type(items[0])
-    if kind in _KINDS and set(map(type, items)) == {kind}:
-        try:
-            row: array[Any] = array(_KINDS[kind], items)
-        except OverflowError:
-            return items
-        return items if kind is int and min(row) == _BELOW else row
+    kinds = set(map(type, items)) if kind in _PACKED else set()
+    plain: Any = items
+    if kinds == {float}:
+        return array("d", plain)
+    if kinds == {int}:
+        low, high = min(plain), max(plain)
+        fitting = (code for code, start, end in _INTEGERS if start <= low and high < end)
+        code = next(fitting, None)
+        return items if code is None else array(code, plain)
+    if kinds and kinds <= _FLAGS:
+        return FlagRow(plain)
     return MixedRow(items) if is_worth_it(items) else items
 
 
 def extended(row: Items, items: Items) -> Items:
     """A row with more items, which is the same object where it can be."""
-    if isinstance(row, array):
-        more = packed(items, 1)
-        if isinstance(more, array) and more.typecode == row.typecode:
-            row.extend(more)
-            return row
+    if isinstance(row, (array, FlagRow)):
+        joined = _joined(row, packed(items, 1))
+        if joined is not None:
+            return joined
     if isinstance(row, MixedRow):
         row.extend(items)
         return row
@@ -116,6 +131,51 @@ def extended(row: Items, items: Items) -> Items:
     # Protocol 0 appends one by one, others a thousand at once.
     doubled = len(row).bit_length() > before.bit_length()
     return packed(row) if len(row) >= _GROWN and doubled else row
+
+
+def _joined(row: array[Any] | FlagRow, more: Items) -> Items | None:
+    """Two rows of plain values as one, of their kind; None if they are of different kinds."""
+    if isinstance(row, FlagRow) or isinstance(more, FlagRow):
+        if not (isinstance(row, FlagRow) and isinstance(more, FlagRow)):
+            return None
+        row.extend(more)
+        return row
+    if not isinstance(more, array) or (row.typecode == "d") != (more.typecode == "d"):
+        return None
+    if row.typecode != more.typecode:
+        wider = max(row.typecode, more.typecode, key=_TYPES.index)
+        row = row if row.typecode == wider else array(wider, row)
+        more = more if more.typecode == wider else array(wider, more)
+    row.extend(more)
+    return row
+
+
+def words(row: Items) -> int:
+    """What a row takes of memory, in words of eight bytes, but for what its items refer to."""
+    if type(row) is list:
+        return len(row)
+    if isinstance(row, array):
+        return (len(row) * row.itemsize >> 3) + 1
+    if isinstance(row, FlagRow):
+        return (len(row) >> 1) + 1  # more than it is, for as JSON each takes six characters
+    return len(row) + (len(row.others) if isinstance(row, MixedRow) else 0)
+
+
+def flags(data: bytes, at: int, end: int) -> Iterator[tuple[list[Node], int]]:
+    """The values that opcodes of True, False and None push which follow each other from `at` on.
+
+    With each row of them is where its last opcode ends; `end` is that of their frame.
+    """
+    most = _SHORTEST
+    while True:
+        part = data[at : min(end, at + most)]
+        count = len(part) - len(part.lstrip(b"N\x88\x89"))
+        at += count
+        if count:
+            yield [_FLAG_OPCODES[code] for code in part[:count]], at
+        if count < most:
+            return
+        most = min(_LONGEST, 16 * most)
 
 
 def same_numbers(old: Sequence[Node], new: Sequence[Node]) -> bool:
@@ -145,7 +205,12 @@ def _is_same_part(old: Sequence[Node], new: Sequence[Node]) -> bool:
 
 
 def opcodes_of(row: Sequence[Node]) -> bytes | None:
-    """The opcodes that push an array, or None for what is none, or has numbers of 32 bits."""
+    """The opcodes that push what is in a row of plain values, or None for another row.
+
+    That is also one with integers of more than 32 bits.
+    """
+    if isinstance(row, FlagRow):
+        return row.opcodes or None
     if not isinstance(row, array) or not row:
         return None
     if row.typecode == "d":

@@ -37,7 +37,8 @@ from typing import NamedTuple
 from ...placement.device import may_be_tag
 from ...sources.budget import CONTAINERS, SHARES, STORAGES, TEXTS, TUPLES, VALUES, Budget
 from ..nodes import Global, Node, Text, Tuple
-from .machine import MOST_MARKS, Machine
+from .machine import Machine
+from .marked_stack import MOST_MARKS
 from .memo import UNFILLED
 from .plain_tensors import Form, Names, PlainTensor, StorageForm, StorageReference
 
@@ -236,7 +237,7 @@ class TensorMachine(Machine):
 
     def _has_room(self, counts: tuple[int, int, int, int], literal_key: bool) -> bool:
         """Count what the opcodes would, unless that comes near a limit."""
-        if self.longest_row < _LONGEST_ROW or len(self.below) > MOST_MARKS - _LONGEST_ROW:
+        if len(self.below) > MOST_MARKS - _LONGEST_ROW:
             return False
         used = self.used
         calls, tuples, texts, values = counts
@@ -245,7 +246,8 @@ class TensorMachine(Machine):
         texts += used[TEXTS] + literal_key
         storages = used[STORAGES] + 1
         values += used[VALUES]
-        needed = calls, tuples, texts, storages, values
+        stacked = self.waiting + len(self.stack) + _LONGEST_ROW
+        needed = calls, tuples, texts, storages, values + stacked
         if any(map(gt, needed, self._room)):
             rooms, at = self.rooms, self.position
             room = (rooms[kind] + at // SHARES[kind] for kind in _COUNTED)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...errors import CorruptError
 from ...placement.device import may_be_tag
+from ..flag_row import FlagRow
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
 from ..opcodes.literals import may_be_checkpoint
 from ..opcodes.mixed_rows import MixedRow, is_worth_it, parts_of
@@ -27,7 +28,7 @@ _PART = 1 << 16  # items of a row that are looked at together
 _HEX = re.compile("-?0x[1-9a-f][0-9a-f]*")
 _NAN = re.compile("0x[0-9a-f]{16}")
 _INFINITE = ("inf", "-inf")
-_ROWS = (list, array, MixedRow)  # what JSON has as a list
+_ROWS = (list, array, FlagRow, MixedRow)  # what JSON has as a list
 
 
 def from_terms(term: Term, leaf: Callable[[dict[str, Any]], Node], base: int = 0) -> Node:

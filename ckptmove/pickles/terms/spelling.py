@@ -14,6 +14,7 @@ from math import isfinite, isnan
 from typing import Any, TypeAlias
 
 from ...errors import UnsupportedError
+from ..flag_row import FlagRow
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Tuple, are_plain
 from ..opcodes.mixed_rows import MixedRow, parts_of
 
@@ -82,7 +83,9 @@ def shareable(node: Node) -> bool:
 def are_terms(nodes: Sequence[Node]) -> bool:
     """Whether these are all terms themselves; soon told even of millions."""
     if isinstance(nodes, array):
-        return nodes.typecode == "q" or all(map(isfinite, nodes))
+        return nodes.typecode != "d" or all(map(isfinite, nodes))
+    if isinstance(nodes, FlagRow):
+        return True
     if not are_plain(nodes):
         return False
     # In parts: a list of the integers of a long row would be as large as the row.

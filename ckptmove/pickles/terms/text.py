@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
+from ..flag_row import FlagRow
 from ..nodes import Items
 from ..opcodes.mixed_rows import MixedRow, is_worth_it
 from ..opcodes.rows import extended, packed
@@ -65,9 +66,9 @@ def spelled_parts(term: Term, *, bounded: bool = False) -> Iterator[str]:
 
     `bounded`: UnsupportedError if it has too many texts, before all of it is there as one.
     """
-    rows: list[array[Any] | MixedRow] = []
+    rows: list[array[Any] | FlagRow | MixedRow] = []
 
-    def set_aside(row: array[Any] | MixedRow) -> str:
+    def set_aside(row: array[Any] | FlagRow | MixedRow) -> str:
         rows.append(row)
         return _NO_TEXT
 
@@ -125,7 +126,9 @@ def parsed(text: str) -> Term:
     return term if all(run.is_row for run in runs) else _joined(term)
 
 
-def _encoder(default: Callable[[array[Any] | MixedRow], str] | None = None) -> json.JSONEncoder:
+def _encoder(
+    default: Callable[[array[Any] | FlagRow | MixedRow], str] | None = None,
+) -> json.JSONEncoder:
     return json.JSONEncoder(
         separators=(",", ":"), allow_nan=False, check_circular=False, default=default
     )

@@ -18,6 +18,8 @@ from ..sandbox.torchscript import danger, makes_itself
 from ..trial import is_there
 from .loaders import BY_TORCH_LOAD, not_loaded, reserve_for_safetensors, usual_device
 
+_HOLDING = (dict, list, tuple, set, frozenset)
+_END = object()
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
@@ -96,17 +98,17 @@ def _can_be_mapped(path: str) -> bool:
 def tensors_in(root: object) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor in dicts, lists, tuples and the attributes of tensors, and its name."""
     met: set[int] = set()
-    todo: list[tuple[str, object]] = [("", root)]
+    # Of what is in a long list, no list of names is made.
+    todo: list[tuple[str, Iterator[tuple[object, object]]]] = [("", iter([("", root)]))]
     while todo:
-        name, value = todo.pop()
-        if isinstance(value, torch.Tensor):
-            yield name or "(root)", value
-            continue
-        if id(value) in met:
-            continue
-        met.add(id(value))
-        prefix = f"{name}." if name else ""
-        if isinstance(value, dict):
-            todo += [(f"{prefix}{key}", each) for key, each in reversed(value.items())]
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            todo += [(f"{prefix}{n}", each) for n, each in enumerate(value)][::-1]
+        prefix, rest = todo[-1]
+        key, value = next(rest, (None, _END))
+        if value is _END:
+            todo.pop()
+        elif isinstance(value, torch.Tensor):
+            yield f"{prefix}{key}" or "(root)", value
+        elif isinstance(value, _HOLDING) and id(value) not in met:
+            met.add(id(value))
+            inside = value.items() if isinstance(value, dict) else enumerate(value)
+            name = f"{prefix}{key}"
+            todo.append((f"{name}." if name else "", iter(inside)))

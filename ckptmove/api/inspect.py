@@ -11,7 +11,11 @@ from ..errors import StrPath, UnsupportedError
 from ..manifest.manifest import Manifest
 from ..reports.inspect import FileManifest
 from ..sources import place_of
-from .options import FollowLinks, Option, declare_options
+from .options import FollowLinks, Option, Strict, declare_options
+from .strict import refuse_unknown
+
+#: What `refuse_unknown` says of the verb.
+WITHOUT_STRICT = "without --strict it is listed all the same"
 
 
 @declare_options
@@ -35,6 +39,7 @@ def inspect(
         bool, Option("List the chunks of a distributed checkpoint: where, and in which file.")
     ] = False,
     follow_links: FollowLinks = False,
+    strict: Strict = False,
 ) -> FileManifest:
     """List every tensor of a checkpoint; nothing is executed, and no tensor is read.
 
@@ -48,7 +53,8 @@ def inspect(
 
     Raises:
         InputError: the file cannot be read, is not a checkpoint, or is damaged; or an interrupted
-            change in place cannot be undone.
+            change in place cannot be undone. `UntrustedError`: it names unknown callables, and
+            `strict` is set.
         CheckFailed: a tensor is not on the required device.
     """
     with formats.opened(path, follow_links=follow_links) as found:
@@ -64,13 +70,15 @@ def inspect(
         try:
             whole = with_whole_folder(folder.path, manifest, follow_links=follow_links)
         except UnsupportedError as error:
-            if require is not None:
+            if require is not None or strict:
                 raise
             where = place_of(error.path or path).name
             why = f"the other files in it were not looked at: {where}: {error}"
             manifest = replace(manifest, warnings=(*manifest.warnings, why))
     if sum(bool(each.format or each.not_read) for each in whole.files) > 1:
         manifest = whole
+    if strict:
+        refuse_unknown(whole, otherwise=WITHOUT_STRICT)
     if select is not None:
         manifest = manifest.select(select)
     if require is not None:

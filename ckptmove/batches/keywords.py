@@ -54,6 +54,7 @@ class OfInspect(OfAnyVerb, total=False):
     select: _Globs | None
     require: str | None
     chunks: bool
+    strict: bool
 
 
 class OfRelocate(OfAnyVerb, total=False):

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from ..api.convert import convert
 from ..api.folders.files import CONFIGURATION, Companion, all_files, check_apart, with_dtype
+from ..api.inspect import WITHOUT_STRICT
 from ..api.relocate import relocate
-from ..api.strict import refuse_unknown_in
+from ..api.strict import refuse_unknown, refuse_unknown_in
 from ..api.validate import validate
-from ..errors import CheckFailed, CkptmoveError, InputError, RefusedError
+from ..errors import CheckFailed, CkptmoveError, InputError, RefusedError, UntrustedError
 from ..formats.distributed.dcp.folder import Dcp
 from ..formats.distributed.dcp.hf_shards import HuggingFaceShards
 from ..formats.folders.training_folder import FolderCheckpoint
@@ -202,6 +203,11 @@ def inspected(task: Task) -> ItemOutcome:
         format = item.format if item.kind == "folder" else manifest.format
         found.check_unchanged()
     wrong = [f"not read: {join_names([f'{each.name} ({each.why})' for each in unread])}"]
+    try:
+        if options.get("strict"):
+            refuse_unknown(manifest, otherwise=WITHOUT_STRICT)
+    except UntrustedError as error:
+        wrong.append(str(error))
     if "select" in options:
         manifest = manifest.select(options["select"])
     try:

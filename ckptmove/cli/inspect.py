@@ -29,6 +29,7 @@ def inspect(
     require: str | None,
     chunks: bool,
     follow_links: bool,
+    strict: bool,
     output: Output,
 ) -> None:
     """Show what a checkpoint holds, and on which devices.
@@ -46,7 +47,7 @@ def inspect(
     if chunks and (tensors or tree):
         raise UsageError("--chunks cannot be used with --tensors or --tree")
     device = None if require is None else parse(require)
-    whole = inspect_checkpoint(path, chunks=chunks, follow_links=follow_links)
+    whole = inspect_checkpoint(path, chunks=chunks, follow_links=follow_links, strict=strict)
     manifest = whole.select(select) if select else whole
     if (tree or tensors) and not output.quiet:
         output.emit(tree_of(whole, select) if tree else tensors_of(manifest))

@@ -432,8 +432,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "api.options",
-        "api.inspect",
         "api.strict",
+        "api.inspect",
         "api.diff",
         "api.folders.weight_copies",
         "api.folders.files",

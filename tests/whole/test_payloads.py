@@ -179,6 +179,7 @@ def _verbs(path: Path, plain: Path, out: Path) -> list[Verb]:
     return [
         lambda strict: ckptmove.relocate(path, out / "r", to="meta", force=True, strict=strict),
         lambda strict: ckptmove.convert(path, out / "c.safetensors", force=True, strict=strict),
+        lambda strict: ckptmove.inspect(path, strict=strict),
         lambda strict: ckptmove.load(path, map_location="cpu", strict=strict),
         lambda strict: ckptmove.diff(path, plain, strict=strict),
         lambda strict: ckptmove.diff(plain, path, strict=strict),
@@ -207,7 +208,7 @@ def test_no_verb_runs_them(cases: list[Case], watched: Path, plain: Path) -> Non
     assert not passed
 
 
-@pytest.mark.parametrize("verb", ["relocate", "convert", "validate"])
+@pytest.mark.parametrize("verb", ["inspect", "relocate", "convert", "validate"])
 def test_no_batch_runs_them(verb: VerbName, cases: list[Case], watched: Path) -> None:
     tree = watched / "tree"
     for n, case in enumerate(cases):
@@ -216,9 +217,10 @@ def test_no_batch_runs_them(verb: VerbName, cases: list[Case], watched: Path) ->
             (tree / str(n) / case.path.name).symlink_to(case.path)
     options: dict[str, Any] = {"to": "meta"} if verb == "relocate" else {}
     for strict in (True, False):
-        copied = strict and verb != "validate"
+        writes = verb != "inspect"
+        copied = strict and writes and verb != "validate"
         with ThreadPoolExecutor(1) as executor:
-            to = watched / f"out {strict}"
+            to = watched / f"out {strict}" if writes else None
             batch = ckptmove.batch(
                 verb,
                 tree,

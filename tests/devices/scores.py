@@ -58,6 +58,7 @@ SETS = {
     "unseen": programs("unseen"),
     "later": programs("later"),
     "libraries": programs("libraries"),
+    "posts": programs("posts"),
 }
 #: The halves of the recipes, for which clones of the repositories are needed.
 PUBLIC = {"public": False, "public, unseen": True}

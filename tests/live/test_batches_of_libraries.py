@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 
 import ckptmove
+from ckptmove import UsageError
 from tests.devices.second_device import DEVICE, apart
 
 
@@ -121,3 +123,65 @@ def test_a_batch_that_is_there_is_itself() -> None:
     assert ckptmove.to_device(batch, torch.device("cpu")) is batch
     with pytest.raises(ckptmove.DeviceError):
         ckptmove.to_device(batch, "cuda:99")
+
+
+class Pair(NamedTuple):
+    """As a collate function gives it."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Titled(Pair):
+    """A named tuple with something of its own."""
+
+    title = ""
+
+
+@apart
+def test_named_tuples_and_batches_of_transformers() -> None:
+    x, y = torch.ones(2), torch.zeros(3)
+    titled = Titled(x, y)
+    titled.title = "first"
+    encoding = transformers.BatchEncoding({"input_ids": x, "labels": y}, tensor_type="pt")
+    encoding.kept = "own"
+    batch = {"pair": Pair(x, y.clone()), "text": "a"}
+    for there in (DEVICE, "cpu"):
+        pair = ckptmove.to_device(batch, there)["pair"]
+        assert type(pair) is Pair
+        assert {str(each.device) for each in pair} == {there}
+        moved: Any = ckptmove.to_device(encoding, there)
+        assert type(moved) is transformers.BatchEncoding
+        assert {str(each.device) for each in moved.values()} == {there}
+        assert moved.kept == "own"
+        with_title: Any = ckptmove.to_device(titled, there)
+        assert (type(with_title), with_title.title) == (Titled, "first")
+    assert {str(each.device) for each in (*encoding.values(), *batch["pair"])} == {"cpu"}
+    assert ckptmove.to_device(batch, "cpu") is batch
+    assert ckptmove.to_device(encoding, "cpu") is encoding
+
+
+@pytest.mark.parametrize("keep", ["graph.x", "graph.store.mapping.x", "*.edges", ["y", "graph.x*"]])
+def test_what_is_kept_is_not_moved_with_the_whole_that_it_is_in(keep: Any) -> None:
+    batch = {"graph": Graph(x=torch.ones(3), edges=torch.zeros(2, 4)), "y": torch.ones(2)}
+    with pytest.raises(UsageError, match="is in a Graph that moves itself") as caught:
+        ckptmove.to_device(batch, "meta", keep=keep)
+    assert "keep='graph'" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="is in a Graph"):
+        ckptmove.to_device(batch["graph"], "meta", keep="x")
+    kept: Any = ckptmove.to_device(batch, "meta", keep="graph")
+    assert kept["graph"] is batch["graph"]
+    assert kept["y"].is_meta
+    moved: Any = ckptmove.to_device(batch, "meta", keep="lengths")
+    assert moved["y"].is_meta
+
+
+def test_what_is_kept_of_a_tensordict() -> None:
+    tensordict = pytest.importorskip("tensordict")
+    batch = tensordict.TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}}, batch_size=[2])
+    for keep in ("a", "n.b", "*"):
+        if keep == "*":
+            assert ckptmove.to_device(batch, "meta", keep=keep) is batch
+            continue
+        with pytest.raises(UsageError, match="is in a TensorDict that moves itself"):
+            ckptmove.to_device(batch, "meta", keep=keep)

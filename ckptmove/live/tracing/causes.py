@@ -5,6 +5,7 @@ Symptoms that a cause explains are not reported again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch.utils._device import _device_constructors
@@ -229,7 +230,7 @@ def _hidden(case: Evidence) -> Iterator[Verdict]:
         if operand.held in _HIDDEN and operand.name not in case.explained:
             entry = entries.get(operand.name)
             group = operand.name
-            if entry is not None and entry.kind == "parameter":
+            if entry.kind == "parameter" if entry is not None else "." in group:
                 group = operand.name.rpartition(".")[0]
             if operand.name not in names.setdefault(group, []):
                 names[group].append(operand.name)
@@ -246,6 +247,9 @@ def _hidden(case: Evidence) -> Iterator[Verdict]:
         attribute = those[0].rpartition(".")[2]
         registered = f'self.register_buffer("{attribute}", …, persistent=False)'
         there = f'move it to the device of the model: .to("{case.device}")'
+        if entry is None and "." in those[0]:  # of what an object that is not registered holds
+            holder = re.split(r"[.\[]", those[0], maxsplit=1)[0]
+            registered = f'{holder}.to("{case.device}"); or register {holder}, if it is a module'
         fix = advice.get(those[0], registered if attribute.isidentifier() else there)
         yield findings.unregistered(
             those, fix, where=f"on {where}", evidence=told[:MOST_LINES], severity=worst[group]

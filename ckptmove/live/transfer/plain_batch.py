@@ -6,6 +6,9 @@ part of their storage, other classes.
 
 from __future__ import annotations
 
+import copy
+import functools
+from collections import UserDict
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from .copy import is_whole
 
 _MOST_OBJECTS = 4096  # of a batch that is looked at so
 _MOST_DEPTH = 16  # of containers in containers, also of those that hold themselves
+_NAMED, _DATA = "named", "data"
 #: What can hold no tensor.
 _INERT = frozenset((int, float, complex, bool, str, bytes, type(None), torch.device, torch.dtype))
 
@@ -42,7 +46,10 @@ def is_there(obj: Any, device: torch.device) -> bool:
         elif kind is list or kind is tuple:
             todo += each
         elif kind not in _INERT:
-            return False
+            sort = _sort(kind)
+            if not sort:
+                return False
+            todo += each if sort is _NAMED else each.data.values()
     return False
 
 
@@ -91,12 +98,15 @@ def _find(
         for each in obj.values() if kind is dict else obj:
             _find(each, device, away, seen, depth + 1)
     elif kind not in _INERT:
-        raise _NotPlain
+        sort = _sort(kind)
+        if not sort:
+            raise _NotPlain
+        _find(tuple(obj) if sort is _NAMED else obj.data, device, away, seen, depth + 1)
 
 
 def _built(obj: Any, device: torch.device) -> Any:
     """The same containers with tensors on the device; those without a new one are themselves."""
-    kind = type(obj)
+    kind: Any = type(obj)
     if kind is torch.Tensor:
         return obj.to(device)
     if kind is dict:
@@ -107,4 +117,27 @@ def _built(obj: Any, device: torch.device) -> Any:
         if all(one is other for one, other in zip(new, obj, strict=True)):
             return obj
         return new if kind is list else tuple(new)
-    return obj
+    if kind in _INERT:
+        return obj
+    if _sort(kind) is _NAMED:
+        new = [_built(each, device) for each in obj]
+        return kind._make(new) if any(a is not b for a, b in zip(new, obj, strict=True)) else obj
+    return _built_of_transformers(obj, device)
+
+
+def _built_of_transformers(batch: Any, device: torch.device) -> Any:
+    data = _built(batch.data, device)
+    if data is batch.data:
+        return batch
+    made = copy.copy(batch)
+    made.data = data
+    return made
+
+
+@functools.lru_cache(maxsize=256)
+def _sort(kind: Any) -> str:
+    """What another class is: a named tuple, or a batch of transformers; or ""."""
+    if kind.__bases__ == (tuple,) and hasattr(kind, "_make"):
+        return _NAMED
+    of_library = kind.__module__.partition(".")[0] == "transformers"
+    return _DATA if of_library and issubclass(kind, UserDict) else ""

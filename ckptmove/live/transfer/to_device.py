@@ -105,6 +105,7 @@ def deliver(
     delivery = Delivery(obj, list(swapped.values()), pinned=copying.pinned)
     for key, each in going.items():
         if key not in tensors:
+            found.check_keeps_nothing_in(each)
             try:
                 new = _asked(each, device, non_blocking)
             except (CkptmoveError, torch.cuda.OutOfMemoryError):
@@ -179,6 +180,24 @@ class _Contents:
             self.containers[key] = kind, each
             inside = self._inside(name, key, around)
             stack += [(below, part, around) for below, part in reversed(inside)]
+
+    def check_keeps_nothing_in(self, mover: Any) -> None:
+        """Refuse a pattern of `keep` for what is in an object that moves itself as a whole."""
+        if not self._patterns or isinstance(mover, _STORAGES):
+            return
+        name, own = self.name(id(mover)), dict(attributed(type(mover)).own(mover))
+        for path, _ in Reach().within(own, ()):
+            keys = [str(key) for key in path if not str(key).startswith("_")]
+            for n in range(len(keys)):  # its users may not know what it keeps them in
+                inner = ".".join([*([name] if name else []), *keys[n:]])
+                if self._is_kept(inner):
+                    kind = type(mover).__name__
+                    raise UsageError(
+                        f"keep covers {inner}, which is in a {kind} that moves itself as a whole",
+                        hint=f"use keep={name!r}, and move what else is in it"
+                        if name
+                        else "move what else is in it, one by one",
+                    )
 
     def name(self, key: int) -> str:
         """The name of an object; "" is the batch itself."""

@@ -36,7 +36,7 @@ def is_there(obj: Any, device: torch.device) -> bool:
         if not todo:
             return found
         each = todo.pop()
-        kind = type(each)
+        kind: Any = type(each)
         if kind is torch.Tensor:
             if each.device != device:
                 return False
@@ -84,7 +84,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _find(
     obj: Any, device: torch.device, away: list[torch.Tensor], seen: set[int], depth: int
 ) -> None:
-    kind = type(obj)
+    kind: Any = type(obj)
     if kind is torch.Tensor:
         if id(obj) in seen or obj.layout is not torch.strided:
             raise _NotPlain

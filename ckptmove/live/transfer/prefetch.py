@@ -18,7 +18,7 @@ import torch
 from ...errors import UsageError
 from ...reports.display.phrases import class_name
 from .devices import reachable
-from .to_device import Delivery, deliver, patterns_of
+from .to_device import Delivery, deliver, patterns_of, to_device
 
 Batch = TypeVar("Batch")
 
@@ -75,7 +75,7 @@ class Prefetched(Generic[Batch]):
                 batch = next(iterator)
             except StopIteration:
                 return
-            ready = [deliver(batch, self._device, keep=self._keep).value]
+            ready = [to_device(batch, self._device, keep=self._keep)]
             del batch
             yield ready
 

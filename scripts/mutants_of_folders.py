@@ -37,7 +37,7 @@ OF_FOLDERS = (
     ),
     Mutant(
         "item of DCP lies elsewhere",
-        "formats/distributed/dcp/metadata.py",
+        "formats/distributed/dcp/metadata_walk.py",
         '    if not fits or file in (".", "..") or not _SEPARATORS.isdisjoint(file):\n',
         "    if not fits:\n",
         "tests/formats/test_dcp.py",

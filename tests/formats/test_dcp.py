@@ -24,7 +24,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, UnsupportedError
-from ckptmove.formats.distributed.dcp.metadata import Lies, Saved
+from ckptmove.formats.distributed.dcp.metadata import Saved
+from ckptmove.formats.distributed.dcp.metadata_walk import Lies
 from tests.conftest import RunCli, examples
 from tests.making.distributed import boxes_of, save_dcp
 from tests.making.tensors import DTYPES

@@ -339,6 +339,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.folders.companions",
         "formats.folders.agreement",
         "formats.distributed.boxes",
+        "formats.distributed.dcp.metadata_walk",
         "formats.distributed.dcp.metadata",
         "formats.distributed.dcp.packed",
         "formats.distributed.dcp.items",

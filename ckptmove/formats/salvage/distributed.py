@@ -24,7 +24,8 @@ from ..diagnosis import cut_short, data_end
 from ..distributed.boxes import Box, check_tiling
 from ..distributed.dcp.folder import Dcp, ranks_of
 from ..distributed.dcp.items import Item, is_dense, open_item, strip_of
-from ..distributed.dcp.metadata import METADATA, Lies, Saved, SavedTensor, read_saved
+from ..distributed.dcp.metadata import METADATA, Saved, SavedTensor, read_metadata
+from ..distributed.dcp.metadata_walk import Lies
 from ..probe import Probe
 from .readable import checksum_of
 from .remains import NamedTensor, Remains, StorageRemains
@@ -74,8 +75,7 @@ class _Folder:
         for name in names:
             try:
                 index = self._probe.open(name).file
-                self._probe.session.budget.allow_small_objects(index.nbytes)
-                saved.join(read_saved(self._probe.session.stream(index).pickle.root))
+                saved.join(read_metadata(index, self._probe.session.budget).saved)
             except InputError as error:
                 error.about(self._probe.path)
                 self._lost[name] = str(error)

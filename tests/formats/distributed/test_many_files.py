@@ -15,7 +15,8 @@ from ckptmove.errors import CorruptError, InputError
 from ckptmove.formats.distributed.boxes import Box
 from ckptmove.formats.distributed.dcp import items
 from ckptmove.formats.distributed.dcp.items import Item, open_item
-from ckptmove.formats.distributed.dcp.metadata import Lies, SavedTensor
+from ckptmove.formats.distributed.dcp.metadata import SavedTensor
+from ckptmove.formats.distributed.dcp.metadata_walk import Lies
 from ckptmove.sources.file import File
 from tests.making.distributed import save_dcp
 from tests.making.zero import Run, save_zero

@@ -24,15 +24,14 @@ from ....graph.draft import CheckpointGraph
 from ....manifest.dtypes import BITS, nbytes_of
 from ....manifest.manifest import Extent, Section, Storage, TensorEntry
 from ....manifest.other_records import Chunk
-from ....pickles.nodes import Dict, Global, Node
+from ....pickles.nodes import Dict, Node
 from ....plans.plan import Plan, Proof
 from ....reports.convert import Loss
 from ....reports.display.phrases import join_names
 from ....sources import Missing
 from ....sources.joined import Joined, Strip
-from ....sources.source import MAX_NBYTES, Memory, Source
-from ....torch_pickle.callables.uses import Uses
-from ....torch_pickle.streams import Container, LocationEdits, Stream
+from ....sources.source import Memory, Source
+from ....torch_pickle.streams import Container, LocationEdits
 from ....torch_pickle.values.strided import contiguous_stride
 from ....zips.archive import Archive
 from ....zips.checking import damage
@@ -46,7 +45,8 @@ from ..boxes import Box, check_tiling, division_of
 from . import writing
 from .flattening import flatten
 from .items import Item, archive_of, frame_of, open_item, strip_of, unpacked, value_in
-from .metadata import METADATA, Lies, Saved, SavedTensor, read_saved
+from .metadata import METADATA, ReadMetadata, Saved, SavedTensor, read_metadata
+from .metadata_walk import Lies
 from .packed import MOST_OPEN, Packed
 from .saves import check_saves
 from .tree import tree_of
@@ -60,7 +60,6 @@ _BESIDE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _COMMON = ("meta.pt", "common.pt")
 _OF_ITEMS = re.compile(r"__(\d+)_\d+\.distcp$")
 _NO_RANK = "copy the files of all ranks into one folder"
-_KNOWN = re.compile(r"torch\.distributed\.(checkpoint|_shard)\.[\w.]*[A-Z_]\w+|pathlib\.\w*Path")
 
 
 class Dcp(WritableFormat):
@@ -95,15 +94,12 @@ class Dcp(WritableFormat):
             )
         names = [METADATA] if METADATA in probe.entries else ranks_of(probe)
         indexes = [probe.open(name).file for name in names]
-        saved, streams = Saved(), list[Stream]()
+        saved, metadata = Saved(), list[ReadMetadata]()
         for index in indexes:
-            if index.nbytes > MAX_NBYTES:
-                raise UnsupportedError("is too large", path=index.path)
-            probe.session.budget.allow_small_objects(index.nbytes)
-            streams.append(probe.session.stream(index))
-            saved.join(read_saved(streams[-1].pickle.root))
+            metadata.append(read_metadata(index, probe.session.budget))
+            saved.join(metadata[-1].saved)
         files = _open(probe, saved)
-        container = DcpContainer(probe, saved, files, streams)
+        container = DcpContainer(probe, saved, files, metadata)
         sources = [container.joined, *files.values()]
         for name in _COMMON:
             if name in probe.entries:
@@ -163,7 +159,11 @@ class DcpContainer(PartsContainer):
     tags_storages = False
 
     def __init__(
-        self, probe: Probe, saved: Saved, files: Mapping[str, Source], metadata: Sequence[Stream]
+        self,
+        probe: Probe,
+        saved: Saved,
+        files: Mapping[str, Source],
+        metadata: Sequence[ReadMetadata],
     ) -> None:
         self.saved = saved
         self.joined = Joined(probe.path)
@@ -307,19 +307,13 @@ class DcpContainer(PartsContainer):
                     yield f"{lies.file}, at offset {lies.at:,}: {each}"
 
     def unknown_callables(self) -> Iterator[str]:
-        for stream in self._metadata:
-            yield from Uses(()).unknown(stream.pickle, self._is_known)
-
-    def _is_known(self, name: Global) -> bool:
-        return super().is_known(name) or bool(_KNOWN.fullmatch(name.qualname))
+        for each in self._metadata:
+            yield from each.unknown
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in (*self._files.values(), *self._sources))
-
-    @property
-    def _sources(self) -> list[Source]:
-        return [each.source for each in self._metadata if isinstance(each.source, Source)]
+        described = sum(each.nbytes for each in self._metadata)
+        return described + sum(each.nbytes for each in self._files.values())
 
     @property
     def described_nbytes(self) -> int:

@@ -27,7 +27,8 @@ from ....zips.archive import DESCRIPTOR_MAGIC, END, END_MAGIC, LOCAL, STORED, SU
 from ....zips.members import Record
 from ...archives.zip_container import prefix_of
 from ..boxes import Box, runs_of
-from .metadata import Lies, SavedTensor
+from .metadata import SavedTensor
+from .metadata_walk import Lies
 from .packed import Packed
 
 _LARGEST_PICKLE = 1 << 16  # bytes of the pickle of one tensor

@@ -24,25 +24,30 @@ from typing import NamedTuple
 
 from ....errors import CorruptError, UnsupportedError
 from ....manifest.dtypes import ALIASES, BITS
+from ....pickles.fetch import fetch
 from ....pickles.nodes import Call, Dict, Global, List, Node, Tuple
+from ....sources.budget import Budget
+from ....sources.source import MAX_NBYTES, Readable
+from ....torch_pickle.callables.allowlist import KNOWN
+from ....torch_pickle.callables.uses import Uses
 from ....torch_pickle.values.persistent_ids import is_size
 from ....torch_pickle.values.strided import MOST_DIMENSIONS
 from ..boxes import Box
+from .metadata_walk import (
+    Description,
+    Index,
+    Lies,
+    class_of,
+    content_of,
+    fields_of,
+    malformed,
+    text_of,
+    walk_metadata,
+)
 
 METADATA = ".metadata"
-_LONGEST_NAME = 255  # bytes of a file's name
-_ZSTD = re.compile(r"stream\.zstd/1(\..*)?")
-_SEPARATORS = frozenset("/\\\0")
+_KNOWN = re.compile(r"torch\.distributed\.(checkpoint|_shard)\.[\w.]*[A-Z_]\w+|pathlib\.\w*Path")
 Keys = tuple[str | int, ...]
-
-
-class Lies(NamedTuple):
-    """Where an item lies: a file, and a range of it."""
-
-    file: str
-    at: int
-    nbytes: int
-    is_packed: bool = False  #: whether it is compressed: see `packed`
 
 
 class SavedTensor(NamedTuple):
@@ -101,153 +106,105 @@ class Saved:
             end = lies.file, lies.at + lies.nbytes, name
 
 
+class ReadMetadata(NamedTuple):
+    """A `.metadata` that was read."""
+
+    saved: Saved
+    unknown: tuple[str, ...]  #: what it would import that is not known to be harmless
+    nbytes: int
+
+
+def read_metadata(source: Readable, budget: Budget) -> ReadMetadata:
+    """Read a `.metadata`, or that of a rank."""
+    if source.nbytes > MAX_NBYTES:
+        raise UnsupportedError("is too large", path=source.path)
+    budget.allow_small_objects(source.nbytes)
+    pickle = walk_metadata(fetch(source, 0).data, budget)
+    unknown = tuple(dict.fromkeys(Uses(()).unknown(pickle, _is_known)))
+    return ReadMetadata(read_saved(pickle.root), unknown, source.nbytes)
+
+
+def _is_known(name: Global) -> bool:
+    """Whether a name is known to be harmless, in its right use."""
+    is_harmless = name.qualname in KNOWN and "." not in name.name
+    return is_harmless or bool(_KNOWN.fullmatch(name.qualname))
+
+
 def read_saved(root: Node) -> Saved:
     """Read what a `.metadata` holds, from its root node."""
-    told = _fields(root, "Metadata")
-    where: dict[tuple[str, tuple[int, ...] | None], Lies] = {}
+    if not isinstance(root, Call) or not isinstance(root.function, Global):
+        raise malformed("it holds what no version of torch writes")
+    if class_of(root.function) != "Metadata":
+        raise malformed("it holds what no version of torch writes")
+    told = fields_of(root.state)
+    where: dict[Index, Lies] = {}
     for key, info in _pairs(told.get("storage_data"), "storage_data"):
-        index = _fields(key, "MetadataIndex")
-        offset = index.get("offset")
-        known = _text(index.get("fqn")), None if offset is None else _sizes(offset)
-        if known in where:
-            raise CorruptError(f".metadata says twice where {known[0]!r} lies")
-        where[known] = _lies(info)
+        index = content_of(key, Index)
+        if index in where:
+            raise CorruptError(f".metadata says twice where {index.name!r} lies")
+        where[index] = content_of(info, Lies)
     saved = Saved()
     for key, about in _pairs(told.get("state_dict_metadata"), "state_dict_metadata"):
-        name = _text(key)
+        name = text_of(key)
         if name in saved.tensors or name in saved.blobs:
             raise CorruptError(f".metadata lists {name!r} twice")
-        if _kind(about) == "BytesStorageMetadata":
-            saved.blobs[name] = _found(where, name, None)
+        if _is_value(about):
+            saved.blobs[name] = _found(where, Index(name, None))
         else:
-            saved.tensors[name] = _tensor(name, about, where)
+            saved.tensors[name] = _tensor(name, content_of(about, Description), where)
     planner = told.get("planner_data")
     for key, keys in () if planner is None else _pairs(planner, "planner_data"):
-        name = _text(key)
+        name = text_of(key)
         path = saved.paths[name] = _keys(keys)
         if ".".join(map(str, path)) != name:
             raise CorruptError(f".metadata says that {name!r:.100} is at another place in the tree")
     return saved
 
 
-def _tensor(
-    name: str, about: Node, where: Mapping[tuple[str, tuple[int, ...] | None], Lies]
-) -> SavedTensor:
-    told = _fields(about, "TensorStorageMetadata")
-    shape = _sizes(told.get("size"))
-    if len(shape) > MOST_DIMENSIONS:
-        raise UnsupportedError(f"the tensor {name!r} has {len(shape)} dimensions")
+def _is_value(about: Node) -> bool:
+    """Whether something is saved that is no tensor."""
+    function = about.function if isinstance(about, Call) else None
+    return isinstance(function, Global) and class_of(function) == "BytesStorageMetadata"
+
+
+def _tensor(name: str, about: Description, where: Mapping[Index, Lies]) -> SavedTensor:
+    if len(about.shape) > MOST_DIMENSIONS:
+        raise UnsupportedError(f"the tensor {name!r} has {len(about.shape)} dimensions")
     chunks: dict[Box, Lies] = {}
-    listed = told.get("chunks")
-    for chunk in listed.items if isinstance(listed, List) else ():
-        part = _fields(chunk, "ChunkStorageMetadata")
-        box = Box(_sizes(part.get("offsets")), _sizes(part.get("sizes")))
+    for box in about.boxes:
         if box in chunks and box.numel:
             raise CorruptError(f".metadata lists a chunk of {name!r} twice")
-        chunks[box] = _found(where, name, box.offsets)
-    return SavedTensor(_dtype(name, told.get("properties")), shape, chunks)
+        chunks[box] = _found(where, Index(name, box.offsets))
+    dtype = ALIASES.get(about.dtype.name, about.dtype.name)
+    if dtype not in BITS or BITS[dtype] < 8:
+        raise UnsupportedError(f"the tensor {name!r} has the dtype {about.dtype.name!r:.40}")
+    return SavedTensor(dtype, about.shape, chunks)
 
 
-def _found(
-    where: Mapping[tuple[str, tuple[int, ...] | None], Lies],
-    name: str,
-    offsets: tuple[int, ...] | None,
-) -> Lies:
+def _found(where: Mapping[Index, Lies], index: Index) -> Lies:
     """Where an item lies; what is not divided may be known without its offsets."""
-    found = where.get((name, offsets))
+    found = where.get(index)
+    name, offsets = index
     if found is None and not any(offsets or ()):
-        found = where.get((name, None if offsets is not None else ()))
+        found = where.get(Index(name, None if offsets is not None else ()))
     if found is None:
         raise CorruptError(f".metadata does not say where a chunk of {name!r} lies")
     return found
 
 
-def _lies(info: Node) -> Lies:
-    told = _fields(info, "_StorageInfo")
-    transforms = told.get("transform_descriptors")
-    by = transforms.items if isinstance(transforms, List) else [transforms]
-    is_packed = len(by) == 1 and isinstance(by[0], str) and bool(_ZSTD.fullmatch(by[0]))
-    if transforms is not None and by and not is_packed:
-        raise UnsupportedError(
-            f"its items are transformed by {by[0]!s:.40}",
-            hint="save it again without stream extensions",
-        )
-    file = _text(told.get("relative_path"))
-    fits = 0 < len(file.encode("utf-8", "replace")) <= _LONGEST_NAME
-    if not fits or file in (".", "..") or not _SEPARATORS.isdisjoint(file):
-        raise CorruptError(f".metadata names {file!r:.100}, which is not a file in the same folder")
-    at, nbytes = told.get("offset"), told.get("length")
-    if not is_size(at) or not is_size(nbytes):
-        raise CorruptError(f".metadata gives an item in {file!r} no valid range")
-    assert isinstance(at, int)
-    assert isinstance(nbytes, int)
-    return Lies(file, at, nbytes, is_packed)
-
-
-# -- nodes -----------------------------------------------------------------------------------------
-
-
-def _kind(node: Node) -> str:
-    """The name of a class of DCP, whichever module of torch has it."""
-    qualname = node.qualname if isinstance(node, Call) else None
-    if qualname is None or not qualname.startswith("torch.distributed."):
-        raise CorruptError(".metadata is malformed: it holds what no version of torch writes")
-    return qualname.rpartition(".")[2]
-
-
-def _fields(node: Node, kind: str) -> dict[str, Node]:
-    """The fields of an object of this class."""
-    if _kind(node) != kind:
-        raise CorruptError(f".metadata is malformed: where a {kind} should be is a {_kind(node)}")
-    state = node.state if isinstance(node, Call) else None
-    if state is not None and not isinstance(state, Dict):
-        raise CorruptError(f".metadata is malformed: a {kind} without fields")
-    return {} if state is None else {_text(key): value for key, value in state.pairs}
-
-
 def _pairs(node: Node, what: str) -> Sequence[tuple[Node, Node]]:
     if not isinstance(node, Dict):
-        raise CorruptError(f".metadata is malformed: its {what} is not a dict")
+        raise malformed(f"its {what} is not a dict")
     return node.pairs
-
-
-def _text(node: Node) -> str:
-    if not isinstance(node, str):
-        raise CorruptError(".metadata is malformed: a name is not a string")
-    return str(node)
-
-
-def _sizes(node: Node) -> tuple[int, ...]:
-    """What a torch.Size says; Megatron-FSDP has tuples and lists for it."""
-    args = node.args if isinstance(node, Call) and node.qualname == "torch.Size" else None
-    inner = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else node
-    if isinstance(inner, (Tuple, List)) and all(is_size(each) for each in inner.items):
-        return tuple(each for each in inner.items if isinstance(each, int))
-    raise CorruptError(".metadata is malformed: a size is none")
 
 
 def _keys(node: Node) -> Keys:
     items = node.items if isinstance(node, (Tuple, List)) else ()
     keys = tuple(
-        str(each) if isinstance(each, str) else each
+        text_of(each) if isinstance(each, str) else each
         for each in items
         if isinstance(each, str) or is_size(each)
     )
     if not keys or len(keys) != len(items):
-        raise CorruptError(".metadata is malformed: a path is not made of keys")
+        raise malformed("a path is not made of keys")
     return keys
-
-
-def _dtype(name: str, node: Node) -> str:
-    """The dtype that the properties of a tensor name, the first of them."""
-    state = node.state if isinstance(node, Call) and _kind(node) == "TensorProperties" else None
-    if isinstance(state, Dict):
-        first = state.get("dtype")
-    else:
-        first = state.items[0] if isinstance(state, Tuple) and state.items else None
-    if not isinstance(first, Global) or first.module != "torch":
-        raise CorruptError(f".metadata is malformed: {name!r} has no dtype")
-    dtype = ALIASES.get(first.name, first.name)
-    if dtype not in BITS or BITS[dtype] < 8:
-        raise UnsupportedError(f"the tensor {name!r} has the dtype {first.name!r:.40}")
-    return dtype

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from ....pickles.emit import BATCH, Emitter
-from .metadata import Keys, Lies, Saved, SavedTensor
+from .metadata import Keys, Saved, SavedTensor
+from .metadata_walk import Lies
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILES = "torch.distributed.checkpoint.filesystem"

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from ....errors import CorruptError, StrPath, UnsupportedError
 from ....sources.source import Source, check_range
-from .metadata import Lies
+from .metadata_walk import Lies
 
 #: How many streams may be open: of more chunks of columns, each would be read again and again.
 MOST_OPEN = 16

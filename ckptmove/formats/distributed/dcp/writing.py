@@ -22,7 +22,6 @@ from ....manifest.dtypes import nbytes_of
 from ....pickles.emit import emit
 from ....pickles.nodes import List, Persistent
 from ....pickles.terms import TooLong
-from ....pickles.walk import walk
 from ....sources.budget import Boundless
 from ....sources.source import Readable, Source
 from ....torch_pickle.values.strided import reach_of
@@ -32,7 +31,8 @@ from ..boxes import Box
 from .flattening import Leaf, flatten
 from .item_frame import STEM, tensor_frame, value_item
 from .items import open_item
-from .metadata import METADATA, Lies, Saved, SavedTensor, read_saved
+from .metadata import METADATA, Saved, SavedTensor, read_saved
+from .metadata_walk import Lies, walk_metadata
 from .metadata_writing import metadata_of
 from .rank_file import ChunkBytes, RankFile, Sums
 
@@ -192,7 +192,7 @@ def _check(
     index = files[METADATA]
     if index.read(0, index.nbytes) != metadata:
         raise WriteError("the written folder has another .metadata than planned")
-    told = read_saved(walk(metadata, budget=Boundless()).root)
+    told = read_saved(walk_metadata(metadata, Boundless()).root)
     if (told.tensors, told.blobs, told.paths) != (saved.tensors, saved.blobs, saved.paths):
         raise WriteError("the written .metadata says something else than planned")
     for name, tensor in saved.tensors.items():

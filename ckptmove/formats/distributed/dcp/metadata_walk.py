@@ -1,0 +1,250 @@
+"""Walk `.metadata`: what it says of each item is read at once, of which there may be very many.
+
+    ChunkStorageMetadata{offsets, sizes}                    a `Box`
+    TensorProperties(dtype, …)                              the `Global` of a dtype
+    TensorStorageMetadata{properties, size, chunks}         a `Description`
+    MetadataIndex{fqn, offset}                              an `Index`
+    _StorageInfo{relative_path, offset, length, …}          a `Lies`
+
+As nodes, an item would take several kB. When the state of one of these objects is set, all of it is
+known: the object keeps what it says, and the state is emptied. Everything else becomes the nodes
+that it is in any pickle; see `metadata` for what there is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from sys import intern
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from ....errors import CorruptError, UnsupportedError
+from ....pickles.nodes import NOTHING, Call, Dict, Global, List, Node, Tuple
+from ....pickles.opcodes.machine import Machine
+from ....pickles.walk import Pickle, walk
+from ....sources.budget import CONTAINERS, Budget
+from ....torch_pickle.values.persistent_ids import is_size
+from ..boxes import Box
+
+_LONGEST_NAME = 255  # bytes of a file's name
+_ZSTD = re.compile(r"stream\.zstd/1(\..*)?")
+_SEPARATORS = frozenset("/\\\0")
+_SIZE = "torch.Size"
+_Kind = TypeVar("_Kind")
+
+
+class Lies(NamedTuple):
+    """Where an item lies: a file, and a range of it."""
+
+    file: str
+    at: int
+    nbytes: int
+    is_packed: bool = False  #: whether it is compressed: see `packed`
+
+
+class Index(NamedTuple):
+    """Of what an item is: a name, and where a chunk of it starts; None for what is no tensor."""
+
+    name: str
+    offsets: tuple[int, ...] | None
+
+
+class Description(NamedTuple):
+    """What a tensor is: its dtype, its shape, and its chunks."""
+
+    dtype: Global
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+
+_Content: TypeAlias = Box | Global | Description | Index | Lies
+
+
+class Record:
+    """An object of which there are many: `content` is what it says, once that is known."""
+
+    __slots__ = ("content", "kind")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind  #: the name of its class
+        self.content: _Content | None = None
+
+
+class Sizes(Call):
+    """A torch.Size; all of the same numbers are one."""
+
+    __slots__ = ("row", "sizes")
+
+    def __init__(self, function: Node, args: Tuple, sizes: tuple[int, ...], at: int) -> None:
+        super().__init__(function, args, "REDUCE", at)
+        self.row = args.items  #: what its arguments have, which all that are equal share
+        self.sizes = sizes
+
+
+def walk_metadata(data: bytes, budget: Budget) -> Pickle:
+    """Walk a `.metadata`; CorruptError if an object of an item is not what torch writes."""
+    return walk(data, budget=budget, machine_type=_Machine)
+
+
+class _Machine(Machine):
+    """A machine that reads the objects of items as soon as they are complete."""
+
+    def __init__(
+        self,
+        data: bytes,
+        base: int = 0,
+        gaps: Mapping[int, int] | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        super().__init__(data, base, gaps, budget)
+        self._sizes: dict[tuple[int, ...], Sizes] = {}
+
+    def op_newobj(self) -> None:
+        function, args = self.stack[-2], self.stack[-1]
+        kind = (isinstance(function, Global) and class_of(function)) or ""
+        if kind not in _CONTENTS or not isinstance(args, Tuple) or args.items:
+            return super().op_newobj()
+        self.count(CONTAINERS)
+        # Only `metadata` meets it: as a node it would be ten times as large.
+        self.stack[-2:] = [Record(kind)]  # type: ignore[list-item]
+        return None
+
+    def op_build(self) -> None:
+        target: object = self.stack[-2]
+        if not isinstance(target, Record):
+            return super().op_build()
+        state = self.stack.pop()
+        if target.content is not None:
+            raise malformed(f"a {target.kind} has two states")
+        target.content = _CONTENTS[target.kind](state)
+        # The memo has the state until the end, though nobody recalls it.
+        if isinstance(state, Dict):
+            state.pairs = NOTHING
+        elif isinstance(state, Tuple):
+            state.items = NOTHING
+        return None
+
+    def op_reduce(self) -> None:
+        function, args = self.stack[-2], self.stack[-1]
+        inner = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else None
+        is_size = isinstance(function, Global) and function.qualname == _SIZE
+        if not is_size or not isinstance(inner, Tuple) or not isinstance(args, Tuple):
+            return super().op_reduce()
+        self.count(CONTAINERS)
+        sizes = sizes_of(inner)
+        known = self._sizes.get(sizes)
+        if known is None:
+            known = self._sizes[sizes] = Sizes(function, args, sizes, self.at)
+        self.stack[-2:] = [known]
+        args.items = known.row  # likewise
+        return None
+
+
+# -- nodes -----------------------------------------------------------------------------------------
+
+
+def malformed(what: str) -> CorruptError:
+    """The error that `.metadata` is not what torch writes."""
+    return CorruptError(f".metadata is malformed: {what}")
+
+
+def class_of(name: Global) -> str | None:
+    """The name of a class of DCP, whichever module of torch has it; None if it is not of DCP."""
+    is_known = name.qualname.startswith("torch.distributed.")
+    return name.qualname.rpartition(".")[2] if is_known else None
+
+
+def text_of(node: Node) -> str:
+    """A string, of which there is one for all that are equal."""
+    if not isinstance(node, str):
+        raise malformed("a name is not a string")
+    return intern(str(node))
+
+
+def sizes_of(node: Node) -> tuple[int, ...]:
+    """What a torch.Size says; Megatron-FSDP has tuples and lists for it."""
+    if isinstance(node, Sizes):
+        return node.sizes
+    if isinstance(node, (Tuple, List)) and all(is_size(each) for each in node.items):
+        return tuple(each for each in node.items if isinstance(each, int))
+    raise malformed("a size is none")
+
+
+def fields_of(node: Node) -> dict[str, Node]:
+    """The fields of an object, by name, from its state."""
+    if not isinstance(node, Dict):
+        raise malformed("an object has no fields")
+    return {text_of(key): value for key, value in node.pairs}
+
+
+def content_of(node: object, kind: type[_Kind]) -> _Kind:
+    """What an object says, which is of this kind; CorruptError if it says something else."""
+    content = node.content if isinstance(node, Record) else None
+    if not isinstance(content, kind):
+        raise malformed(f"something else is where {kind.__name__.lower()} should be")
+    return content
+
+
+# -- what objects say ------------------------------------------------------------------------------
+
+
+def _box(state: Node) -> Box:
+    told = fields_of(state)
+    return Box(sizes_of(told.get("offsets")), sizes_of(told.get("sizes")))
+
+
+def _dtype(state: Node) -> Global:
+    """The dtype, the first of the properties of a tensor."""
+    if isinstance(state, Dict):
+        first = state.get("dtype")
+    else:
+        first = state.items[0] if isinstance(state, Tuple) and state.items else None
+    if not isinstance(first, Global) or first.module != "torch":
+        raise malformed("a tensor has no dtype")
+    return first
+
+
+def _description(state: Node) -> Description:
+    told = fields_of(state)
+    listed = told.get("chunks")
+    chunks = listed.items if isinstance(listed, List) else ()
+    boxes = tuple(content_of(each, Box) for each in chunks)
+    dtype = content_of(told.get("properties"), Global)
+    return Description(dtype, sizes_of(told.get("size")), boxes)
+
+
+def _index(state: Node) -> Index:
+    told = fields_of(state)
+    offset = told.get("offset")
+    return Index(text_of(told.get("fqn")), None if offset is None else sizes_of(offset))
+
+
+def _lies(state: Node) -> Lies:
+    told = fields_of(state)
+    transforms = told.get("transform_descriptors")
+    by = transforms.items if isinstance(transforms, List) else [transforms]
+    is_packed = len(by) == 1 and isinstance(by[0], str) and bool(_ZSTD.fullmatch(by[0]))
+    if transforms is not None and by and not is_packed:
+        raise UnsupportedError(
+            f"its items are transformed by {by[0]!s:.40}",
+            hint="save it again without stream extensions",
+        )
+    file = text_of(told.get("relative_path"))
+    fits = 0 < len(file.encode("utf-8", "replace")) <= _LONGEST_NAME
+    if not fits or file in (".", "..") or not _SEPARATORS.isdisjoint(file):
+        raise CorruptError(f".metadata names {file!r:.100}, which is not a file in the same folder")
+    at, nbytes = told.get("offset"), told.get("length")
+    if not is_size(at) or not is_size(nbytes):
+        raise CorruptError(f".metadata gives an item in {file!r} no valid range")
+    assert isinstance(at, int)
+    assert isinstance(nbytes, int)
+    return Lies(file, at, nbytes, is_packed)
+
+
+_CONTENTS: dict[str, Callable[[Node], _Content]] = {
+    "ChunkStorageMetadata": _box,
+    "MetadataIndex": _index,
+    "TensorProperties": _dtype,
+    "TensorStorageMetadata": _description,
+    "_StorageInfo": _lies,
+}

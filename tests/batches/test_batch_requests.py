@@ -84,6 +84,26 @@ def test_what_was_read_is_of_one_version_and_is_read_once_and_soon(
     assert kept.take("s3://b/a", "1") == b"one"
 
 
+def test_what_was_done_last_holds_though_the_clock_of_an_earlier_run_was_ahead(
+    tmp_path: Path, store: Store
+) -> None:
+    tree, out = many(tmp_path / "tree", 2, 100), store.url("out")
+    source = store.put_folder("runs", tree)
+
+    def run(**options: Any) -> set[tuple[str, str]]:
+        work = ckptmove.batch("convert", source, out, jobs=1, **options)
+        return {(each.outcome, each.reason) for each in work}
+
+    assert run() == {("done", "")}
+    fs, root = fsspec.core.url_to_fs(out)
+    (ledger,) = fs.ls(f"{root}/.ckptmove-batch")
+    fs.mv(ledger, f"{root}/.ckptmove-batch/20990101T000000-00c0ffee.jsonl")
+    torch.save({"w": torch.ones(7)}, tree / "run-1" / "step-001.pt")
+    store.put_folder("runs", tree)
+    assert ("done", "") in run(force=True)
+    assert run() == {("skipped", "done before")}
+
+
 def test_the_source_may_change_after_it_was_listed(tmp_path: Path, store: Store) -> None:
     tree = many(tmp_path / "tree", 2, 100)
     source, out = store.put_folder("runs", tree), store.url("out")

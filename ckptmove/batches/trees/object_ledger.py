@@ -7,10 +7,14 @@ object of its own again and again, with up to a thousand lines; then it begins a
 reads the ledger lists these objects, and reads those that are new. There are no locks: two runs may
 do the same item; the second one finds the output of the first, and compares. If a run is killed,
 the lines of the last second are missing, and those outputs are compared too.
+
+What an object that is named later says is what holds. Clocks of machines differ, and are set back:
+so a new object is named by a time that is later than those of all that are there.
 """
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import os
 import threading
@@ -28,6 +32,7 @@ from ...writing.upload.destination import RemoteDestination
 from .ledger import MOST_NBYTES, entry_of, line_of
 
 _SUFFIX = ".jsonl"
+_BEGUN = "%Y%m%dT%H%M%S"  # when an object was begun, as its name says
 _MOST_LINES = 1000  # in an object
 _LARGE = 1 << 18  # bytes after which another object is begun
 _LARGEST = 4 << 20  # bytes of an object that is read
@@ -92,8 +97,9 @@ class ObjectLedger:
                 self._lines.append(line_of(entry))
                 self._entries[entry.name] = entry
             if not self._url:
-                name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
-                self._url = RemotePlace(self.path).child(name + _SUFFIX).path
+                begun = time.strftime(_BEGUN, time.gmtime(_later(_listed(self.path))))
+                name = f"{begun}-{os.urandom(4).hex()}{_SUFFIX}"
+                self._url = RemotePlace(self.path).child(name).path
             data = "".join(self._lines).encode()
             RemoteDestination(self._url).write_small(data)
             if len(self._lines) >= _MOST_LINES or len(data) >= _LARGE:
@@ -110,6 +116,16 @@ def _listed(path: str) -> list[FolderEntry]:
         return RemotePlace(path).files_below()
     except Missing:
         return []
+
+
+def _later(listed: Iterable[FolderEntry]) -> int:
+    """The time now, or one that is later than that of each object of the ledger."""
+    newest = int(time.time())
+    for each in listed:
+        with contextlib.suppress(ValueError):  # it is none of ours
+            begun = time.strptime(each.name.partition("-")[0], _BEGUN)
+            newest = max(newest, calendar.timegm(begun) + 1)
+    return newest
 
 
 def _entries_in(file: FolderEntry) -> list[Entry]:

@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -22,24 +22,73 @@ CODES = {0, 1, 3, 4}
 _MEASURE = """
 import json, sys
 from tests.making.bombs import measure
-print(json.dumps(measure(sys.argv[1], tuple(sys.argv[2:]))))
+for line in sys.stdin:
+    print(json.dumps(measure(line[:-1], tuple(sys.argv[1:]))), flush=True)
 """
+Measure = Callable[[Path, Set[int]], tuple[float, float]]
+
+
+@pytest.fixture(scope="module")
+def measuring() -> Iterator[subprocess.Popen[str]]:
+    """A process that forks each verb for the path of a bomb, and tells what it took.
+
+    Bombs are not made in it, since a child has the memory of its parent to begin with.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", _MEASURE, *VERBS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+    ) as process:
+        yield process
+        process.communicate()
+    assert process.returncode == 0
+
+
+@pytest.fixture
+def measure(measuring: subprocess.Popen[str]) -> Measure:
+    """Check what each verb takes of a file, apart from the import of torch, which is measured.
+
+    Gives the most memory beyond twice its bytes, and the most seconds of processor time.
+    """
+
+    def check(path: Path, codes: Set[int]) -> tuple[float, float]:
+        size = path.stat().st_size
+        print(path, file=measuring.stdin, flush=True)
+        assert measuring.stdout is not None
+        most = longest = 0.0
+        for verb, code, taken, seconds, said, torch in json.loads(measuring.stdout.readline()):
+            assert code in codes, (verb, code, said)
+            files = 2 if verb == "diff" else 1
+            beyond = taken - torch - files * PER_BYTE * size
+            assert beyond < FLOOR, (verb, taken, torch)
+            most, longest = max(most, beyond), max(longest, seconds)
+            if code in (3, 4):
+                (line,) = said.splitlines()
+                assert line.startswith("ckptmove: ")
+        return most, longest
+
+    return check
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize("name", list(BOMBS)[::25])
-def test_a_bomb_takes_little(name: str, tmp_path: Path) -> None:
+def test_a_bomb_takes_little(name: str, measure: Measure, tmp_path: Path) -> None:
     """A few that are small, for a quick answer: the test below takes more of each, larger."""
-    _measure(_bomb(name, SMALL, tmp_path), CODES)
+    measure(_bomb(name, SMALL, tmp_path), CODES)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize("name", sorted(BOMBS))
 def test_a_large_bomb_takes_little(
-    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+    name: str,
+    measure: Measure,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
-    most, seconds = _measure(_bomb(name, LARGE, tmp_path), CODES)
+    most, seconds = measure(_bomb(name, LARGE, tmp_path), CODES)
     record_property("peak RssAnon of 10 MB but for twice the file, MB", most / 1e6)
     record_property("peak CPU, s", seconds)
 
@@ -64,36 +113,12 @@ DENSE: dict[str, Callable[[], object]] = {
 @pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize("name", sorted(DENSE))
-def test_a_right_file_of_very_many_values_is_no_bomb(name: str, tmp_path: Path) -> None:
+def test_a_right_file_of_very_many_values_is_no_bomb(
+    name: str, measure: Measure, tmp_path: Path
+) -> None:
     path = tmp_path / "dense.pt"
     path.write_bytes(zipped(pickle.dumps({"values": DENSE[name]()}, 2)))
-    _measure(path, {0})
-
-
-def _measure(path: Path, codes: set[int]) -> tuple[float, float]:
-    """Check what each verb takes of a file, apart from the import of torch, which is measured.
-
-    Gives the most memory beyond twice its bytes, and the most seconds of processor time.
-    """
-    size = path.stat().st_size
-    done = subprocess.run(  # of its own, since a child has the memory of its parent to begin with
-        [sys.executable, "-c", _MEASURE, os.fspath(path), *VERBS],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
-        check=True,
-    )
-    most = longest = 0.0
-    for verb, code, taken, seconds, said, torch in json.loads(done.stdout):
-        assert code in codes, (verb, code, said)
-        files = 2 if verb == "diff" else 1
-        beyond = taken - torch - files * PER_BYTE * size
-        assert beyond < FLOOR, (verb, taken, torch)
-        most, longest = max(most, beyond), max(longest, seconds)
-        if code in (3, 4):
-            (line,) = said.splitlines()
-            assert line.startswith("ckptmove: ")
-    return most, longest
+    measure(path, {0})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")

@@ -37,6 +37,7 @@ from ckptmove import CheckFailed, CkptmoveError, CorruptError, InputError
 from ckptmove.batches.options import VerbName
 from ckptmove.torch_pickle.callables.allowlist import KNOWN
 from ckptmove.torch_pickle.callables.uses import not_surely_harmless
+from tests.conftest import some
 from tests.making.carriers import CARRIERS, FOLDERS, runs
 from tests.making.payload_families import FAMILIES, LASTING, OF_OLD
 from tests.making.payloads import CANARY, LEGACY, Family, called, given, legacy_of, name, text
@@ -198,13 +199,13 @@ def plain(tmp_path: Path) -> Path:
 
 def test_no_verb_runs_them(cases: list[Case], watched: Path, plain: Path) -> None:
     """Each family in a few carriers, in turn."""
+    turns = [case for n, case in enumerate(cases) if not (n + n // len(CARRIERS)) % 17]
     passed = []
-    for n, case in enumerate(cases):
-        if (n + n // len(CARRIERS)) % 17 == 0 and case.runs:
-            for number, verb in enumerate(_verbs(case.path, plain, watched / "out")):
-                if not _refuses(verb, strict=True):
-                    passed.append(f"{case}, verb {number}")
-                _refuses(verb, strict=False)
+    for case in some([case for case in turns if case.runs], 40):
+        for number, verb in enumerate(_verbs(case.path, plain, watched / "out")):
+            if not _refuses(verb, strict=True):
+                passed.append(f"{case}, verb {number}")
+            _refuses(verb, strict=False)
     assert not passed
 
 

@@ -200,3 +200,10 @@ def test_edits_that_overlap_or_end_behind_the_pickle_prove_nothing() -> None:
     with pytest.raises(CorruptError):
         walk(data[:-1])
     assert proves(data, [literal], {at: "mps"})
+
+
+def test_a_use_that_no_edit_changes_is_missed() -> None:
+    data = b"\x80\x02(" + LITERAL + b"q\x01K\x07t."
+    widened = (b"K\x07", b"J\x07\0\0\0")
+    assert changed(data, widened, texts={})
+    assert not changed(data, widened, texts={LITERAL: "mps"})

@@ -318,3 +318,31 @@ def test_right_and_wrong() -> None:
     with pytest.raises(RuntimeError), failing:
         model(x)
     assert failing.verdicts[0].title == "the batch is on cpu: x"
+
+
+def test_indices_on_the_cpu_are_not_blamed_for_values_there() -> None:
+    x = torch.zeros(4, 3, device=DEVICE)
+    rows = torch.tensor([0, 1])
+    watch = ckptmove.trace(moved(), device=DEVICE)
+    with watch:
+        x[rows] = torch.ones((), dtype=torch.float32)  # a number, which may be anywhere
+    assert causes(watch) == []
+    watch = ckptmove.trace(moved(), device=DEVICE)
+    with pytest.raises(RuntimeError), watch:
+        x[rows] = torch.ones(2, 3)  # values
+    assert len(causes(watch)) == 1
+    assert "torch.ones" in watch.verdicts[0].title
+
+
+def test_a_fix_speaks_of_an_optimizer_only_if_there_is_one() -> None:
+    model, x = Net(), torch.ones(3, 4, device=DEVICE)
+    watch = ckptmove.trace(model, device=DEVICE)
+    with pytest.raises(RuntimeError), watch:
+        model(x)
+    assert watch.verdicts[0].fix == f'model.to("{DEVICE}")'
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = ckptmove.trace(model, device=DEVICE)  # which does not know it
+    with pytest.raises(RuntimeError), watch:
+        model(x)
+    assert "before the optimizer is created" in watch.verdicts[0].fix
+    assert optimizer.param_groups

@@ -399,7 +399,7 @@ def _apart(case: Evidence) -> Iterator[Verdict]:
             f"{the} runs on {each.devices} at each step, beside the model on {case.device}, at "
             f"{each.site.source}",
             f'{name}.to("{case.device}") before the loop, and give it what is there',
-            (f"it was called {plural(each.count, 'time')}",),
+            (f"it was called {plural(each.count, 'time')} after the first step",),
             SLOW,
         )
 

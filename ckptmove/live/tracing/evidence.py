@@ -58,7 +58,13 @@ class Evidence:
             operands = list(self.trace.operands) if _SAME.search(self.failed) else []
         if len({each.device for each in operands}) < 2 and not _INDICES.search(self.failed):
             return []
-        return [each for each in operands if self.is_away(each.device)]
+        away = [each for each in operands if self.is_away(each.device)]
+        error = self.trace.error
+        if error is not None and "index_put" in error.op and len(operands) > 2:
+            indexed, *indices, values = self.trace.operands
+            if not self.is_away(indexed.device) and self.is_away(values.device):
+                away = [each for each in away if each not in indices]  # which may be on the CPU
+        return away
 
     @property
     def often(self) -> int:

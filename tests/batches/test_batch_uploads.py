@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -14,6 +16,7 @@ import torch
 import ckptmove
 from ckptmove.batches.trees import OBJECT_LEDGER
 from ckptmove.errors import RefusedError
+from ckptmove.writing.upload import unfinished
 from tests.conftest import RunCli
 from tests.making.trees import kill, start
 from tests.servers.fronts import Fault
@@ -97,6 +100,22 @@ def test_what_is_no_record_is_left_alone(pid: str, store: Store) -> None:
     store.put(f"out/{OBJECT_LEDGER}/uploads/a.json", said.encode())
     assert not ckptmove.recover(store.url("out")).files
     assert len(records(store)) == 1
+
+
+def test_what_another_machine_uploads_is_kept_though_the_clock_here_is_ahead(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"key": "out/a", "upload": "x", "machine": "another", "pid": 1, "started": "1"}
+    store.put(f"out/{OBJECT_LEDGER}/uploads/a.json", json.dumps(said).encode())
+    clock = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
+    monkeypatch.setattr(unfinished, "time", clock)  # ours, not that of the store
+    (found,) = ckptmove.recover(store.url("out")).files
+    assert found.outcome == "uploading"
+    assert len(records(store)) == 1
+    monkeypatch.setattr(unfinished, "_SILENT", -60.0)  # as if it had been silent for so long
+    (found,) = ckptmove.recover(store.url("out")).files
+    assert found.outcome != "uploading"
+    assert not records(store)
 
 
 def test_a_single_object_has_nothing_to_recover(store: Store) -> None:

@@ -45,6 +45,12 @@ def with_write_retries(call: Callable[[], _T], url: str) -> _T:
         raise said from cause
 
 
+def is_gone(error: RefusedError) -> bool:
+    """Whether `with_write_retries` was told that what is asked for is not there."""
+    cause = error.__cause__
+    return isinstance(cause, FileNotFoundError) or (cause is not None and status_of(cause) == 404)
+
+
 def uninterruptible(call: Callable[[], _T]) -> _T:
     """Make a call that a signal has to wait for: only at its end is known what there is to undo."""
     given = list[_T]()

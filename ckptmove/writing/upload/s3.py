@@ -28,7 +28,7 @@ from ...errors import CkptmoveError, CorruptError, InputError, RefusedError, Wri
 from ...sources.filesystem import StorePath, info_of
 from ...sources.range_request import CHANGED
 from ..final_name import exists_error
-from .errors import with_write_retries
+from .errors import is_gone, with_write_retries
 from .parts import NotCopiedError, part_nbytes_for
 from .server_copy import StoreCopy
 from .unfinished import UploadRecord
@@ -194,7 +194,7 @@ class MultipartUpload:
             try:
                 self._ask("abort_multipart_upload", UploadId=self._id)
             except RefusedError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
+                if not is_gone(error):
                     raise
                 self._id = None
                 self._record.remove()

@@ -4,9 +4,9 @@
 
 An upload is recorded when it is begun, and the record removed when it is completed or aborted. Who
 uploads writes the record again every minute. So an upload is dead if its process is gone, which is
-known on its own machine, or if its record is a quarter of an hour old. A process that is killed
-between the two requests of a beginning leaves an upload without record: the bucket's lifecycle rule
-`AbortIncompleteMultipartUpload` is for that.
+known on its own machine, or if its record is a quarter of an hour old by the store's own clock. A
+process that is killed between the two requests of a beginning leaves an upload without record: the
+bucket's lifecycle rule `AbortIncompleteMultipartUpload` is for that.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from ...sources.filesystem import Missing, StorePath, is_s3, open_store
 from ...sources.place import FolderEntry
 from ...sources.remote_place import RemotePlace
 from ...system import WINDOWS
-from .errors import with_write_retries
+from .errors import is_gone, with_write_retries
 
 _RENEWED = 60.0  # seconds
 _SILENT = 900.0  # seconds after which nobody is uploading any more
@@ -130,19 +131,31 @@ def _ended(record: FolderEntry, store: StorePath) -> Iterator[Unfinished]:
     if machine == _machine() and _start_of(pid) == started:
         yield Unfinished(url, aborted=False)
         return
-    if machine != _machine() and time.time() - record.mtime < _SILENT:
+    if machine != _machine() and _time_in(store) - record.mtime < _SILENT:
         yield Unfinished(url, aborted=False)
         return
     about = {"Bucket": bucket, "Key": key, "UploadId": upload}
     try:
         with_write_retries(lambda: store.fs.call_s3("abort_multipart_upload", **about), url)
     except RefusedError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):  # it was completed, or aborted
+        if not is_gone(error):  # it was completed, or aborted
             raise
     place = open_store(record.path)
     with contextlib.suppress(Exception):
         place.fs.rm_file(place.path)
     yield Unfinished(url, aborted=True)
+
+
+def _time_in(store: StorePath) -> float:
+    """The time by the clock of the store, which dates its records too; ours may be hours ahead."""
+    bucket, prefix, _ = store.fs.split_path(store.path)
+    asked = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": 1}
+    answer = with_write_retries(lambda: store.fs.call_s3("list_objects_v2", **asked), store.url)
+    try:
+        said = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+        return parsedate_to_datetime(said).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return time.time()
 
 
 @cache

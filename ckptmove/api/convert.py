@@ -236,7 +236,7 @@ def convert(
     apart = target.is_folder and not target.format.is_folder
     if from_folder and apart and holds_parts(place):
         report = convert_folder(src, target, edits, how)
-        return _timed(report, notes, started)
+        return _with_notes_and_time(report, notes, started)
     again = None
     if target.is_folder and format is None and max_shard_size is None and edits.keeps_tree:
         again = unpack(src, target, edits, how)
@@ -245,10 +245,12 @@ def convert(
     else:
         of_zero = weights if weights in OF_ZERO else None
         report = _convert_to_file(src, target, edits, how, of_zero=of_zero)
-    return _timed(report, notes, started)
+    return _with_notes_and_time(report, notes, started)
 
 
-def _timed(report: ConvertReport, notes: Sequence[str], started: float) -> ConvertReport:
+def _with_notes_and_time(
+    report: ConvertReport, notes: Sequence[str], started: float
+) -> ConvertReport:
     """The report with what was to be said before all else, and the time that it took."""
     warnings = (*notes, *report.warnings)
     return replace(report, warnings=warnings, seconds=time.monotonic() - started)

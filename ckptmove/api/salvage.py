@@ -84,7 +84,7 @@ def salvage(
     with remains_of(src, follow_links=follow_links) as remains:
         if not remains.tensors:
             raise CorruptError("nothing in it names a tensor any more", path=src)
-        tensors, chosen = _chosen(remains, zeros=partial == "zeros")
+        tensors, chosen = _choose_tensors(remains, zeros=partial == "zeros")
         report = SalvageReport(
             source=os.fspath(src),
             destination=target.path,
@@ -119,7 +119,7 @@ def salvage(
     return replace(report, seconds=time.monotonic() - started)
 
 
-def _chosen(
+def _choose_tensors(
     remains: Remains, *, zeros: bool
 ) -> tuple[tuple[SalvagedTensor, ...], list[NamedTensor]]:
     """What is left of each tensor, and those that are to be written."""

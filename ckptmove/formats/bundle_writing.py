@@ -116,7 +116,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
 
     def seal(crcs: Sequence[int]) -> list[Write]:
         sums = [list(crcs[start:stop]) for start, stop in spans]
-        return _sealed(parts, laid, sums)
+        return _last_writes(parts, laid, sums)
 
     plan = join_plans(outer, inner)._replace(measures=tuple(measures), seal=seal)
     name = f"{options.stem}.zip" if options.in_folder else ""
@@ -125,7 +125,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         _check(files[name], parts)
 
     tensors = sum(part.writing.tensors for part in parts if part.writing is not None)
-    pickle, places = _unpickled(draft, records)
+    pickle, places = _pickle_of_imports(draft, records)
     return WritePlan({name: plan}, tensors, {}, (), check, pickle, tuple(places))
 
 
@@ -138,7 +138,7 @@ def _fill_checkpoints(draft: CheckpointGraph, records: Sequence[tuple[str, Node]
                 node.content = window.read(0, window.nbytes)
 
 
-def _unpickled(
+def _pickle_of_imports(
     draft: CheckpointGraph, records: Sequence[tuple[str, Node]]
 ) -> tuple[bytes, list[Place]]:
     """A pickle that names what loading the records would import, whichever is loaded.
@@ -150,7 +150,7 @@ def _unpickled(
     held, places = list[Node](), list[Place]()
     for slot, (name, node) in enumerate(records):
         if is_bytes(node):
-            calls = [Call(each, None, "REDUCE", 0) for each in _reached(draft, node)]
+            calls = [Call(each, None, "REDUCE", 0) for each in _risky_imports(draft, node)]
             held += calls
             wrong = next(filter(None, map(misused, (*calls, *(e.function for e in calls)))), None)
             if wrong is not None:
@@ -160,7 +160,7 @@ def _unpickled(
     return emit(List(held)), places
 
 
-def _reached(draft: CheckpointGraph, node: Node) -> list[Global]:
+def _risky_imports(draft: CheckpointGraph, node: Node) -> list[Global]:
     """What unpickling a record of bytes would import, and may misuse."""
     content = node.content if isinstance(node, Blob) else bytes_of(node)
     source: Readable
@@ -237,7 +237,7 @@ def _member(part: _Part) -> Member:
     return Member(part.name, STORED, crc32, part.nbytes, part.nbytes)
 
 
-def _sealed(
+def _last_writes(
     parts: Sequence[_Part], laid: Sequence[LaidOut], sums: Sequence[Sequence[int]]
 ) -> list[Write]:
     """What can only be written once all checksums, those of each part's measures, are known."""
@@ -265,14 +265,14 @@ def _sealed(
 def _crc_of(plan: Plan, crcs: Sequence[int], last: Sequence[Write]) -> int:
     """The CRC-32 of all that a plan writes: from those of its parts, in order."""
     crc32 = at = 0
-    for start, nbytes, each in sorted(_summed(plan, crcs, last)):
+    for start, nbytes, each in sorted(_checksums(plan, crcs, last)):
         if start > at:  # nothing but zeros lies between
             crc32 = combine_crc32(crc32, zlib.crc32(bytes(start - at)), start - at)
         crc32, at = combine_crc32(crc32, each, nbytes), start + nbytes
     return crc32
 
 
-def _summed(
+def _checksums(
     plan: Plan, crcs: Sequence[int], last: Sequence[Write]
 ) -> Iterator[tuple[int, int, int]]:
     """Offset, size and CRC-32 of each part of what a plan writes."""

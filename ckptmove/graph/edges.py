@@ -53,7 +53,7 @@ def edges_of(node: Composite) -> Edges:
     if isinstance(node, Call) and node.qualname in TRANSPARENT and isinstance(node.args, Tuple):
         # what a wrapper says of its content leads to nothing, and counts all the same
         children += [(("<args>", n), each) for n, each in enumerate(node.args.items) if n]
-    edges = _keyed(children)
+    edges = _edges_by_key(children)
     if attributes_of(node) is not None:  # names are those of its state dict
         return {key: (() if is_frame(keys) else keys, at) for key, (keys, at) in edges.items()}
     if array_of(node) is not None:  # its bytes are called as it is
@@ -81,7 +81,7 @@ def _labels_of(members: Items) -> Iterator[Hashable]:
             yield scalar_of(item) if is_leaf(item) else (n,)
 
 
-def _keyed(children: list[tuple[Path, Node]]) -> Edges:
+def _edges_by_key(children: list[tuple[Path, Node]]) -> Edges:
     found: Edges = {}
     times: dict[tuple[Hashable, ...], int] = {}
     for keys, child in children:
@@ -211,4 +211,4 @@ def device_of(node: Node) -> str | None:
 
 def children_edges(children: Sequence[Child]) -> Edges:
     """What hangs on a tensor."""
-    return _keyed([((child.key,), child.node) for child in children])
+    return _edges_by_key([((child.key,), child.node) for child in children])

@@ -29,7 +29,7 @@ def raised(node: Node, is_only_here: Callable[[List], bool]) -> Node:
     `is_only_here` says whether nothing but one tuple of arguments holds a list.
     """
     if isinstance(node, bytes):
-        return _held(node)
+        return _as_bytes(node)
     if not isinstance(node, Call) or compact_form(node) is not None:
         return node
     items = node.args.items if isinstance(node.args, Tuple) else None
@@ -42,22 +42,22 @@ def raised(node: Node, is_only_here: Callable[[List], bool]) -> Node:
         return node
     name = node.qualname
     if name == "builtins.bytearray" and len(items) == 2:
-        content = _encoded(items)
+        content = _encode(items)
         if content is not None:
             node.args = Tuple([content], 0)
     if filled:
         return node
     if name == "_codecs.encode" or (name == "builtins.bytes" and not items):
-        content = _encoded(items) if items else b""
-        return node if content is None else _held(content)
+        content = _encode(items) if items else b""
+        return node if content is None else _as_bytes(content)
     if name in ("builtins.set", "builtins.frozenset") and len(items) == 1:
         inside = items[0]
         if isinstance(inside, List) and is_only_here(inside):
             return Set(inside.items, name == "builtins.frozenset")
-    return _named(node) if name == "builtins.getattr" else node
+    return _nested_name(node) if name == "builtins.getattr" else node
 
 
-def _held(content: bytes) -> bytes | Blob:
+def _as_bytes(content: bytes) -> bytes | Blob:
     if len(content) <= LONGEST_INLINE and not may_be_checkpoint(content):
         return content
     return Blob(0, len(content), content)
@@ -85,7 +85,7 @@ def text_of(blob: Blob, window: Readable | None) -> str | None:
     return "".join(parts)
 
 
-def _encoded(items: Items) -> bytes | None:
+def _encode(items: Items) -> bytes | None:
     if len(items) != 2 or not isinstance(items[0], str) or items[1] not in _ENCODINGS:
         return None
     try:
@@ -94,7 +94,7 @@ def _encoded(items: Items) -> bytes | None:
         return None
 
 
-def _named(node: Call) -> Node:
+def _nested_name(node: Call) -> Node:
     """A name within a class, or the call if it is none."""
     parts: list[str] = []
     inner: Node = node

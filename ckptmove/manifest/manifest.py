@@ -330,12 +330,12 @@ class Manifest(Report):
             return f"uniform {said[0]}; {count} {merged or 'stored without one'}"
         whole = sum(total.nbytes for total in devices.values())
         shares = [
-            f"{device} {_percent(total.nbytes, whole)}{self._explained(device)}"
+            f"{device} {_percent(total.nbytes, whole)}{self._explain_device(device)}"
             for device, total in devices.items()
         ]
         return "mixed: " + ", ".join(shares) + (f"; {merged}" if merged else "")
 
-    def _explained(self, device: str) -> str:
+    def _explain_device(self, device: str) -> str:
         """The common roles of tensors on a device, or that they have no values."""
         if device == "meta" and not self.devices[device].nbytes:
             return f" ({plural(self.devices[device].tensors, 'tensor')} without values)"

@@ -29,7 +29,7 @@ def _zeros(n: int) -> Sequence[int]:
     """The matrix that appends 2**n zero bits."""
     if not n:
         return [_POLYNOMIAL, *(1 << bit for bit in range(31))]
-    return _squared(_zeros(n - 1))
+    return _square(_zeros(n - 1))
 
 
 def _times(matrix: Sequence[int], vector: int) -> int:
@@ -42,5 +42,5 @@ def _times(matrix: Sequence[int], vector: int) -> int:
     return product
 
 
-def _squared(matrix: Sequence[int]) -> list[int]:
+def _square(matrix: Sequence[int]) -> list[int]:
     return [_times(matrix, row) for row in matrix]

@@ -102,7 +102,7 @@ class ConvertReport(Report):
     def blocks(self, *, full: bool = False) -> Iterator[Block]:
         """Show what was written, what was left out, and what became of shared bytes."""
         if self.left_out:
-            yield f"left out: {_listed(self.left_out, full)}"
+            yield f"left out: {_join_names(self.left_out, full)}"
         for loss in self.dropped:
             yield f"dropped: {loss.name}, which {loss.why}"
         if self.renamed:
@@ -110,12 +110,12 @@ class ConvertReport(Report):
         for cast, count in self.cast.items():
             yield f"{cast}: {plural(count, 'tensor')}"
         yield from _weights(self)
-        yield from _shared(self, full)
+        yield from _shared_lines(self, full)
         yield from what_stays(self.kept, full=full)
         yield from _parts(self)
         for pickle in self.pickles:
             yield f"not converted: {pickle.name} {pickle.why}"
-        yield from _written(self, full)
+        yield from _result_blocks(self, full)
 
 
 def _weights(report: ConvertReport) -> Iterator[str]:
@@ -138,12 +138,12 @@ def _whose(weights: Mapping[str, Any]) -> str:
     return f"{name} ({kind}{plural(count, 'tensor')})"
 
 
-def _shared(report: ConvertReport, full: bool) -> Iterator[str]:
+def _shared_lines(report: ConvertReport, full: bool) -> Iterator[str]:
     if report.shared:
         pairs = [f"{name} (in {owner})" for name, owner in report.shared.items()]
-        yield f"written once (shared bytes): {_listed(pairs, full)}"
+        yield f"written once (shared bytes): {_join_names(pairs, full)}"
     if report.duplicates:
-        yield f"also written under: {_listed(report.duplicates, full)}"
+        yield f"also written under: {_join_names(report.duplicates, full)}"
 
 
 def _parts(report: ConvertReport) -> Iterator[Block]:
@@ -162,7 +162,7 @@ def _first_of(files: Sequence[str]) -> str:
     return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1:,} more"
 
 
-def _listed(names: Sequence[str], full: bool) -> str:
+def _join_names(names: Sequence[str], full: bool) -> str:
     return listed(names, len(names)) if full else listed(names)
 
 
@@ -175,7 +175,7 @@ def _files(report: ConvertReport, full: bool) -> Iterator[Block]:
             yield f"and {plural(len(files) - len(shown), 'more file')}"
 
 
-def _written(report: ConvertReport, full: bool) -> Iterator[Block]:
+def _result_blocks(report: ConvertReport, full: bool) -> Iterator[Block]:
     nbytes = sum(report.files.values())
     several = f" in {len(report.files):,} files" if len(report.files) > 1 else ""
     what = f"{plural(report.tensors, 'tensor')}, {size(nbytes)}{several}"

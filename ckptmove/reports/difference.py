@@ -170,7 +170,7 @@ def sides_of(each: Difference, what: str) -> tuple[str, str, str]:
 
 def _what(kind: Kind, first: Difference, group: Sequence[Difference], full: bool) -> str:
     if kind is Kind.CHANGED:
-        return _changed([each.values for each in group if each.values is not None], first)
+        return _value_changes([each.values for each in group if each.values is not None], first)
     if kind is Kind.RENAMED:
         return f"→ {collapsed(str(each.new) for each in group)}"
     if kind in (Kind.ADDED, Kind.REMOVED):
@@ -229,7 +229,7 @@ def _dtype(difference: Difference) -> str:
     return str((difference.old or difference.new)["dtype"])
 
 
-def _changed(values: Sequence[Values], difference: Difference) -> str:
+def _value_changes(values: Sequence[Values], difference: Difference) -> str:
     """How many elements changed, by how much, and the first one."""
     first = values[0]
     dtype = difference.new if difference.old == difference.new else f"as {difference.new}"

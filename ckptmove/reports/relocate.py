@@ -105,7 +105,7 @@ class RelocateReport(DeviceValuesReport):
     def blocks(self, *, full: bool = False) -> Iterator[str]:
         """Show what moved, what stayed and why, and where the result is."""
         for move, moved in self.moved.items():
-            yield f"{move}: {_moved(moved)}"
+            yield f"{move}: {_move_line(moved)}"
         yield from what_stays(self.kept, full=full)
         yield from _values(self, full)
         yield from _files(self, full)
@@ -121,7 +121,7 @@ class RelocateReport(DeviceValuesReport):
             nothing = "nothing to move; " if self.method == "clone" else ""
             yield (
                 f"{nothing}wrote {self.destination} {_HOW[self.method]}: "
-                f"{size(self.bytes_written)} in {self.seconds:.2f} s, {_verified(self)}"
+                f"{size(self.bytes_written)} in {self.seconds:.2f} s, {_proof(self)}"
             )
         else:
             yield f"would write {self.destination} {_HOW[self.method]}"
@@ -142,11 +142,11 @@ def _folder(report: RelocateReport) -> str:
         return f"would write {report.destination}: {files}"
     return (
         f"wrote {report.destination}: {files}, {size(report.bytes_written)} in "
-        f"{report.seconds:.2f} s, {_verified(report)}"
+        f"{report.seconds:.2f} s, {_proof(report)}"
     )
 
 
-def _verified(report: RelocateReport) -> str:
+def _proof(report: RelocateReport) -> str:
     if report.copied != "store":
         return "verified"
     return "verified by its ETags: the store itself copied what does not change"
@@ -174,7 +174,7 @@ def _files(report: RelocateReport, full: bool) -> Iterator[str]:
             yield f"{what}: {many} ({listed(names, len(names) if full else _MOST_FILES)})"
 
 
-def _moved(moved: Moved) -> str:
+def _move_line(moved: Moved) -> str:
     what = []
     if moved.storages:
         what.append(f"{plural(moved.storages, 'storage')}, {size(moved.nbytes)}")

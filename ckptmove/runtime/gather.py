@@ -49,8 +49,8 @@ def gathered(source: Source | None, gather: Gather) -> Iterator[bytearray]:
     if 0 in gather.shape:
         return iter(())
     if not dimensions or dimensions == [(dimensions[0][0], 1)]:
-        return map(finish, _read(source, gather))
-    return map(finish, _picked(source, gather, dimensions))
+        return map(finish, _read_contiguous(source, gather))
+    return map(finish, _read_strided(source, gather, dimensions))
 
 
 def _dimensions(gather: Gather) -> _Dimensions:
@@ -97,7 +97,7 @@ def _to(gather: Gather) -> str:
 # -- elements, as they lie in the file ---------------------------------------------------------
 
 
-def _read(source: Source | None, gather: Gather) -> Iterator[bytearray]:
+def _read_contiguous(source: Source | None, gather: Gather) -> Iterator[bytearray]:
     """The bytes of a contiguous view."""
     bits = BITS[gather.dtype]
     at = gather.source_at + gather.offset * bits // 8
@@ -115,7 +115,9 @@ def _read(source: Source | None, gather: Gather) -> Iterator[bytearray]:
         yield raw
 
 
-def _picked(source: Source | None, gather: Gather, dimensions: _Dimensions) -> Iterator[bytearray]:
+def _read_strided(
+    source: Source | None, gather: Gather, dimensions: _Dimensions
+) -> Iterator[bytearray]:
     """The bytes of a view that is not contiguous."""
     width = BITS[gather.dtype] // 8
     unit = gcd(width, 8, gather.source_at)  # in which elements are aligned, and can be moved

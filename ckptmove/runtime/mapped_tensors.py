@@ -59,7 +59,7 @@ class MappedTensors:
             raise Odd
         pages = self._pages.get(source)
         if pages is None:
-            pages = self._pages[source] = self._mapped(source)
+            pages = self._pages[source] = self._map_file(source)
         made = torch.frombuffer(pages, dtype=kind, count=count, offset=at)
         return made if len(shape) == 1 else made.resize_(shape)
 
@@ -80,10 +80,10 @@ class MappedTensors:
             raise Odd
         whole = not offset and needed == storage.nbytes
         if whole and first is None and stride == contiguous_stride(shape):
-            made = self._made(storage, shape)
+            made = self._make_tensor(storage, shape)
         else:
             if first is None:
-                first = self._made(storage, (storage.nbytes // WHOLE[dtype].itemsize,))
+                first = self._make_tensor(storage, (storage.nbytes // WHOLE[dtype].itemsize,))
             made = torch.empty(0, dtype=first.dtype)
             made.set_(first.untyped_storage(), offset, shape, stride)
         if requires_grad:
@@ -92,14 +92,14 @@ class MappedTensors:
             made.requires_grad = True
         return made
 
-    def _made(self, storage: Storage, shape: tuple[int, ...]) -> torch.Tensor:
+    def _make_tensor(self, storage: Storage, shape: tuple[int, ...]) -> torch.Tensor:
         assert storage.extent is not None
         start, _, source = storage.extent
         made = self.tensor(source, start, 0, storage.dtype or "", shape, storage.location)
         self._first[storage.id] = made
         return made
 
-    def _mapped(self, source: int) -> mmap.mmap:
+    def _map_file(self, source: int) -> mmap.mmap:
         file = self._sources[source]
         if not isinstance(file, File):
             raise Odd

@@ -25,7 +25,7 @@ def renamed(
                 groups[_key(held, cast)][side].append(held)
     for olds, news in groups.values():
         if olds and news:
-            yield from _matched(olds, news, comparison)
+            yield from _equal_pairs(olds, news, comparison)
 
 
 def _key(held: Held, cast: bool) -> _Key:
@@ -35,7 +35,7 @@ def _key(held: Held, cast: bool) -> _Key:
     return dtype, held.tensor.shape
 
 
-def _matched(
+def _equal_pairs(
     olds: list[Held], news: list[Held], comparison: Comparison
 ) -> Iterator[tuple[Held, Held]]:
     if len(olds) == len(news):  # mostly it is but a prefix that has changed

@@ -136,7 +136,7 @@ def _layout(name: object) -> object:
     return torch.serialization._get_layout(_need(name, str))
 
 
-def _ordered() -> object:
+def _new_ordered_dict() -> object:
     return OrderedDict()
 
 
@@ -213,7 +213,7 @@ PLAIN: dict[str, Callable[..., object]] = {
     "builtins.set": lambda items=(): set(keys_of(_need(items, list, tuple))),
     "builtins.slice": _slice,
     "collections.Counter": _counter,
-    "collections.OrderedDict": _ordered,
+    "collections.OrderedDict": _new_ordered_dict,
     "collections.defaultdict": _defaultdict,
     "collections.deque": _deque,
     "decimal.Decimal": _decimal,

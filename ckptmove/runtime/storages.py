@@ -156,9 +156,9 @@ class Storages:
         if content is None and stored.big_endian:
             content = self._sources[stored.source].read(stored.start, stored.nbytes)
         if content is not None and not stored.big_endian:
-            return _copied(content)
+            return _copy_to_storage(content)
         if content is not None:
-            storage = _copied(content)
+            storage = _copy_to_storage(content)
             if stored.dtype is not None and storage_element_nbytes(stored.dtype) > 1:
                 storage.byteswap(getattr(torch, stored.dtype))
             return storage
@@ -166,7 +166,7 @@ class Storages:
         joined = len(pieces) > 1 or isinstance(pieces[0].source, Joined)
         if joined or pieces[0].at % _alignment(stored):
             return self._read(stored)
-        return self._mapped(pieces[0])
+        return self._map_piece(pieces[0])
 
     def check_read(self) -> None:
         """Raises CorruptError if what was read, and not mapped, is not what its checksums say.
@@ -188,7 +188,7 @@ class Storages:
         self._proofs += (each._replace(at=None) for each in stored.proofs)
         return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
 
-    def _mapped(self, piece: Piece) -> torch.UntypedStorage:
+    def _map_piece(self, piece: Piece) -> torch.UntypedStorage:
         whole = self._files.get(id(piece.source))
         if whole is None:
             whole = self._files[id(piece.source)] = _whole(piece.source)
@@ -218,5 +218,5 @@ def _alignment(stored: StorageBytes) -> int:
     return min(storage_element_nbytes(stored.dtype), LARGEST_ALIGNMENT)
 
 
-def _copied(content: bytes | memoryview) -> torch.UntypedStorage:
+def _copy_to_storage(content: bytes | memoryview) -> torch.UntypedStorage:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).untyped_storage()

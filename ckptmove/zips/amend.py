@@ -33,7 +33,7 @@ _CENTRAL_OFFSET_AT, _LOCAL_EXTRA_AT = 42, 28
 _END_OFFSET_AT, _END64_OFFSET_AT, _LOCATOR_OFFSET_AT = 16, 48, 8
 
 
-class _Changed:
+class _NewRecord:
     """A record with new content, as the zip will keep it."""
 
     def __init__(self, archive: Archive, record: Record, content: Content) -> None:
@@ -62,7 +62,7 @@ def amend(archive: Archive, new: Mapping[str, Content]) -> Plan:
     """
     if fits(archive, new):
         return patch(archive, new)
-    changed = [_Changed(archive, archive.records[name], content) for name, content in new.items()]
+    changed = [_NewRecord(archive, archive.records[name], content) for name, content in new.items()]
     changed.sort(key=lambda each: each.at)
     shifts = _Shifts(changed)
     edits = [edit for each in changed for edit in _record_edits(archive, each)]
@@ -75,7 +75,7 @@ def amend(archive: Archive, new: Mapping[str, Content]) -> Plan:
 class _Shifts:
     """How far each byte of the zip moves."""
 
-    def __init__(self, changed: list[_Changed]) -> None:
+    def __init__(self, changed: list[_NewRecord]) -> None:
         self._at = [each.at for each in changed]
         self._sums = [0]
         for each in changed:
@@ -92,7 +92,7 @@ def _checksums(archive: Archive, new: Mapping[str, Content], shifts: _Shifts) ->
     yield from checksums_that_stay(archive, dict(new), places)
 
 
-def _record_edits(archive: Archive, changed: _Changed) -> Iterator[Edit]:
+def _record_edits(archive: Archive, changed: _NewRecord) -> Iterator[Edit]:
     """A record's content, and what its local header and descriptor say of it."""
     record, at, end = changed.record, changed.at, changed.at + changed.record.stored_nbytes
     head = archive.source.read(record.header_at, at - record.header_at)
@@ -113,7 +113,7 @@ def _record_edits(archive: Archive, changed: _Changed) -> Iterator[Edit]:
         yield Edit(end, end + len(old), fresh_descriptor)
 
 
-def _descriptors(archive: Archive, changed: _Changed, end: int) -> tuple[bytes, bytes]:
+def _descriptors(archive: Archive, changed: _NewRecord, end: int) -> tuple[bytes, bytes]:
     """What follows the content, and what shall follow it, in the same form."""
     record = changed.record
     found = archive.source.read(end, min(24, archive.source.nbytes - end))
@@ -130,7 +130,7 @@ def _descriptors(archive: Archive, changed: _Changed, end: int) -> tuple[bytes, 
     raise AssertionError("the archive has checked this descriptor")
 
 
-def _directory_edit(archive: Archive, changed: dict[str, _Changed], shifts: _Shifts) -> Edit:
+def _directory_edit(archive: Archive, changed: dict[str, _NewRecord], shifts: _Shifts) -> Edit:
     """The directory, with the new sizes and places."""
     at = archive.directory_at
     directory = bytearray(archive.source.read(at, archive.directory_nbytes))

@@ -362,9 +362,9 @@ class Archive:
     def may_be_parsed(self, record: Record) -> bool:
         """Whether `read_parsed` would not find it packed too tightly."""
         packed = record.method == DEFLATED and record.name not in self._granted
-        return not packed or self._budget.may_unpack(self._stored(record), record.nbytes)
+        return not packed or self._budget.may_unpack(self._stored_nbytes(record), record.nbytes)
 
-    def _stored(self, record: Record) -> int:
+    def _stored_nbytes(self, record: Record) -> int:
         """Bytes that a record takes in the file itself: none where that had to be inflated."""
         return record.stored_nbytes if self.source.start is not None else 0
 
@@ -372,7 +372,7 @@ class Archive:
         """Count what a record takes when it is inflated, once; UnsupportedError if it is absurd."""
         if record.name not in self._granted:
             self._granted.add(record.name)
-            if not allows(self._stored(record), record.nbytes):
+            if not allows(self._stored_nbytes(record), record.nbytes):
                 raise UnsupportedError(
                     f"the compressed record {record.name!r} would take too much memory: "
                     f"{record.nbytes:,} bytes are stored as {record.stored_nbytes:,}"

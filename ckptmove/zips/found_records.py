@@ -280,18 +280,20 @@ class _Scan:
         if header.data_at + stored_nbytes > self.source.nbytes:
             return None
         if (crc32 or not stored_nbytes) and self.sum(header, stored_nbytes) == crc32:
-            return _found(header, stored_nbytes, crc32, Proof.RIGHT)._replace(is_named_twice=named)
+            return _make_record(header, stored_nbytes, crc32, Proof.RIGHT)._replace(
+                is_named_twice=named
+            )
         return None
 
     def measured(self, header: _Header) -> tuple[FoundRecord, int]:
         """A record whose header tells its size."""
         there = min(header.stored_nbytes, self.source.nbytes - header.data_at)
         if there < header.stored_nbytes:
-            return _found(header, there, 0, Proof.CUT), header.data_at
+            return _make_record(header, there, 0, Proof.CUT), header.data_at
         proof = self.judged(header, there, header.crc32)
         end = header.data_at + there
         follows = self.source.read(end, min(2, self.source.nbytes - end))
-        return _found(header, there, header.crc32, proof), end if follows == b"PK" else (
+        return _make_record(header, there, header.crc32, proof), end if follows == b"PK" else (
             header.data_at
         )
 
@@ -303,12 +305,12 @@ class _Scan:
                 told = self.descriptor(at, at - header.data_at)
                 if told is not None:
                     proof = self.judged(header, at - header.data_at, told)
-                    return _found(header, at - header.data_at, told, proof), at + 16
+                    return _make_record(header, at - header.data_at, told, proof), at + 16
             elif next_at is None:
                 header_there = self.header(at) if magic == LOCAL_MAGIC else self.entry(at)
                 next_at = at if header_there is not None else None
         end = self.source.nbytes if next_at is None else next_at
-        return _found(header, end - header.data_at, 0, Proof.CUT), end
+        return _make_record(header, end - header.data_at, 0, Proof.CUT), end
 
     def descriptor(self, at: int, nbytes: int) -> int | None:
         """The checksum that a descriptor tells of so many stored bytes; None if it is none."""
@@ -335,7 +337,7 @@ class _Scan:
                 return found
         there = min(entry.stored_nbytes, max(0, self.source.nbytes - starts[1]))
         header = _Header(entry.name, entry.method, 0, 0, 0, starts[1], entry.header_at)
-        return _found(header, there, 0, Proof.WRONG) if there else None
+        return _make_record(header, there, 0, Proof.WRONG) if there else None
 
     def judged(self, header: _Header, stored_nbytes: int, crc32: int) -> Proof:
         if not stored_nbytes:
@@ -368,7 +370,7 @@ class _Scan:
         return crc32 if machine is None or machine.eof else -1
 
 
-def _found(header: _Header, stored_nbytes: int, crc32: int, proof: Proof) -> FoundRecord:
+def _make_record(header: _Header, stored_nbytes: int, crc32: int, proof: Proof) -> FoundRecord:
     return FoundRecord(
         header.name, header.method, header.data_at, stored_nbytes, crc32, proof, header.at
     )

@@ -86,7 +86,7 @@ def _lay(member: Member, at: int, alignment: int) -> LaidOut:
     pad = -(at + LOCAL.size + len(name) + len(extra) + 4) % alignment
     extra += b"FB" + struct.pack("<H", pad) + b"Z" * pad
     header = LOCAL.pack(
-        *(LOCAL_MAGIC, _needed(member), _flags(member), member.method),
+        *(LOCAL_MAGIC, _version_needed(member), _flags(member), member.method),
         *(0, 0, 0, 0, 0, len(name), len(extra)),
     )
     sizes = struct.Struct("<QQ" if big or at >= MAX32 else "<II")
@@ -134,7 +134,7 @@ def _entry(laid: LaidOut) -> bytes:
         extra = struct.pack("<HH", 1, len(extra)) + extra
     lengths = len(name), len(extra), 0
     head = CENTRAL.pack(
-        *(CENTRAL_MAGIC, 0, _needed(member), _flags(member), member.method, 0, 0),
+        *(CENTRAL_MAGIC, 0, _version_needed(member), _flags(member), member.method, 0, 0),
         *(member.crc32, stored, nbytes, *lengths, 0, 0, 0, at),
     )
     return head + name + extra
@@ -148,6 +148,6 @@ def _flags(member: Member) -> int:
     return _UTF8 | HAS_DESCRIPTOR if member.nbytes or member.stored_nbytes else _UTF8
 
 
-def _needed(member: Member) -> int:
+def _version_needed(member: Member) -> int:
     """The version of zip that a reader needs, as miniz says it."""
     return 0 if member.method == STORED else 20

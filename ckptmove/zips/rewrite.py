@@ -78,7 +78,7 @@ def _relay(archive: Archive, new: dict[str, Content], alignment: int) -> Plan:
     """The records in their order, each in the place where torch would have put it."""
     start = archive.source.start or 0
     records = sorted(archive.records.values(), key=lambda record: record.header_at)
-    stored = {name: _packed(archive.records[name], content) for name, content in new.items()}
+    stored = {name: _pack(archive.records[name], content) for name, content in new.items()}
     members = [
         Member(
             record.name,
@@ -128,7 +128,7 @@ def _method(record: Record) -> int:
     return STORED if record.name.endswith(".pkl") else record.method
 
 
-def _packed(record: Record, content: Content) -> Content:
+def _pack(record: Record, content: Content) -> Content:
     """The content as the file keeps it."""
     if _method(record) == STORED or isinstance(content, Plan):
         return content

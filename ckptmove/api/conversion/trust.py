@@ -52,11 +52,11 @@ def plan_trusted(
     """
     plan = format.plan_write(draft, options)
     unknown = _unknown(plan, draft)
-    added = _added(unknown, draft)
+    added = _new_risks(unknown, draft)
     if trusted or not added:
         return TrustedPlan(plan, (), unknown)
     dropped = list[Place]()
-    places = (each for each in _places(plan, draft) if _added([each.callable], draft))
+    places = (each for each in _places(plan, draft) if _new_risks([each.callable], draft))
     refuse_places(_kept_places(drops, places, dropped))
     leave_out(dropped)
     tensors = plan.tensors
@@ -65,11 +65,11 @@ def plan_trusted(
         raise RefusedError("no tensor is left: all are held by what would be left out")
     # the listing of what would be written counts, wherever it is
     unknown = _unknown(plan, draft)
-    refuse_places(Place("", name, None, 0) for name in _added(unknown, draft))
+    refuse_places(Place("", name, None, 0) for name in _new_risks(unknown, draft))
     return TrustedPlan(plan, tuple(map(_loss, dropped)), unknown)
 
 
-def _added(unknown: Iterable[str], draft: CheckpointGraph) -> list[str]:
+def _new_risks(unknown: Iterable[str], draft: CheckpointGraph) -> list[str]:
     """Those of unknown callables that nothing would run which reads the source."""
     return [] if draft.runs is None else [name for name in unknown if name not in draft.runs]
 

@@ -140,7 +140,10 @@ class _FolderConversion:
         Raises RefusedError if something would be lost of weights, or nothing is left; InputError
         if one of the checkpoints can't be read.
         """
-        opened = [(self._placed(file), self._open(file, stack)) for file in self.files.checkpoints]
+        opened = [
+            (self._with_usual_name(file), self._open(file, stack))
+            for file in self.files.checkpoints
+        ]
         if not opened:
             with formats.opened(self.path):  # which says why it is none
                 raise RefusedError("no checkpoint is in it", path=self.path)
@@ -173,7 +176,7 @@ class _FolderConversion:
         if not self.parts:
             raise RefusedError("nothing of it is selected", path=self.path)
 
-    def _placed(self, file: CheckpointFile) -> CheckpointFile:
+    def _with_usual_name(self, file: CheckpointFile) -> CheckpointFile:
         """The model of a folder of ranks, of which the name says nothing, where libraries look."""
         is_one = file.section is Section.OTHER and self._only_models
         return file._replace(within=True) if is_one else file

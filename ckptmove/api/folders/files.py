@@ -252,7 +252,7 @@ class _Sorting:
     def _take(self, name: str, *, is_weights: bool) -> CheckpointFile:
         files = [name]
         if name.endswith(".json"):
-            with self._opened(name) as source:
+            with self._open_source(name) as source:
                 found = formats.sniffed(source)
             beside = name[: name.rfind("/") + 1]
             files += [beside + each for each in (found.files if found is not None else ())]
@@ -262,7 +262,7 @@ class _Sorting:
 
     def _format_of(self, name: str) -> str | None:
         """The name of a file's format; None if it is no checkpoint."""
-        with self._opened(name) as source:
+        with self._open_source(name) as source:
             try:
                 found = formats.looks_like(source)
                 if found is None and name.endswith(_SUFFIXES):
@@ -277,7 +277,7 @@ class _Sorting:
                 raise
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[Source]:
+    def _open_source(self, name: str) -> Iterator[Source]:
         file = self.files[name]
         place = place_of(file.path)
         with place.open() as source:

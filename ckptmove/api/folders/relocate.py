@@ -92,7 +92,7 @@ class FolderChange:
         self.moves = place_tensors(manifest, replace(rules, fixed=fixed))
         self._drop_fixed()
         self.spelling = before.spelling(self.moves)
-        self.files = {each.name: each for each in self._planned()}
+        self.files = {each.name: each for each in self._plan_files()}
         notes = list[str]()
         everything = all_files(self.path, notes, follow_links=follow_links)
         #: All that is copied unchanged.
@@ -119,7 +119,7 @@ class FolderChange:
         kept = (n for n in self.moves.rewritable if self._moves(named[n].path))
         self.moves.rewritable[:] = list(kept)
 
-    def _planned(self) -> Iterator[PartFile]:
+    def _plan_files(self) -> Iterator[PartFile]:
         start = os.path.join(self.path, "")
         for part in self.before.parts:
             for number, container in self.before.containers_of(part):

@@ -39,7 +39,7 @@ class Log:
                 if torn:
                     self._file.write("\n")
             except OSError as error:
-                raise self._failed(error) from error
+                raise self._write_error(error) from error
 
     def __enter__(self) -> Log:
         return self
@@ -56,7 +56,7 @@ class Log:
             self._file.write(log_line(result, time=time, **self._about).text() + "\n")
             self._file.flush()
         except OSError as error:
-            self.error = self._failed(error)
+            self.error = self._write_error(error)
             self._close()
 
     def _close(self) -> None:
@@ -65,7 +65,7 @@ class Log:
             with contextlib.suppress(OSError):  # its error was reported
                 file.close()
 
-    def _failed(self, error: OSError) -> WriteError:
+    def _write_error(self, error: OSError) -> WriteError:
         return WriteError(f"the log can't be written: {error.strerror}", path=self._path)
 
 

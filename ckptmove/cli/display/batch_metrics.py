@@ -73,10 +73,10 @@ class MetricsFile:
             yield f"# TYPE ckptmove_batch_{name} gauge\n"
             for more, value in told:
                 labels = {**self._labels, **more}.items()
-                text = ",".join(f'{label}="{_escaped(each)}"' for label, each in labels)
+                text = ",".join(f'{label}="{_escape_label(each)}"' for label, each in labels)
                 yield f"ckptmove_batch_{name}{{{text}}} {value}\n"
 
 
-def _escaped(text: str) -> str:
+def _escape_label(text: str) -> str:
     text = mask_secrets(text).encode("utf-8", "replace").decode()
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

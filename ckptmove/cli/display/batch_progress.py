@@ -55,13 +55,13 @@ class BatchProgress:
         if self._metrics.error is not None:
             raise self._metrics.error
         try:
-            with self._shown(work):
+            with self._show_bar(work):
                 yield
         finally:
             self._metrics.write(self.facts(), running=False)
 
     @contextlib.contextmanager
-    def _shown(self, work: Batch) -> Iterator[None]:
+    def _show_bar(self, work: Batch) -> Iterator[None]:
         """While it runs, show a bar, if that is wanted."""
         if self._form != "bar":
             yield

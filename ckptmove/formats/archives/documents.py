@@ -49,8 +49,8 @@ class Document:
     def respelled(self, changes: Changes) -> bytes:
         """The text with other values: of the same length, if that can be had."""
         try:
-            root = _changed(self.root, changes)
-            made = [self._dumped(root, spacing) for spacing in _SPACINGS]
+            root = _replace_values(self.root, changes)
+            made = [self._dump(root, spacing) for spacing in _SPACINGS]
         except RecursionError as error:
             raise UnsupportedError(f"the record {self.name!r} is nested too deeply") from error
         fitting = next((text for text in made if len(text) <= self.nbytes), made[-1])
@@ -59,11 +59,11 @@ class Document:
     def with_values(self, changes: Changes) -> bytes:
         """What the text says with other values, a line each, to be compared and shown."""
         try:
-            return json.dumps(_changed(self.root, changes), indent=1).encode("ascii")
+            return json.dumps(_replace_values(self.root, changes), indent=1).encode("ascii")
         except RecursionError as error:
             raise UnsupportedError(f"the record {self.name!r} is nested too deeply") from error
 
-    def _dumped(self, root: Json, spacing: tuple[str, str]) -> bytes:
+    def _dump(self, root: Json, spacing: tuple[str, str]) -> bytes:
         try:
             return json.dumps(root, ensure_ascii=self._ascii, separators=spacing).encode("utf-8")
         except UnicodeEncodeError:  # a lone surrogate, which only an escape can spell
@@ -97,16 +97,16 @@ def _finite(text: str) -> float:
     return value
 
 
-def _changed(node: Json, changes: Changes) -> Json:
+def _replace_values(node: Json, changes: Changes) -> Json:
     """A copy with the changes made."""
     if isinstance(node, dict):
         fresh = changes.get(id(node), {})
         return {
-            key: fresh[key] if key in fresh else _changed(each, changes)
+            key: fresh[key] if key in fresh else _replace_values(each, changes)
             for key, each in node.items()
         }
     if isinstance(node, list):
-        return [_changed(each, changes) for each in node]
+        return [_replace_values(each, changes) for each in node]
     return node
 
 

@@ -74,7 +74,7 @@ def members_of(source: Readable) -> tuple[dict[str, Member], int]:
         if member.name in members:
             raise CorruptError(f"the tar has two members {member.name!r:.100}")
         members[member.name] = member
-        end = _padded(member.end)
+        end = _pad_to_block(member.end)
     return members, end
 
 
@@ -119,7 +119,7 @@ def walk_members(
             yield Member(name, at, start, nbytes, said and said.size)
             count += 1
             said = None
-        at = _padded(start + nbytes)
+        at = _pad_to_block(start + nbytes)
     raise CorruptError("the tar is truncated: its end is missing")
 
 
@@ -164,8 +164,8 @@ def edits_to_resize(source: Readable, member: Member, nbytes: int) -> list[Edit]
 
     UnsupportedError if its header has no room for that.
     """
-    padding = bytes(_padded(nbytes) - nbytes)
-    changes = [Edit(member.end, _padded(member.end), padding)]
+    padding = bytes(_pad_to_block(nbytes) - nbytes)
+    changes = [Edit(member.end, _pad_to_block(member.end), padding)]
     at, old = member.size or Size(0, b"")
     new = b"%0*d" % (len(old), nbytes)
     if old and len(old) == len(new):
@@ -215,5 +215,5 @@ def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode("utf-8", "replace")
 
 
-def _padded(at: int) -> int:
+def _pad_to_block(at: int) -> int:
     return -(-at // BLOCK) * BLOCK

@@ -84,7 +84,7 @@ def missing_files(names: Iterable[str]) -> list[MissingFile]:
     found = [
         *_of_processes(known),
         *_of_zero(known),
-        *_counted(known),
+        *_gaps_of_accelerate(known),
         *_of_meta(known),
         *_of_ranks(known),
         *_shards(known),
@@ -152,7 +152,7 @@ def _of_zero(names: Collection[str]) -> Iterator[MissingFile]:
                 yield MissingFile(name, "the states of the optimizer are there", is_of_rank=True)
 
 
-def _counted(names: Collection[str]) -> Iterator[MissingFile]:
+def _gaps_of_accelerate(names: Collection[str]) -> Iterator[MissingFile]:
     """What accelerate has counted: the first has no number."""
     kinds: dict[tuple[str, str], dict[int, str]] = {}
     for name in names:

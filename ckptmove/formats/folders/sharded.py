@@ -237,7 +237,7 @@ class _ShardedPickles(PartsContainer):
             number_files(shard.container, n)
         _check_shards(index, held, self.warnings)
         roots = [shard.container.roots[0][1] for shard in shards]
-        self.roots = [((), _joined(pairs, roots))]
+        self.roots = [((), _join_dicts(pairs, roots))]
 
 
 def _dict_of(shard: Shard) -> Dict | Call:
@@ -257,7 +257,7 @@ def _dict_of(shard: Shard) -> Dict | Call:
     return root
 
 
-def _joined(pairs: list[tuple[Node, Node]], roots: Sequence[Node]) -> Node:
+def _join_dicts(pairs: list[tuple[Node, Node]], roots: Sequence[Node]) -> Node:
     """One dict of several: an ordered one if all are."""
     joined: Dict | Call = Dict()
     if all(isinstance(root, Call) for root in roots):

@@ -107,7 +107,7 @@ class ExportCheckpoint(Checkpoint):
             name: self.container.documents[name].respelled(changes)
             for name, changes in self._changes(moves).items()
         }
-        return self.container.plan_with(self.spelling(self._pickled(moves)), new)
+        return self.container.plan_with(self.spelling(self._moves_of_pickles(moves)), new)
 
     def _refuse(self, moves: Moves) -> None:
         """Raises UnsupportedError if not all that depends on the devices is known."""
@@ -136,7 +136,7 @@ class ExportCheckpoint(Checkpoint):
                 hint="export it again on the other device",
             )
 
-    def _pickled(self, moves: Moves) -> Moves:
+    def _moves_of_pickles(self, moves: Moves) -> Moves:
         """The moves of what is pickled, counted as its own contents count."""
         first, values = len(self._raw), len(self.contents.values)
         return Moves(
@@ -166,7 +166,7 @@ class ExportCheckpoint(Checkpoint):
         return changes
 
     def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
-        super().check_relocated(other, self._pickled(moves))
+        super().check_relocated(other, self._moves_of_pickles(moves))
         assert isinstance(other, ExportCheckpoint)
         all_changes = self._changes(moves)
         for name, document in self.container.documents.items():

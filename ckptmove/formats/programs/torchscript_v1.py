@@ -109,7 +109,7 @@ class ScriptModel:
         self.said: list[NamedDevice] = []  #: the devices that pickled attributes name
         self._check_keys(root, _MODEL, "the model")
         #: the tensors, by number
-        self.table = [self._tensor(n, each) for n, each in enumerate(_listed(root, "tensors"))]
+        self.table = [self._tensor(n, each) for n, each in enumerate(_list_at(root, "tensors"))]
         for path, module in _modules(member(root, "mainModule", dict, "the model")):
             self._read_module(path, module, attributes)
         if attributes is not None:
@@ -129,8 +129,8 @@ class ScriptModel:
         dtype = _DTYPES.get(member(node, "dataType", str, where))
         if dtype is None or node.get("isQuantized"):
             raise UnsupportedError(f"{where} has an unknown dtype")
-        shape = tuple(_number(each, where) for each in _listed(node, "dims"))
-        stride = tuple(_number(each, where) for each in _listed(node, "strides"))
+        shape = tuple(_number(each, where) for each in _list_at(node, "dims"))
+        stride = tuple(_number(each, where) for each in _list_at(node, "strides"))
         offset = _number(node.get("offset", "0"), where)
         key = member(member(node, "data", dict, where), "key", str, where)
         device = node.get("device", "cpu")
@@ -146,12 +146,12 @@ class ScriptModel:
     ) -> None:
         where = f"the module {spell(path)!r}"
         self._check_keys(module, _MODULE, where)
-        for each in _listed(module, "parameters"):
+        for each in _list_at(module, "parameters"):
             number = _number(member(each, "tensorId", str, where), where)
             self._name((*path, member(each, "name", str, where)), number)
             if each.get("isBuffer", False) is not True:
                 self.parameters.add(number)
-        for each in _listed(module, "attributes"):
+        for each in _list_at(module, "attributes"):
             name, at = member(each, "name", str, where), each.get("id", "0")
             if at == "-1":
                 continue
@@ -313,11 +313,11 @@ def _modules(main: dict[str, Json]) -> Iterator[tuple[Path, dict[str, Json]]]:
         if len(path) > _DEEPEST:
             raise CorruptError(f"modules are nested more than {_DEEPEST} levels deep")
         yield path, module
-        inner = _listed(module, "submodules")
+        inner = _list_at(module, "submodules")
         todo += [((*path, member(each, "name", str, "a module")), each) for each in reversed(inner)]
 
 
-def _listed(node: Json, key: str) -> list[Json]:
+def _list_at(node: Json, key: str) -> list[Json]:
     found = node.get(key, []) if isinstance(node, dict) else None
     if not isinstance(found, list):
         raise CorruptError(f"{key!r} is no list in the description of the model")

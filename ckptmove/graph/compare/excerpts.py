@@ -98,12 +98,12 @@ def changed_lines(old: Readable, new: Readable) -> tuple[str, ...]:
     counts = f"-{start + 1},{len(removed)} +{start + 1},{len(added)}"
     return (
         f"@@ {counts} @@",
-        *_cut("-", removed, column),
-        *_cut("+", added, column),
+        *_trim_lines("-", removed, column),
+        *_trim_lines("+", added, column),
     )
 
 
-def _cut(sign: str, lines: list[str], column: int) -> list[str]:
+def _trim_lines(sign: str, lines: list[str], column: int) -> list[str]:
     """The first lines, each without what is far from the first difference."""
     shown = [
         sign + ("…" if column else "") + line[column : column + _LONGEST_LINE]

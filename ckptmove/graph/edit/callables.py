@@ -58,7 +58,7 @@ def misused(node: Node) -> str | None:
 
 def callables_in(root: Node, judge: Judge) -> tuple[str, ...]:
     """The names of unknown callables in a graph, each once, in the order of a pickle."""
-    return tuple(dict.fromkeys(_tainted(root, judge)[0].values()))
+    return tuple(dict.fromkeys(_find_unknown(root, judge)[0].values()))
 
 
 def places_of(root: Node, judge: Judge) -> Iterator[Place]:
@@ -66,7 +66,7 @@ def places_of(root: Node, judge: Judge) -> Iterator[Place]:
 
     RefusedError if their names are absurdly long together.
     """
-    own, tainted = _tainted(root, judge)
+    own, tainted = _find_unknown(root, judge)
     if id(root) not in tainted:
         return
     if _is_whole(root, own, tainted):
@@ -100,7 +100,7 @@ def leave_out(places: Sequence[Place]) -> None:
         del place.holder[place.slot]
 
 
-def _tainted(root: Node, judge: Judge) -> tuple[dict[int, str], dict[int, str]]:
+def _find_unknown(root: Node, judge: Judge) -> tuple[dict[int, str], dict[int, str]]:
     """Unknown callables by the `id()` of their nodes; and these, with all that leads to one."""
     names: dict[int, str] = {}
     holders: defaultdict[int, list[Node]] = defaultdict(list)
@@ -149,10 +149,10 @@ def _is_composite(node: Node) -> bool:
 
 def _is_whole(node: Node, own: dict[int, str], tainted: dict[int, str]) -> bool:
     """Whether nothing less than this node can be left out."""
-    return id(node) in own or any(id(each) in tainted for each in _fixed(node))
+    return id(node) in own or any(id(each) in tainted for each in _required_parts(node))
 
 
-def _fixed(node: Node) -> Iterator[Node]:
+def _required_parts(node: Node) -> Iterator[Node]:
     """What a node holds that can't be taken from it."""
     if isinstance(node, Set):
         yield from node.items

@@ -72,7 +72,7 @@ def bytes_of_arrays(draft: CheckpointGraph, contents: Contents) -> dict[int, Arr
         order = order_of(array)
         if order is not None and array.nbytes > MAX_NBYTES:
             continue
-        stored, view = _stored(draft, array, "bytes")
+        stored, view = _storage_and_view(draft, array, "bytes")
         blob = _blob(draft, array)
         put_content(node, blob)
         found[id(node)] = own[id(blob)] = ArrayBytes(blob, stored, view, order)
@@ -85,26 +85,26 @@ def _blob(draft: CheckpointGraph, array: Array) -> Blob:
         blob = Blob(0, array.nbytes, None)
         draft.blobs[id(blob)] = draft.blobs[id(content)]
         return blob
-    return Blob(0, array.nbytes, _held(content))
+    return Blob(0, array.nbytes, _bytes_of(content))
 
 
 def _tensor(draft: CheckpointGraph, array: Array, keys: list[str]) -> Call:
     graph = draft.graph
     key = f"numpy/{len(keys)}"
     keys.append(key)
-    stored, view = _stored(draft, array, key)
+    stored, view = _storage_and_view(draft, array, key)
     draft.stored[key] = stored
     storage = graph.storage(key, stored.dtype, array.nbytes, "cpu")
     return graph.tensor(storage, view.dtype, view.shape, view.stride, 0)
 
 
-def _stored(draft: CheckpointGraph, array: Array, key: str) -> tuple[StorageBytes, View]:
+def _storage_and_view(draft: CheckpointGraph, array: Array, key: str) -> tuple[StorageBytes, View]:
     """Where the bytes of an array come from, and how its elements lie there."""
     dtype, content = array.dtype if array.dtype in _TYPED else None, array.content
     view = View(array.dtype, array.shape, array.stride, 0)
     stored = StorageBytes(key, "cpu", dtype, array.nbytes, big_endian=array.big_endian)
     if not isinstance(content, Blob) or content.content is not None:
-        return stored._replace(content=_held(content)), view
+        return stored._replace(content=_bytes_of(content)), view
     window = draft.blobs[id(content)]
     if isinstance(window, Reordered) and window.order == order_of(array):
         window = window.tensor
@@ -121,7 +121,7 @@ def _array_of(node: Node) -> Array | None:
     return array if array is not None and isinstance(array.content, (bytes, Blob)) else None
 
 
-def _held(content: bytes | str | Blob | Call) -> bytes:
+def _bytes_of(content: bytes | str | Blob | Call) -> bytes:
     """Bytes in memory."""
     held = content.content if isinstance(content, Blob) else content
     assert isinstance(held, bytes)

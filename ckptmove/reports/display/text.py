@@ -67,12 +67,12 @@ def one_line(where: str, what: str, hint: str, most: int) -> str:
     for longest in (most, 120, 80, 60, 40):
         place = cut_to_bytes(where, longest)
         cause, remedy = cut_words(what, longest), cut_words(hint, longest)
-        line = _joined(place, cause, remedy)
+        line = _join_sentences(place, cause, remedy)
         if _nbytes(line) <= most:
             return line
     remedy = cut_to_bytes(remedy, most // 3)
-    spare = most - _nbytes(_joined(place, "", remedy))
-    return _joined(place, cut_to_bytes(cause, spare), remedy)
+    spare = most - _nbytes(_join_sentences(place, "", remedy))
+    return _join_sentences(place, cut_to_bytes(cause, spare), remedy)
 
 
 def cut_words(text: str, longest: int) -> str:
@@ -85,7 +85,7 @@ def _nbytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _joined(where: str, what: str, hint: str) -> str:
+def _join_sentences(where: str, what: str, hint: str) -> str:
     return f"{f'{where}: ' if where else ''}{what}{f' ({hint})' if hint else ''}"
 
 

@@ -96,12 +96,12 @@ def facts() -> Facts:
         devices += _cuda_devices(machine.gpus, said)
         devices += _xpu_devices(said)
         devices += _other_devices(said)
-        mps_available = _asked(torch.backends.mps.is_available, False, said)
+        mps_available = _answer_or(torch.backends.mps.is_available, False, said)
         if mps_available:
-            devices.append(Device("mps", _asked(_mps_name, "", [])))
-        default = _asked(torch.get_default_device, torch.device("cpu"), said)
-        cudnn = _asked(torch.backends.cudnn.version, None, said)
-        arch_list: list[str] = _asked(torch.cuda.get_arch_list, [], said)
+            devices.append(Device("mps", _answer_or(_mps_name, "", [])))
+        default = _answer_or(torch.get_default_device, torch.device("cpu"), said)
+        cudnn = _answer_or(torch.backends.cudnn.version, None, said)
+        arch_list: list[str] = _answer_or(torch.cuda.get_arch_list, [], said)
     return Facts(
         python=platform.python_version(),
         platform=platform.platform(),
@@ -109,9 +109,9 @@ def facts() -> Facts:
         processor=platform.machine(),
         torch=str(torch.__version__),
         torch_at=str(Path(torch.__file__).parent),
-        other_torches=tuple(_asked(_other_torches, [], [])),
-        installer=_asked(_installer, "", []),
-        companions=_asked(_companions, {}, []),
+        other_torches=tuple(_answer_or(_other_torches, [], [])),
+        installer=_answer_or(_installer, "", []),
+        companions=_answer_or(_companions, {}, []),
         cuda=torch.version.cuda,
         hip=torch.version.hip,
         xpu=bool(getattr(torch._C, "_has_xpu", False)),
@@ -145,7 +145,7 @@ def _warnings_into(said: list[str]) -> Iterator[None]:
     said += [plain_message(str(each.message)) for each in heard]
 
 
-def _asked(question: Callable[[], T], otherwise: T, said: list[str]) -> T:
+def _answer_or(question: Callable[[], T], otherwise: T, said: list[str]) -> T:
     """The answer of a function; if it raises, `otherwise`, with the error in `said`."""
     try:
         return question()
@@ -165,11 +165,13 @@ def plain_message(text: str) -> str:
 def _cuda_devices(gpus: tuple[Gpu, ...], said: list[str]) -> Iterator[Device]:
     if not (torch.version.cuda or torch.version.hip):
         return
-    if not _asked(torch.cuda.is_available, False, said):
-        _asked(torch.cuda.init, None, said)  # a first warning comes once a process, errors always
+    if not _answer_or(torch.cuda.is_available, False, said):
+        _answer_or(
+            torch.cuda.init, None, said
+        )  # a first warning comes once a process, errors always
         return
-    for index in range(_asked(torch.cuda.device_count, 0, said)):
-        found = _asked(partial(torch.cuda.get_device_properties, index), None, said)
+    for index in range(_answer_or(torch.cuda.device_count, 0, said)):
+        found = _answer_or(partial(torch.cuda.get_device_properties, index), None, said)
         if found is None:
             continue
         uuid = str(getattr(found, "uuid", ""))
@@ -188,8 +190,8 @@ def _cuda_devices(gpus: tuple[Gpu, ...], said: list[str]) -> Iterator[Device]:
 def _xpu_devices(said: list[str]) -> Iterator[Device]:
     if not getattr(torch._C, "_has_xpu", False):
         return
-    for index in range(_asked(torch.xpu.device_count, 0, said)):
-        found = _asked(partial(torch.xpu.get_device_properties, index), None, said)
+    for index in range(_answer_or(torch.xpu.device_count, 0, said)):
+        found = _answer_or(partial(torch.xpu.get_device_properties, index), None, said)
         name, total = getattr(found, "name", ""), getattr(found, "total_memory", None)
         yield Device(f"xpu:{index}", name, total=total)
 
@@ -198,7 +200,7 @@ def _other_devices(said: list[str]) -> Iterator[Device]:
     """Devices of another backend (`privateuseone`), under its current name."""
     name = str(torch._C._get_privateuse1_backend_name())
     count = getattr(getattr(torch, name, None), "device_count", None)
-    for index in range(0 if count is None else _asked(count, 0, said)):
+    for index in range(0 if count is None else _answer_or(count, 0, said)):
         yield Device(f"{name}:{index}")
 
 

@@ -76,7 +76,7 @@ def look() -> Machine:
                 found = replace(found, gpus=found.gpus or tuple(source()))
     with suppress(Exception):
         found = replace(found, gpus=found.gpus + tuple(_amd()))
-    return replace(found, denied=tuple(_denied()))
+    return replace(found, denied=tuple(_denied_devices()))
 
 
 def driver_version(text: str) -> str | None:
@@ -224,7 +224,7 @@ def gfx(version: int) -> str:
     return f"gfx{major}{minor:x}{stepping:x}"
 
 
-def _denied() -> Iterator[str]:
+def _denied_devices() -> Iterator[str]:
     for name in ("nvidiactl", "nvidia0", "nvidia-uvm", "kfd"):
         path = Path("/dev") / name
         with suppress(OSError):

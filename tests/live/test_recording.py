@@ -198,10 +198,10 @@ def test_a_recorder_that_runs_is_not_entered_again() -> None:
 
 def test_packages_of_any_environment_are_libraries() -> None:
     for folder in (
-        "/home/me/.local/lib/python3.11/site-packages",
+        "/srv/me/.local/lib/python3.11/site-packages",
         "/usr/lib/python3/dist-packages",
     ):
         file = f"{folder}/skorch/net.py"
         assert source_lines.is_library(file)
         assert source_lines.line_in(file, 3) == "skorch/net.py:3"
-    assert not source_lines.is_library("/home/me/site/train.py")
+    assert not source_lines.is_library("/srv/me/site/train.py")

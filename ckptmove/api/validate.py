@@ -24,7 +24,12 @@ from ..reports.validate import (
 )
 from ..sources import place_of
 from ..sources.downloads import Downloads
-from ..trial.state.loaders import not_loaded, reserve_for_safetensors, usual_device
+from ..trial.state.loaders import (
+    check_room_for_torch,
+    not_loaded,
+    reserve_for_safetensors,
+    usual_device,
+)
 from ..writing.verify import Progress
 from .against import compare
 from .folders.checks import check_folder
@@ -280,8 +285,9 @@ def _fetch(
 ) -> Sequence[str] | RefusedError:
     """Copies of the files that hold tensors, if anybody here is to open them."""
     try:
+        check_room_for_torch()
         from ..trial.state import reload
-    except ImportError:
+    except (ImportError, MemoryError):
         return ()
     del reload  # whoever opens the files imports it again
     try:
@@ -304,6 +310,7 @@ def _run_trial(
 ) -> TrialResult:
     """Run the model, and take a step, with files that can be opened here."""
     try:
+        check_room_for_torch()
         from ..trial.trial import rehearse
     except _IMPORT_ERRORS as error:
         return TrialResult(device, False, _skip(ALL_CHECKS[3:], _why_no_torch(error)))
@@ -341,8 +348,9 @@ def _about_source(finding: Finding, copies: Downloads) -> Finding:
 def _library_faults(path: str) -> list[str]:
     """What the safetensors library has against a file of its own, if it is there to be asked."""
     try:
+        check_room_for_torch()  # which the library imports
         from safetensors import SafetensorError, safe_open
-    except ImportError:
+    except (ImportError, MemoryError):
         return []
     try:
         reserve_for_safetensors(path)
@@ -367,6 +375,7 @@ def _check_reload(
     if is_on_cpu and len(skipped) == len(kinds) == 1:
         return "cpu", skipped[0]
     try:
+        check_room_for_torch()
         from ..trial.state.reload import reloaded, there
     except _IMPORT_ERRORS as error:
         return device, Finding("reload", SKIPPED, _why_no_torch(error))

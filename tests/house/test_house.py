@@ -44,6 +44,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "system.signals",
         "system.locks",
         "system.temporary",
+        "system.memory",
         "system.names",
         "sources.budget",
         "sources.source",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import zipfile
@@ -492,6 +493,26 @@ print(json.dumps(ckptmove.validate(sys.argv[1]).to_json()))
     found = {each["check"]: each for each in json.loads(done.stdout)["checks"]}
     assert found["reload"]["outcome"] == "skipped"
     assert found["reload"]["title"].startswith("torch can't be imported: ")
+
+
+@pytest.mark.cold
+@pytest.mark.sample(1)
+@pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
+@pytest.mark.parametrize("megabytes", [420, 500, 400, 450, 550])
+@pytest.mark.parametrize("name", ["run.safetensors", "run.pt"])
+def test_torch_with_too_little_room_does_not_end_us(name: str, megabytes: int, made: Path) -> None:
+    """C++ and OpenBLAS end a process in which their allocations fail, with torch half imported."""
+    room = megabytes << 20
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptmove", "validate", os.fspath(made / name)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (room, room)),
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "torch can't be imported: " in done.stdout
+    assert not done.stderr
 
 
 # -- model and step --------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import re
 import struct
 import sys
 import uuid
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,11 +34,12 @@ import torch
 from torch.package.package_exporter import PackageExporter
 
 import ckptmove
-from ckptmove import CheckFailed, CkptmoveError, CorruptError, InputError
+from ckptmove import CheckFailed, CkptmoveError, CorruptError, InputError, UntrustedError
 from ckptmove.batches.options import VerbName
 from ckptmove.torch_pickle.callables.allowlist import KNOWN
 from ckptmove.torch_pickle.callables.uses import not_surely_harmless
 from tests.conftest import some
+from tests.making.bombs import zipped
 from tests.making.carriers import CARRIERS, FOLDERS, runs
 from tests.making.payload_families import FAMILIES, LASTING, OF_OLD
 from tests.making.payloads import CANARY, LEGACY, Family, called, given, legacy_of, name, text
@@ -246,6 +248,20 @@ def test_what_only_other_versions_run(family: str, carrier: str, watched: Path) 
         pytest.skip("it does not fit, or libtorch reads it")
     with contextlib.suppress(InputError):
         assert ckptmove.inspect(path).unknown_callables
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch-zip", "cut"])
+def test_records_that_torch_passes_over_are_looked_into(kind: str, tmp_path: Path) -> None:
+    """Whoever put them there may load them, as libraries do that add files to a zip of torch."""
+    path = tmp_path / "x.pt"
+    torch.save({"w": torch.ones(1)}, path)
+    evil = b"\x80\2}X\1\0\0\0acos\nsystem\nX\4\0\0\0true\x85Rs."
+    held = {"pickle": evil, "torch-zip": zipped(evil), "cut": evil[:-1]}[kind]
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x/extra/more.pkl", held)
+    assert ckptmove.inspect(path).unknown_callables == ("os.system",)
+    with pytest.raises(UntrustedError, match=r"os\.system"):
+        ckptmove.inspect(path, strict=True)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 4])

@@ -1,4 +1,7 @@
-"""What Megatron-FSDP saves (`fsdp_dtensor`): DCP, with parts of a parameter that are not even."""
+"""Runs of Megatron, of which a file names the latest iteration; and what Megatron-FSDP saves.
+
+That (`fsdp_dtensor`) is DCP, with parts of a parameter that are not even.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import ckptmove
+from ckptmove.errors import CorruptError, UnsupportedError
+from tests.conftest import RunCli
 from tests.making.distributed import save_dcp
 from tests.making.ranks import over_gloo
 from tests.oracles.sameness import assert_same_tree
@@ -71,3 +76,74 @@ def test_it_is_what_was_trained(tmp_path: Path) -> None:
     over_gloo(folder, 2, save_rank)
     assert ckptmove.inspect(folder).divisions["model.a.weight"] == "rows/2"
     assert_same_tree(ckptmove.load(folder), trained())
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def save_run(folder: Path, *iterations: int) -> Path:
+    """A run of so many iterations, each of which is its number; the last is the latest."""
+    for n in iterations:
+        saved = save_dcp(folder / f"iter_{n:07}", {"w": torch.full((4,), float(n))})
+        torch.save({"iteration": n}, saved / "common.pt")
+        (saved / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    (folder / "latest_checkpointed_iteration.txt").write_text(f"{iterations[-1]}")
+    return folder
+
+
+def test_a_run_is_its_latest_iteration(tmp_path: Path, run_cli: RunCli) -> None:
+    run = save_run(tmp_path / "run", 50, 150, 100)
+    expected = {"w": torch.full((4,), 100.0), "iteration": 100}
+    note = "only iter_0000100 was looked at, the latest in it"
+    assert any(note in each for each in ckptmove.inspect(run).warnings)
+    assert_same_tree(ckptmove.load(run), expected)
+    ckptmove.convert(run, tmp_path / "all.pt")
+    assert_same_tree(ckptmove.load(tmp_path / "all.pt"), expected)
+    assert ckptmove.diff(run, run / "iter_0000100").equal
+    assert ckptmove.validate(run).ok
+    assert note in run_cli("convert", run, tmp_path / "w.safetensors", exit=0).stderr
+    run_cli("batch", "convert", run, tmp_path / "each", "--format", "safetensors", exit=0)
+    assert len([*(tmp_path / "each").rglob("*.safetensors")]) == 3
+
+
+def test_an_only_iteration_needs_no_name(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", 7)
+    (run / "latest_checkpointed_iteration.txt").unlink()
+    assert_same_tree(ckptmove.load(run)["w"], torch.full((4,), 7.0))
+
+
+def test_a_release_is_followed(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", 7, 9)
+    (run / "iter_0000009").rename(run / "release")
+    (run / "latest_checkpointed_iteration.txt").write_text("release\n")
+    assert_same_tree(ckptmove.load(run)["w"], torch.full((4,), 9.0))
+
+
+def test_iterations_without_a_latest_are_listed(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", 50, 100)
+    (run / "latest_checkpointed_iteration.txt").unlink()
+    for verb in (
+        ckptmove.inspect,
+        ckptmove.load,
+        lambda at: ckptmove.convert(at, tmp_path / "o.pt"),
+    ):
+        with pytest.raises(UnsupportedError, match="iter_0000050, iter_0000100 in it"):
+            verb(run)
+    assert not (tmp_path / "o.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "told", ["300", "", "../run/iter_0000050", "1" * 30, "-50", "\0", "release"]
+)
+def test_a_latest_that_is_not_there(told: str, tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", 50, 100)
+    (run / "latest_checkpointed_iteration.txt").write_text(told)
+    for verb in (
+        ckptmove.inspect,
+        ckptmove.load,
+        lambda at: ckptmove.convert(at, tmp_path / "o.pt"),
+    ):
+        with pytest.raises(CorruptError, match=r"iteration\.txt. says") as raised:
+            verb(run)
+        assert "\n" not in str(raised.value)
+    assert not (tmp_path / "o.pt").exists()

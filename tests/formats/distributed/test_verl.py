@@ -87,6 +87,8 @@ def test_the_folder_of_a_step_has_both_models(step: Path, tmp_path: Path, run_cl
     assert "container training-folder" in checked
     assert "actor: not tried: the library that wrote fsdp-ranks loads it on its ranks" in checked
     shutil.copytree(step, step.with_name("global_step_20"))
+    assert "only global_step_10 was looked at" in run_cli("inspect", step.parent, exit=0).stderr
+    (step.parent / "latest_checkpointed_iteration.txt").unlink()
     asked = run_cli("convert", step.parent, tmp_path / "one.pt", exit=3).stderr
     assert "give one of them, such as" in asked
 

@@ -144,10 +144,23 @@ class _Merged(Trained):
             weight = held.pop(WEIGHT)
             assert isinstance(weight, Whole)
             self.weights[name], self.state[name] = weight, held
+        for group in shapes:
+            self._check_state(group)
         self.groups = groups_of(shapes, abouts_of(optimizer, optimizer.root, len(shapes)))
         if is_alone:
             self.frozen = frozen_in(model)
         self.rest = rest_of(optimizer, optimizer.root, {*LAYOUT, _GROUPS})
+
+    def _check_state(self, group: Shapes) -> None:
+        """Raises InputError if a parameter of a group lacks a state that another one has."""
+        kinds = {kind for name in group for kind in self.state[name]}
+        for name in group:
+            missing = sorted(kinds - self.state[name].keys())
+            if missing:
+                raise InputError(
+                    f"its file '{ZERO}/{name:.100}/{missing[0]}{_SUFFIX}' is missing, which others "
+                    "of its group have"
+                )
 
     def _held(self, name: str, shape: tuple[int, ...]) -> dict[str, Value]:
         """What there is of a parameter, its weight first."""
@@ -165,7 +178,7 @@ class _Merged(Trained):
                 held[kind] = file.top
                 continue
             found = file.elements(file.top.get(PARAM) if isinstance(file.top, Dict) else file.top)
-            if found is None:
+            if found is None or (kind == STEP and found.numel != 1):
                 raise file.malformed("it")
             held[kind] = found if kind == STEP else self._whole(file, found, shape, is_bare)
         shapes = {each.shape for each in held.values() if isinstance(each, Whole)}

@@ -547,4 +547,6 @@ def rearrange(node: Any, nodes: list[Any], random: Random) -> None:
         key, value = node.pairs[at]
         node.pairs[at] = random.choice([(other, value), (key, other)])
     elif getattr(node, "items", None):
-        node.items[random.randrange(len(node.items))] = other
+        items = list(node.items)  # long rows of numbers are arrays, which hold nothing else
+        items[random.randrange(len(items))] = other
+        node.items = items

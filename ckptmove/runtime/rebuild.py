@@ -222,7 +222,7 @@ def plain_tensor(
         reach += (n - 1) * step
         count *= n
     kind = WHOLE[dtype]
-    if reach * kind.itemsize > storage.nbytes() or count >= 1 << 59:
+    if reach * kind.itemsize > storage.nbytes() or count >= 1 << 59 or max(stride, default=0) >> 63:
         return None
     made = torch.empty(0, dtype=kind, device=storage.device)
     try:

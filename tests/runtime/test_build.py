@@ -30,6 +30,7 @@ from ckptmove.pickles.nodes import Call, Dict, Global, List, Node, Persistent, S
 from ckptmove.pickles.walk import walk
 from ckptmove.runtime.build import built
 from ckptmove.runtime.opaque import Opaque
+from ckptmove.runtime.rebuild import plain_tensor
 from tests.making.building import at_most
 from tests.making.checkpoints import MAKERS, save
 from tests.making.relaying import rezipped
@@ -515,6 +516,13 @@ def test_rearranged_graphs_are_built_or_are_errors(
         rearrange(random.choice(nodes), nodes, random)
     with contextlib.suppress(CkptmoveError):
         build_node(root)
+
+
+def test_a_stride_that_torch_has_no_number_for_is_left_to_all_checks() -> None:
+    """Where a dimension has one element, any stride reaches no further."""
+    storage = torch.UntypedStorage(8)
+    assert plain_tensor(storage, "float32", 0, (1,), ((1 << 63) - 1,), False) is not None
+    assert plain_tensor(storage, "float32", 0, (1,), (1 << 63,), False) is None
 
 
 def nodes_of(root: Node) -> list[Any]:

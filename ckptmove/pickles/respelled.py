@@ -27,7 +27,6 @@ from .scan import (
     LONG_BINPUT,
     MEMOIZE,
     PUT,
-    ROW,
     STOP,
     Survey,
     argument,
@@ -39,8 +38,11 @@ from .scan import (
 _TEXTS = frozenset(b"X\x8c\x8d")
 _GETS, _PUTS = frozenset((BINGET, LONG_BINGET)), frozenset((BINPUT, LONG_BINPUT))
 _INTS = frozenset((BININT1, BININT2, BININT))
-#: Opcodes that count slots, spell them as lines, or say how many bytes follow.
-_REFUSED = frozenset((MEMOIZE, PUT, GET, FRAME))
+_POP, _POP_MARK, _DUP = b"012"
+#: Opcodes that count slots, spell them as lines, or say how many bytes follow; and those after
+#: which a string that was pushed before is on top again, where a PUT takes it.
+_REFUSED = frozenset((MEMOIZE, PUT, GET, FRAME, _POP, _POP_MARK, _DUP))
+_ROW = re.compile(row_of(_REFUSED) + b"{1,1000}", re.DOTALL)
 _MOST_SLOTS = 16  # that are looked up; a file of torch needs two or three
 
 #: What was pushed: a text; or a number that stands for what both pickles have alike.
@@ -158,7 +160,7 @@ class _Proof:
         """The rows of opcodes of a known length between two edits, or up to STOP."""
         data, limit = self.data, len(self.data) if end is None else end
         while start < limit:
-            row = ROW.match(data, start, limit)
+            row = _ROW.match(data, start, limit)
             if row is not None:
                 yield row.span()
                 start = row.end()

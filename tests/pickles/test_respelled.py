@@ -170,6 +170,15 @@ def test_odd_memos_are_left_to_the_walk(way: str) -> None:
         assert walks_alike(data, [edit], {use: "mps"})
 
 
+@pytest.mark.parametrize("way", [b"N0q\x05", b"(NN1q\x05", b"q\x01N0r\x05\0\0\0", b"2q\x050"])
+def test_a_string_that_is_on_top_again_proves_nothing(way: bytes) -> None:
+    """A PUT that follows later memoizes it as well: who recalls that would get the new text."""
+    data = b"\x80\x02(" + LITERAL + way + b"K\x04h\x05t."
+    assert not changed(data, (LITERAL, b"X\x03\0\0\0mps"), texts={LITERAL: "mps"})
+    plain = data.replace(way, b"q\x05")
+    assert changed(plain, (LITERAL, b"X\x03\0\0\0mps"), texts={LITERAL: "mps", b"h\x05": "mps"})
+
+
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_frames_and_counted_slots_prove_nothing(protocol: int) -> None:
     data = dumps([Stored("0", "cpu"), "x"], protocol)

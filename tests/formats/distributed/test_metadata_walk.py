@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.errors import InputError
+from ckptmove.errors import CorruptError, InputError
 from ckptmove.formats.distributed.dcp.metadata import read_metadata
+from ckptmove.formats.distributed.dcp.metadata_walk import walk_metadata
 from ckptmove.sources.budget import Budget
 from ckptmove.sources.source import Memory
 from tests.making.distributed import save_dcp
@@ -48,3 +49,14 @@ def test_any_damaged_byte_is_told(flip: int, tmp_path: Path) -> None:
             refused.append(str(error))
     assert len(refused) > len(content) // 2
     assert not any("\n" in each for each in refused)
+
+
+def test_a_long_row_that_many_objects_share_is_no_bomb() -> None:
+    """Each object copies what it says: a few kB would take a hundred MB."""
+    chunk = b"ctorch.distributed.checkpoint.metadata\nChunkStorageMetadata\nq\x01"
+    names = b"X\7\0\0\0offsetsq\x02X\5\0\0\0sizesq\x03"
+    row = b"(" + b"K\x01" * 5000 + b"tq\x04"
+    each = b"h\x01)\x81}(h\x02h\x04h\x03h\x04ub"
+    data = b"\x80\x02(" + chunk + names + row + each * 1000 + b"t."
+    with pytest.raises(CorruptError, match="far more values"):
+        walk_metadata(data, Budget())

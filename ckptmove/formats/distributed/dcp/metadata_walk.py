@@ -22,8 +22,9 @@ from ....errors import CorruptError, UnsupportedError
 from ....pickles.nodes import NOTHING, Call, Dict, Global, List, Node, Tuple
 from ....pickles.opcodes.machine import Machine
 from ....pickles.walk import Pickle, walk
-from ....sources.budget import CONTAINERS, Budget
+from ....sources.budget import CONTAINERS, VALUES, Budget
 from ....torch_pickle.values.persistent_ids import is_size
+from ....torch_pickle.values.strided import MOST_DIMENSIONS
 from ..boxes import Box
 
 _LONGEST_NAME = 255  # bytes of a file's name
@@ -116,6 +117,8 @@ class _Machine(Machine):
         state = self.stack.pop()
         if target.content is not None:
             raise malformed(f"a {target.kind} has two states")
+        for _, value in state.pairs if isinstance(state, Dict) else ():
+            self._count_row(value)
         target.content = _CONTENTS[target.kind](state)
         # The memo has the state until the end, though nobody recalls it.
         if isinstance(state, Dict):
@@ -131,6 +134,7 @@ class _Machine(Machine):
         if not is_size or not isinstance(inner, Tuple) or not isinstance(args, Tuple):
             return super().op_reduce()
         self.count(CONTAINERS)
+        self._count_row(inner)
         sizes = sizes_of(inner)
         known = self._sizes.get(sizes)
         if known is None:
@@ -138,6 +142,11 @@ class _Machine(Machine):
         self.stack[-2:] = [known]
         args.items = known.row  # likewise
         return None
+
+    def _count_row(self, node: Node) -> None:
+        """Count a long row that is copied: very many objects may share one."""
+        if isinstance(node, (List, Tuple)) and len(node.items) > MOST_DIMENSIONS:
+            self.count(VALUES, len(node.items))
 
 
 # -- nodes -----------------------------------------------------------------------------------------

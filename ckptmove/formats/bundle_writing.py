@@ -126,7 +126,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
 
     tensors = sum(part.writing.tensors for part in parts if part.writing is not None)
     pickle, places = _pickle_of_imports(draft, records)
-    return WritePlan({name: plan}, tensors, {}, (), check, pickle, tuple(places))
+    return WritePlan({name: plan}, tensors, {}, (), check, pickle, places=tuple(places))
 
 
 def _fill_checkpoints(draft: CheckpointGraph, records: Sequence[tuple[str, Node]]) -> None:

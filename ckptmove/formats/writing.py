@@ -45,6 +45,7 @@ class WritePlan(NamedTuple):
     duplicates: tuple[str, ...]  #: names under which shared bytes are written once more
     check: Check  #: raises WriteError unless files, read again, hold what the draft does
     pickle: bytes = b""  #: what loading it unpickles; empty where that runs nothing
+    is_harmless: bool = False  #: whether the pickle is sure to hold no unknown callable
     #: values that are bytes here, and that a library may unpickle, with a callable in each that is
     #: not known to be harmless; the pickle names all of these
     places: tuple[Place, ...] = ()

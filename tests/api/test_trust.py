@@ -28,7 +28,10 @@ import torch
 from safetensors.torch import save_file
 
 import ckptmove
-from ckptmove import RefusedError, UntrustedError
+from ckptmove import RefusedError, UntrustedError, formats
+from ckptmove.api.conversion.trust import unknown_callables
+from ckptmove.formats.torch.zip import TorchZip
+from ckptmove.formats.writing import WriteOptions, WritePlan
 from ckptmove.torch_pickle.callables.allowlist import KNOWN
 from ckptmove.torch_pickle.callables.reviewed_names import REVIEWED
 from tests.conftest import RunCli
@@ -357,6 +360,40 @@ def test_what_is_named_otherwise_when_it_is_written(form: str, tmp_path: Path) -
         ckptmove.convert(folder, tmp_path / "out.pt")
     assert not (tmp_path / "out.pt").exists()
     assert ckptmove.convert(folder, tmp_path / "out.pt", drop=["*more*"]).unknown_callables == ()
+
+
+def planned(path: Path) -> WritePlan:
+    """How a checkpoint is written as torch-zip."""
+    with formats.opened(path) as found:
+        return TorchZip().plan_write(found.draft(), WriteOptions("out"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_sure_to_be_harmless_is_so_when_it_is_read(form: str, tmp_path: Path) -> None:
+    plan = planned(tree(tmp_path / "in.safetensors", held(form)))
+    assert unknown_callables(plan.pickle, "out.pt")
+    assert not plan.is_harmless
+
+
+def test_a_training_is_sure_to_be_harmless(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1}
+    torch.save(saved, tmp_path / "in.pt")
+    ckptmove.convert(tmp_path / "in.pt", tmp_path / "in.safetensors")
+    plan = planned(tmp_path / "in.safetensors")
+    assert plan.is_harmless
+    assert unknown_callables(plan.pickle, "out.pt") == ()
+
+
+def test_a_call_of_attributes_is_not_sure_to_be_harmless(tmp_path: Path) -> None:
+    ordered = {"$": "name", "of": "collections:OrderedDict"}
+    filled = call(ordered, [call(ordered, state={"keys": 1})])  # it calls `keys` of its argument
+    plan = planned(tree(tmp_path / "in.safetensors", [{"$": "tensor", "of": "weight"}, filled]))
+    assert unknown_callables(plan.pickle, "out.pt") == ("collections.OrderedDict",)
+    assert not plan.is_harmless
 
 
 def test_the_command_line(tmp_path: Path, run_cli: RunCli) -> None:

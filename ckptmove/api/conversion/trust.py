@@ -94,7 +94,9 @@ def refuse_places(places: Iterable[Place], *, hint: str = _HINT) -> None:
 
 
 def _unknown(plan: WritePlan, draft: CheckpointGraph) -> tuple[str, ...]:
-    return unknown_callables(plan.pickle, draft.path) if plan.pickle else ()
+    if plan.is_harmless or not plan.pickle:
+        return ()
+    return unknown_callables(plan.pickle, draft.path)
 
 
 def _places(plan: WritePlan, draft: CheckpointGraph) -> Iterator[Place]:

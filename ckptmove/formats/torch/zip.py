@@ -25,10 +25,11 @@ from functools import cached_property
 
 from ...errors import InputError, UnsupportedError, WriteError
 from ...graph.draft import CheckpointGraph, Pieces, StorageBytes
+from ...graph.edit.callables import names_are_harmless
 from ...graph.fill import fill
 from ...graph.reach import nodes_of
 from ...manifest.other_records import RecordKind
-from ...pickles.emit import emit
+from ...pickles.emit import Emitter
 from ...pickles.nodes import Persistent
 from ...pickles.opcodes.literals import may_be_checkpoint
 from ...pickles.opcodes.plain_tensors import StorageReference
@@ -90,7 +91,10 @@ class TorchZip(PickledFormat, WritableFormat):
         """How to write a draft as torch.save of torch 2.13 would, with numbers for the storages."""
         fill(draft)
         stored = _numbered(draft)
-        pickle = emit(draft.graph.root)
+        emitter = Emitter()
+        pickle = emitter.run(draft.graph.root)
+        is_harmless = names_are_harmless(emitter.names.keys(), draft.graph.root)
+        del emitter  # which has a slot for each tensor
         tensors = draft.list_contents().tensors
         metadata = still_true(draft.metadata, {each.name for each in tensors})
         further = {RECORD: metadata_record(metadata)} if metadata else {}
@@ -113,7 +117,7 @@ class TorchZip(PickledFormat, WritableFormat):
         def check(files: Mapping[str, Readable]) -> None:
             _check(files[name], pickle, metadata)
 
-        return WritePlan({name: plan}, len(tensors), {}, (), check, pickle)
+        return WritePlan({name: plan}, len(tensors), {}, (), check, pickle, is_harmless)
 
 
 def _numbered(draft: CheckpointGraph) -> list[StorageBytes]:

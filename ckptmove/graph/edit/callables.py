@@ -8,11 +8,13 @@ from it; then the object that the call makes is removed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableSequence, Sequence
 from typing import NamedTuple, TypeGuard
 
 from ...errors import RefusedError
+from ...manifest.dtypes import STORAGE_CLASSES
 from ...manifest.paths import spell
+from ...pickles.hash_costs import check_keys
 from ...pickles.nodes import (
     Blob,
     Call,
@@ -27,6 +29,8 @@ from ...pickles.nodes import (
     Tuple,
 )
 from ...pickles.nodes import Mapping as MappingNode
+from ...pickles.opcodes.plain_tensors import compact_form, is_compact
+from ...sources.budget import Budget
 from ...torch_pickle.callables.allowlist import KNOWN
 from ...torch_pickle.callables.uses import NEVER_BARE, wrong_use
 from ..reach import held_by, nodes_of
@@ -34,6 +38,16 @@ from ..reach import held_by, nodes_of
 #: The name of an unknown callable that a node is, calls or holds as bytes; None if there is none.
 Judge = Callable[[Node], "str | None"]
 _ROOM = 1 << 26  # characters of names
+#: What plain tensors and ordered dicts name: known to be harmless, and the same in any protocol.
+_OF_TENSORS = frozenset(
+    (
+        ("collections", "OrderedDict"),
+        ("torch._utils", "_rebuild_tensor_v2"),
+        ("torch._utils", "_rebuild_parameter"),
+        ("torch.storage", "UntypedStorage"),
+        *(("torch", name) for name in STORAGE_CLASSES),
+    )
+)
 _NODES = (Blob, Call, Dict, Global, List, Persistent, Set, Tuple)
 
 
@@ -54,6 +68,27 @@ def misused(node: Node) -> str | None:
     if isinstance(node, Global) and (node.qualname not in KNOWN or "." in node.name):
         return node.qualname
     return wrong_use(node) if isinstance(node, Call) else None
+
+
+def names_are_harmless(names: Collection[object], root: Node) -> bool:
+    """Whether a pickle emitted of a graph is sure to hold no unknown callable, unread.
+
+    `names` are all that it imports. It must be tensors and plain values; of all else, and of bytes,
+    which take further names, one can't be sure. CorruptError if the keys of a dict take forever to
+    hash, as when the pickle is read.
+    """
+    if not _OF_TENSORS.issuperset(names):
+        return False
+    budget = Budget()
+    for node in nodes_of(root, compact=False):
+        if isinstance(node, Persistent):
+            if not is_compact(node):
+                return False
+        elif not isinstance(node, Call) or compact_form(node) is None:
+            if isinstance(node, Call) and wrong_use(node) is not None:
+                return False
+            check_keys(node, budget)
+    return True
 
 
 def callables_in(root: Node, judge: Judge) -> tuple[str, ...]:

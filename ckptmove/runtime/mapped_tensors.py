@@ -84,7 +84,7 @@ class MappedTensors:
         else:
             if first is None:
                 first = self._make_tensor(storage, (storage.nbytes // WHOLE[dtype].itemsize,))
-            made = torch.empty(0, dtype=first.dtype)
+            made = torch.empty(0, dtype=first.dtype, device="cpu")  # whatever the default is
             made.set_(first.untyped_storage(), offset, shape, stride)
         if requires_grad:
             if not (made.is_floating_point() or made.is_complex()):

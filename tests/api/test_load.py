@@ -261,6 +261,15 @@ def test_map_location_sees_what_torch_shows_it(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
+def test_the_default_device_is_not_that_of_tensors(tmp_path: Path) -> None:
+    row = torch.arange(4.0)
+    path = save(tmp_path / "saved.pt", {"row": row, "part": row[1:]}, "cpu")
+    with torch.device("meta"):
+        theirs, ours = torch.load(path), ckptmove.load(path)
+    assert_same_tree(theirs, ours)
+    assert ours["part"].tolist() == [1, 2, 3]
+
+
 def test_map_location_raises_what_it_raises(tmp_path: Path) -> None:
     path = save(tmp_path / "saved.pt", [torch.ones(1)], "cpu")
     before = torch.serialization._serialization_tls.map_location

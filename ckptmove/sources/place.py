@@ -306,7 +306,12 @@ def _entry(entry: os.DirEntry[str]) -> FolderEntry | None:
 
 def _size_and_stamp(about: os.stat_result) -> tuple[int, str]:
     nbytes = about.st_size if stat.S_ISREG(about.st_mode) else 0
-    return nbytes, f"{about.st_size}-{about.st_mtime_ns}-{about.st_ino}"
+    return nbytes, stamp_of(about)
+
+
+def stamp_of(about: os.stat_result) -> str:
+    """The stamp of a file here, as `Place.size_and_stamp` has it."""
+    return f"{about.st_size}-{about.st_mtime_ns}-{about.st_ino}"
 
 
 def _is_blob(path: str, folder: str) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from operator import attrgetter
 from typing import TypeVar
 
 from ..errors import UnsupportedError, WriteError
 from ..plans.plan import Copy, Gather, Plan, Write
 from ..sources.file import File
+from ..sources.place import stamp_of
 from ..sources.source import Source
 from ..system.files import READ, READ_WRITE, OpenFolder, clone, free_nbytes, sync
 from .copy import Copier, Run, put, start_writeback
@@ -19,6 +22,7 @@ from .final_name import check_free_space, failure_of, mode_from
 from .verify import Progress, Verifier
 
 _Self = TypeVar("_Self", bound="PlanFile")
+_SUMS: ContextVar[dict[str, int] | None] = ContextVar("_SUMS", default=None)
 
 
 class PlanFile:
@@ -84,7 +88,8 @@ class PlanFile:
         self, plan: Plan, copier: Copier | None, report: ProgressCounter
     ) -> Sequence[int]:
         """Copy (unless all was cloned), gather, write and verify; gives CRC-32s of the measures."""
-        with Verifier(plan, self.sources, self.fd, self.path) as verifier:
+        sums = None if plan.seal else _SUMS.get()
+        with Verifier(plan, self.sources, self.fd, self.path, summed=sums is not None) as verifier:
             writes = deque(sorted(plan.writes, key=attrgetter("at")))
             filled = (plan.nbytes,) if copier is None else self._fill(plan, copier, writes, report)
             for end in filled:
@@ -95,6 +100,8 @@ class PlanFile:
             assert not writes, "the plan writes beyond its end"
             self._sync()
             verifier.finish(report)
+        if sums is not None:
+            sums[stamp_of(os.fstat(self.fd))] = verifier.crc32
         return verifier.crcs
 
     def _sync(self) -> None:
@@ -149,6 +156,20 @@ class PlanFile:
             raise failure_of(error, self.path) from error
         found.hold_if_few()
         return found
+
+
+@contextlib.contextmanager
+def summing_written() -> Iterator[dict[str, int]]:
+    """The CRC-32s of files that are written here meanwhile, by the stamps that they have then.
+
+    They come with the verification. A file that is sealed afterwards has none.
+    """
+    sums = dict[str, int]()
+    token = _SUMS.set(sums)
+    try:
+        yield sums
+    finally:
+        _SUMS.reset(token)
 
 
 class _WrittenFile(File):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
 from ..errors import WriteError
+from ..plans.crc32 import combine_crc32
 from ..plans.plan import Check, Checksum, CrcRange, Plan
 from ..sources.file import File
 from ..sources.joined import Joined, damage_error, read_before
@@ -31,7 +32,16 @@ _SMALL = 1 << 12  # bytes of a piece of which several are read at once
 class Verifier:
     """Follows the copying, and verifies what is there: by checksum, else against the source."""
 
-    def __init__(self, plan: Plan, sources: Sequence[Source], fd: int, path: str) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        sources: Sequence[Source],
+        fd: int,
+        path: str,
+        *,
+        summed: bool = False,
+    ) -> None:
+        """With `summed` there is a CRC-32 of all; that takes no reading but of what was written."""
         self._path = path
         self._plan = plan
         self._sources = sources
@@ -46,6 +56,8 @@ class Verifier:
         )
         self._error: BaseException | None = None
         self.done = self._taken = 0
+        self._summed = summed
+        self.crc32 = 0  #: of the whole file, once it has finished, if it was to be summed
         self._measured = Measured(plan.measures)
         self._buffer, self._other = bytearray(_BUFFER), bytearray(_BUFFER)
         self._held = 0, 0  # what range of the destination the buffer has
@@ -109,7 +121,11 @@ class Verifier:
             self._error = error
 
     def _measure(self, start: int, end: int) -> None:
-        """Measure what needs no other check, where it is to be measured at all."""
+        """Measure or sum what needs no other check, where it is to be measured or summed."""
+        if self._summed:
+            for _, view in self._read_back(start, end):
+                self.crc32 = zlib.crc32(view, self.crc32)
+            return
         for _, at, stop in self._measured.within(start, end):
             for _ in self._read_back(at, stop):
                 pass
@@ -120,11 +136,16 @@ class Verifier:
         for at, view in self._read_back(check.at, check.at + check.nbytes):
             if check.checksum is not None:
                 crc32 = zlib.crc32(view, crc32)
-            elif not self._same_in(source, check.source_at + at - check.at, view):
-                raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
+            else:
+                if not self._same_in(source, check.source_at + at - check.at, view):
+                    raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
+                if self._summed:
+                    self.crc32 = zlib.crc32(view, self.crc32)
             self.done += len(view)
         if check.checksum is not None and crc32 != check.checksum.crc32:
             self._blame(check)
+        if check.checksum is not None and self._summed:
+            self.crc32 = combine_crc32(self.crc32, crc32, check.nbytes)
 
     def _read_back(self, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
         """Give what was written piece by piece, as soon as it is there, and measure it.

@@ -38,6 +38,7 @@ from ...sources.known_objects import KnownObjects, remembering
 from ...sources.passing_digests import PassingDigests, collecting_digests
 from ...sources.range_request import CHANGED
 from ...system.files import sync_folder, with_those_above
+from ...writing.execute import summing_written
 from ...writing.final_name import failure_of, syncing_later
 from ...writing.in_place.undo import recover_if_interrupted
 from ..fingerprints import begun_key_of, is_done, key_of, refresh_entry, source_stamp, tags_of
@@ -266,12 +267,12 @@ def _recorded(
                 record.add(moved)
             result = skipped(item, "done before", moved)
             return _without_source(task, ledger, moved, result)
-    with collecting_digests(task.digests) as passed:
+    with collecting_digests(task.digests) as passed, summing_written() as sums:
         made = _made_by_tags(task, ledger, known) if task.by_tags else do_item(task, known)
     yield
     entry = Entry(item.name, key, FAILED)
     if made is None or made.ok or item.output:
-        entry = _entry(task, key, DONE if made is None or made.ok else FAILED, passed)
+        entry = _entry(task, key, DONE if made is None or made.ok else FAILED, passed, sums)
         record.add(entry)
     if made is None:
         how = "changed" if task.in_place else "there"
@@ -339,14 +340,19 @@ def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcom
         raise
 
 
-def _entry(task: Task, key: str, outcome: str, passed: PassingDigests) -> Entry:
-    """The entry of the ledger for an item that is done; `passed` are digests of what passed."""
+def _entry(
+    task: Task, key: str, outcome: str, passed: PassingDigests, sums: Mapping[str, int]
+) -> Entry:
+    """The entry of the ledger for an item that is done.
+
+    `passed` are digests of what passed, and `sums` CRC-32s of files that were written.
+    """
     if task.in_place:
         tags = tags_of(task) if task.by_tags else ""
         key = key_of(task, source_stamp(task.item))
         return Entry(task.item.name, key, outcome, tags=tags, kind=task.item.kind)
     output = task.item.output
-    there = tree_at(output).output(summed=True, digests=task.digests)
+    there = tree_at(output).output(summed=True, digests=task.digests, known=sums)
     sent = {url[len(output) :].lstrip("/"): each for url, each in passed.sent.items()}
     digests, of_source = there.digests or sent, dict[str, str]()
     if task.digests:

@@ -8,11 +8,12 @@ import hashlib
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
 from ...errors import RefusedError
+from ...plans.crc32 import combine_crc32
 from ...reports.batch.items import Item
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, walk
@@ -60,11 +61,16 @@ class LocalTree(Tree):
         folders = (EntryKind.FOLDER, EntryKind.FOLDER_LINK)
         return sorted(each for each in found if each.kind not in folders)
 
-    def sums(self, files: Sequence[FolderEntry], *, digests: bool) -> tuple[int, dict[str, str]]:
+    def sums(
+        self, files: Sequence[FolderEntry], *, digests: bool, known: Mapping[str, int]
+    ) -> tuple[int, dict[str, str]]:
         crc32, found = 0, dict[str, str]()
         for each in files:
             name, sha256 = each.path[len(self.path) :].replace(os.sep, "/"), hashlib.sha256()
             crc32 = zlib.crc32(os.fsencode(name), crc32)
+            if each.stamp in known and not digests:
+                crc32 = combine_crc32(crc32, known[each.stamp], each.nbytes)
+                continue
             with place_of(each.path).open() as source:
                 for _, data in source.chunks(0, source.nbytes):
                     crc32 = zlib.crc32(data, crc32)

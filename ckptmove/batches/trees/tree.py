@@ -98,11 +98,13 @@ class Tree(ABC):
         """The file itself, without a name, or all files in the folder and below, sorted."""
 
     @abstractmethod
-    def sums(self, files: Sequence[FolderEntry], *, digests: bool) -> tuple[int, dict[str, str]]:
+    def sums(
+        self, files: Sequence[FolderEntry], *, digests: bool, known: Mapping[str, int]
+    ) -> tuple[int, dict[str, str]]:
         """A sum over all `files`, and over their names; 0 where the stamp changes with the bytes.
 
-        With it come their `digests`, as `Output` has them, if they are wanted and the files are
-        read.
+        Files with a `known` CRC-32, by their stamps, are not read for it. With it come their
+        `digests`, as `Output` has them, if they are wanted and the files are read.
         """
 
     @abstractmethod
@@ -118,14 +120,18 @@ class Tree(ABC):
         """The size of files together, without those that can't be found."""
         return sum(self.map_items(lambda path: place_of(path).nbytes(), files))
 
-    def output(self, *, summed: bool, digests: bool = False) -> Output:
-        """The file or folder that is there; its CRC-32 is computed if `summed`."""
+    def output(
+        self, *, summed: bool, digests: bool = False, known: Mapping[str, int] | None = None
+    ) -> Output:
+        """The file or folder that is there; its CRC-32 is computed if `summed`, as `sums` does."""
         files = self.files()
         if any(each.kind is not EntryKind.FILE for each in files):
             raise InputError("can't be read: not all in it are files", path=self.path)
         stamp = self._one_stamp((each.path, each.stamp) for each in files)
         nbytes = sum(each.nbytes for each in files)
-        return Output(nbytes, stamp, *(self.sums(files, digests=digests) if summed else ()))
+        return Output(
+            nbytes, stamp, *(self.sums(files, digests=digests, known=known or {}) if summed else ())
+        )
 
     def _one_stamp(self, stamps: Iterable[tuple[str, str]]) -> str:
         """One stamp of those of files, with their paths."""

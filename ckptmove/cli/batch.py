@@ -219,7 +219,7 @@ def _run(
     metrics = MetricsFile(
         options.pop("metrics", None), verb=verb, source=src, shard=options.get("shard_of")
     )
-    form = "none" if quiet or no_progress or form is None else form
+    form = "errors" if quiet else "none" if no_progress or form is None else form
     bar = BatchProgress(form, metrics)
     work = run_batch(verb, src, dst, progress=bar.advance, **options)
     if dry_run:

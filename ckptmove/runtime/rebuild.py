@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
@@ -180,7 +180,10 @@ def rebuild(name: str, args: _Args) -> object:
     try:
         check(args)
         made = function(*args)
-        if _unchecked_sparse_tensors():
+        unchecked = _unchecked_sparse_tensors()
+        if any(each.is_meta for each in unchecked):
+            unchecked.clear()  # it has no values, nor indices that could be wrong
+        elif unchecked:
             with _sparse_checks():
                 torch._utils._validate_loaded_sparse_tensors()
         return made
@@ -194,11 +197,12 @@ def rebuild(name: str, args: _Args) -> object:
 
 
 def _unchecked_sparse_tensors() -> list[torch.Tensor]:
-    """torch's list of sparse tensors that it did not check (since 2.14)."""
+    """torch's own list of sparse tensors that it did not check (since 2.14)."""
     state: Any = getattr(torch.serialization, "_serialization_tls", None)
-    if hasattr(state, "sparse_tensors_to_validate"):
-        return list(state.sparse_tensors_to_validate)
-    return list(torch._utils._sparse_tensors_to_validate)
+    if not hasattr(state, "sparse_tensors_to_validate"):
+        state = torch._utils
+        return cast("list[torch.Tensor]", state._sparse_tensors_to_validate)
+    return cast("list[torch.Tensor]", state.sparse_tensors_to_validate)
 
 
 def plain_tensor(

@@ -270,6 +270,14 @@ def test_the_default_device_is_not_that_of_tensors(tmp_path: Path) -> None:
     assert ours["part"].tolist() == [1, 2, 3]
 
 
+def test_sparse_tensors_without_data_are_not_checked(tmp_path: Path) -> None:
+    path = save(tmp_path / "saved.pt", {"coo": torch.eye(3).to_sparse(), "x": torch.ones(2)}, "cpu")
+    loaded = ckptmove.load(path, map_location="meta")
+    assert loaded["coo"].is_meta
+    assert loaded["coo"].layout is torch.sparse_coo
+    assert loaded["coo"].shape == (3, 3)
+
+
 def test_map_location_raises_what_it_raises(tmp_path: Path) -> None:
     path = save(tmp_path / "saved.pt", [torch.ones(1)], "cpu")
     before = torch.serialization._serialization_tls.map_location

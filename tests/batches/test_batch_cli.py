@@ -53,6 +53,16 @@ def test_the_summary_names_what_failed_and_the_command_to_retry(
     assert "; 7 done before; 1 other file left out" in done.stdout
 
 
+def test_quiet_names_what_failed(tree: Path, run_cli: RunCli) -> None:
+    done = run_cli("batch", "convert", "tree", "out", "-q", exit=1)
+    assert done.stdout == ""
+    *failures, last = done.stderr.splitlines()
+    refused, failed = sorted(failures, reverse=True)
+    assert refused == "ckptmove: refused empty.pt: is empty"
+    assert failed.startswith("ckptmove: failed  a/cut.pt: the zip directory is missing")
+    assert last == "ckptmove: tree: 2 of 7 items failed or were refused"
+
+
 def test_the_plan(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
     done = run_cli("batch", "relocate", "tree", "out", "--to", "cpu", "--dry-run", exit=1)
     *rows, summary = done.stdout.splitlines()

@@ -31,7 +31,7 @@ class BatchProgress:
     """How far a batch is: items done, failed and left, bytes, their rate, and when it will end."""
 
     def __init__(self, form: str, metrics: MetricsFile) -> None:
-        """`form` is one of `FORMS`; `metrics` get the same facts."""
+        """`form` is one of `FORMS`, or `errors` for failed items only; `metrics` get the facts."""
         self._metrics = metrics
         if form == "auto":
             form = "bar" if sys.stderr.isatty() else "lines"
@@ -123,7 +123,9 @@ class BatchProgress:
             return
         if self._metrics.is_due:
             self._metrics.write(self.facts(), running=True)
-        if self._form == "none":
+        if self._form == "errors":
+            self._tell_failures()
+        if self._form in ("none", "errors"):
             return
         if now < self._next:
             if self._is_long and self._form == "lines":

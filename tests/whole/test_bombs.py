@@ -105,8 +105,6 @@ DENSE: dict[str, Callable[[], object]] = {
     "zeros": lambda: [0] * 3_000_000,
     "mask": lambda: [None if n % 7 == 0 else n % 3 == 0 for n in range(3_000_000)],
     "tokens": lambda: [[n % 200 for n in range(50)] for _ in range(60_000)],
-    "pairs": lambda: [(n, n + 1) for n in range(300_000)],
-    "set": lambda: set(range(2_000_000)),
 }
 
 

@@ -136,11 +136,10 @@ class Verifier:
         for at, view in self._read_back(check.at, check.at + check.nbytes):
             if check.checksum is not None:
                 crc32 = zlib.crc32(view, crc32)
-            else:
-                if not self._same_in(source, check.source_at + at - check.at, view):
-                    raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
-                if self._summed:
-                    self.crc32 = zlib.crc32(view, self.crc32)
+            elif not self._same_in(source, check.source_at + at - check.at, view):
+                raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
+            elif self._summed:
+                self.crc32 = zlib.crc32(view, self.crc32)
             self.done += len(view)
         if check.checksum is not None and crc32 != check.checksum.crc32:
             self._blame(check)

@@ -244,7 +244,7 @@ class _Run:
         known, self._objects = self._objects or KnownObjects(), None
         if Threads.suit(self._plan.tasks):
             return Threads(self._jobs, known)
-        return Workers(self._jobs, self._heard)
+        return Workers(min(self._jobs, len(self._plan.tasks)), self._heard)
 
     def _window(self) -> int:
         """How many items to hand out at once."""

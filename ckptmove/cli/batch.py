@@ -12,6 +12,7 @@ import click
 
 from ..api.options import options_of
 from ..batches.batch import batch as run_batch
+from ..batches.executors.process_pool import forking
 from ..batches.options import VerbName, item_options
 from ..batches.running import Batch
 from ..errors import CheckFailed, RefusedError, UsageError
@@ -230,7 +231,7 @@ def _run(
     removes = bool(options.get("delete_source"))
     with work, Log(log, verb, options.get("shard_of")) as lines:
         try:
-            with bar.over(work):
+            with forking(), bar.over(work):
                 for result in work:
                     warned += bool(result.warnings)
                     kept_sources += removes and result.ok and not result.source_removed
@@ -275,7 +276,7 @@ def _run(
 
 def _foretell(work: Batch, src: str, output: Output, bar: BatchProgress) -> None:
     """Show what would become of each item. Raises CheckFailed if some would not be done."""
-    with bar.over(work), work:
+    with forking(), bar.over(work), work:
         for result in work:
             bar.add(result)
     plan = work.plan

@@ -221,6 +221,26 @@ def test_a_worker_that_dies_fails_its_item_alone(big: Path, tmp_path: Path) -> N
     assert again == {"large.pt": "done", "small-0.pt": "skipped", "small-1.pt": "skipped"}
 
 
+def test_the_command_forks_its_workers_and_replaces_one_that_dies(
+    big: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = start("relocate", big, out, "--to", "cpu", "--jobs", "1")
+    until(lambda: left_over(out) if out.exists() else None)
+    [worker] = children(process.pid)
+    assert _command_of(worker) == _command_of(process.pid)
+    kill(worker)
+    said, _ = process.communicate(timeout=HANG)
+    assert "failed  large.pt: its worker was killed by SIGKILL" in said
+    assert process.returncode == 1
+    assert left_over(out) == []
+    assert {path.name for path in out.glob("*.pt")} == {"small-0.pt", "small-1.pt"}
+
+
+def _command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_cleans_up_and_sums_up(number: signal.Signals, big: Path, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "system",
         "system.files",
         "system.signals",
+        "system.forks",
         "system.locks",
         "system.temporary",
         "system.memory",

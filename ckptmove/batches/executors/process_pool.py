@@ -1,10 +1,10 @@
 """An executor of worker processes that survives the death of any of them.
 
 The process pool of the standard library imports the user's `__main__` again, and gives up all calls
-when one process is killed. Here, each process is `python -c` with a pipe in and a pipe out. If one
-dies, only its current call fails, and a new process replaces it. Workers also end with the process
-that started them: when its pipe closes, a worker stops as after SIGTERM, and leaves nothing half
-done.
+when one process is killed. Here, each process is `python -c` with a pipe in and a pipe out, or a
+fork of the command line, which has imported all that it takes (`forking`). If one dies, only its
+current call fails, and a new Python replaces it. Workers also end with the process that started
+them: when its pipe closes, a worker stops as after SIGTERM, and leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from types import FrameType
 from typing import IO, Any, NamedTuple, NoReturn
 
 from ...sources.filesystem import register_filesystems, registered_filesystems
 from ...system import WINDOWS
+from ...system.forks import Fork, can_fork
 from ...system.signals import ENDING, KILL, ask_to_end, own_group
 from ..messages import LISTENER, ProgressReporter, as_picklable
 
@@ -34,8 +35,23 @@ _LENGTH = struct.Struct("<Q")
 _OFTEN = 0.1  # seconds between two messages of progress
 _GRACE = 30.0  # seconds to clean up before a worker is killed
 _BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({known!r})"
+_FORKING: ContextVar[bool] = ContextVar("_FORKING", default=False)
 #: Called in some thread with the task, and how many bytes of it were done since.
 Listener = Callable[[Any, int], object]
+_Process = subprocess.Popen[bytes] | Fork
+
+
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """A context in which the first workers are forks of this process, if it has only one thread.
+
+    For a program of ours: what a program of others holds may be more than a fork can have.
+    """
+    token = _FORKING.set(True)
+    try:
+        yield
+    finally:
+        _FORKING.reset(token)
 
 
 class WorkerDied(Exception):
@@ -59,16 +75,22 @@ class WorkerDied(Exception):
 
 
 class Workers(Executor):
-    """As many processes as are needed, up to a number; each starts when there is work for it."""
+    """As many processes as are needed, up to a number; each starts when there is work for it.
+
+    Forks are there from the start, before there are threads.
+    """
 
     def __init__(self, count: int, listener: Listener | None = None) -> None:
         self._count = count
         self._listener = listener
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running: set[_Process] = set()
         self._lock = threading.Lock()
         self._stopping = False
+        self._forks = list[Fork]()  # that wait for work
+        if _FORKING.get() and can_fork():
+            self._forks += (Fork(serve) for _ in range(count))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """As `Executor.submit`; progress is reported under the first argument."""
@@ -93,6 +115,8 @@ class Workers(Executor):
         if wait:
             for thread in self._threads:
                 thread.join()
+            while self._forks:
+                self._end(self._forks.pop())
 
     def stop(self) -> None:
         """End now: what was not begun is cancelled, what was is broken off and cleaned up."""
@@ -102,12 +126,12 @@ class Workers(Executor):
         self._cancel()
         for process in running:
             _ask_to_end(process)
+        self.shutdown(wait=False)
         until = time.monotonic() + _GRACE
-        for process in running:
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        for process in [*self._running]:
+            process.kill()
         self.shutdown()
 
     def _cancel(self) -> None:
@@ -120,7 +144,7 @@ class Workers(Executor):
     # -- one thread a process ------------------------------------------------------------------
 
     def _feed(self) -> None:
-        process: subprocess.Popen[bytes] | None = None
+        process: _Process | None = None
         try:
             while (job := self._jobs.get()) is not None:
                 if not job.future.set_running_or_notify_cancel():
@@ -138,7 +162,7 @@ class Workers(Executor):
             if process is not None:
                 self._end(process)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> _Process:
         code = _BEGIN.format(
             path=[os.path.abspath(each) for each in sys.path],
             module=__name__,
@@ -147,16 +171,20 @@ class Workers(Executor):
         with self._lock:
             if self._stopping:
                 raise WorkerDied(-signal.SIGTERM)
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                **own_group(),  # Ctrl-C is for us to pass on
-            )
+            process: _Process
+            if self._forks:
+                process = self._forks.pop()
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    **own_group(),  # Ctrl-C is for us to pass on
+                )
             self._running.add(process)
         return process
 
-    def _answer(self, process: subprocess.Popen[bytes], job: _Job, data: bytes) -> Any:
+    def _answer(self, process: _Process, job: _Job, data: bytes) -> Any:
         """What the call returns or raises; raises WorkerDied if the process ends instead."""
         assert process.stdin is not None
         assert process.stdout is not None
@@ -173,7 +201,7 @@ class Workers(Executor):
         except (BrokenPipeError, EOFError) as error:
             raise WorkerDied(self._end(process)) from error
 
-    def _end(self, process: subprocess.Popen[bytes]) -> int:
+    def _end(self, process: _Process) -> int:
         """Let it end."""
         for stream in (process.stdin, process.stdout):
             if stream is not None:
@@ -185,7 +213,7 @@ class Workers(Executor):
         return code
 
 
-def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
+def _ask_to_end(process: _Process) -> None:
     if WINDOWS:  # where a signal kills: a worker whose pipe closes unwinds what it does
         with contextlib.suppress(OSError):
             assert process.stdin is not None

@@ -68,6 +68,7 @@ class BatchProgress:
             return
         from tqdm import tqdm  # only here: it takes a while to import
 
+        tqdm.monitor_interval = 0  # no thread is needed: the bar is drawn again and again
         with tqdm(
             total=work.plan.nbytes, unit="B", unit_scale=True, unit_divisor=1000, leave=False
         ) as self._bar:

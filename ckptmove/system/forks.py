@@ -1,0 +1,98 @@
+"""Processes that are forks of this one, with what `subprocess.Popen` has of them; only on Linux.
+
+A new Python imports everything again, which takes longer than many a call. A fork has it already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from .signals import ENDING, KILL
+
+_unix: Any = os  # not all of it is on every system
+_signal: Any = signal
+_FAILED = 70  # the exit code of a fork whose function returned or raised
+_ours = list[object]()  # streams of the process that was forked: they must not be flushed twice
+
+
+def can_fork() -> bool:
+    """Whether a fork of this process works: no other thread may hold a lock of torch or CUDA."""
+    try:
+        return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
+
+
+class Fork:
+    """A fork in a session of its own, with a pipe to its stdin and one from its stdout."""
+
+    def __init__(self, serve: Callable[[], object]) -> None:
+        """Have the fork call a function that ends the process."""
+        given, giving = os.pipe()
+        hearing, told = os.pipe()
+        self.returncode: int | None = None  #: as `subprocess` has it, once the fork was waited for
+        self._lock = threading.Lock()
+        before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING)
+        try:
+            self.pid = _unix.fork()
+            if not self.pid:
+                _begin(serve, given, told)
+        finally:
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+        os.close(given)
+        os.close(told)
+        self.stdin, self.stdout = os.fdopen(giving, "wb"), os.fdopen(hearing, "rb")
+
+    def wait(self) -> int:
+        """The exit code, once there is one."""
+        with contextlib.suppress(ChildProcessError):
+            _unix.waitid(_unix.P_PID, self.pid, _unix.WEXITED | _unix.WNOWAIT)
+        with self._lock:  # nobody may send a signal to whatever gets its number next
+            if self.returncode is None:
+                try:
+                    self.returncode = _unix.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                except ChildProcessError:  # SIGCHLD is ignored: it is not known
+                    self.returncode = 0
+        return self.returncode
+
+    def terminate(self) -> None:
+        """Send SIGTERM, if it has not been waited for."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL, if it has not been waited for."""
+        self._send(KILL)
+
+    def _send(self, number: int) -> None:
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self.returncode is None:
+                os.kill(self.pid, number)
+
+
+def _begin(serve: Callable[[], object], given: int, told: int) -> NoReturn:
+    """In the fork: let go of all that is open, and call the function."""
+    try:
+        _unix.setsid()
+        os.dup2(given, 0)
+        os.dup2(told, 1)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for name in os.listdir("/proc/self/fd"):  # objects may still close these numbers
+            if int(name) > 2:
+                os.dup2(nothing, int(name))
+        _ours.extend((sys.stdin, sys.stdout))
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 it is open until the process ends
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        gc.freeze()
+        for number in ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, ENDING)
+        serve()
+    finally:
+        os._exit(_FAILED)

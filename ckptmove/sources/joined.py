@@ -7,7 +7,6 @@ the kernel (`pieces`); others are woven here, a block at a time.
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd, prod
@@ -15,7 +14,7 @@ from operator import itemgetter
 from typing import Literal, NamedTuple, Protocol
 
 from ..errors import CorruptError, StrPath, UnsupportedError
-from ..plans.crc32 import combine_crc32
+from ..plans.crc32 import combine_crc32, extend_crc32
 from ..plans.plan import Proof, SourceChecksum
 from .source import Piece, Source, check_range
 
@@ -122,7 +121,7 @@ class Joined(Source):
         until, crc32 = self._sums.get((key, start), (at, 0))
         if start == at or until != at:
             start, crc32 = at, 0
-        self._sums[key, start] = end, zlib.crc32(data, crc32)
+        self._sums[key, start] = end, extend_crc32(crc32, data)
         self._runs[key, end] = start
 
     def read_before(self, source: Source, at: int, nbytes: int) -> tuple[int, int]:
@@ -296,7 +295,7 @@ def read_before(sources: Sequence[Source], proof: SourceChecksum | Proof) -> tup
 def crc32_of(source: Source, start: int, nbytes: int, crc32: int = 0) -> int:
     """The CRC-32 of a range of a source, going on from one of what lies before."""
     for _, data in source.chunks(start, nbytes):
-        crc32 = zlib.crc32(data, crc32)
+        crc32 = extend_crc32(crc32, data)
     return crc32
 
 

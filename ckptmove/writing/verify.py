@@ -8,13 +8,12 @@ are verified by the code that writes them; they are read here only where a check
 from __future__ import annotations
 
 import threading
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
 from ..errors import WriteError
-from ..plans.crc32 import combine_crc32
+from ..plans.crc32 import combine_crc32, extend_crc32
 from ..plans.plan import Check, Checksum, CrcRange, Plan
 from ..sources.file import File
 from ..sources.joined import Joined, damage_error, read_before
@@ -124,7 +123,7 @@ class Verifier:
         """Measure or sum what needs no other check, where it is to be measured or summed."""
         if self._summed:
             for _, view in self._read_back(start, end):
-                self.crc32 = zlib.crc32(view, self.crc32)
+                self.crc32 = extend_crc32(self.crc32, view)
             return
         for _, at, stop in self._measured.within(start, end):
             for _ in self._read_back(at, stop):
@@ -135,11 +134,11 @@ class Verifier:
         source = self._sources[check.source]
         for at, view in self._read_back(check.at, check.at + check.nbytes):
             if check.checksum is not None:
-                crc32 = zlib.crc32(view, crc32)
+                crc32 = extend_crc32(crc32, view)
             elif not self._same_in(source, check.source_at + at - check.at, view):
                 raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
             elif self._summed:
-                self.crc32 = zlib.crc32(view, self.crc32)
+                self.crc32 = extend_crc32(self.crc32, view)
             self.done += len(view)
         if check.checksum is not None and crc32 != check.checksum.crc32:
             self._blame(check)
@@ -210,7 +209,7 @@ class Verifier:
         for _, data in source.chunks(start, nbytes):
             if self._stopped:
                 raise _Stopped
-            crc32 = zlib.crc32(data, crc32)
+            crc32 = extend_crc32(crc32, data)
         return crc32
 
     def _lost(self, message: str) -> WriteError:
@@ -240,4 +239,4 @@ class Measured:
     def add(self, at: int, view: memoryview) -> None:
         """Take the bytes from an offset on into account."""
         for n, start, end in self.within(at, at + len(view)):
-            self.crcs[n] = zlib.crc32(view[start - at : end - at], self.crcs[n])
+            self.crcs[n] = extend_crc32(self.crcs[n], view[start - at : end - at])

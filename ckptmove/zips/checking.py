@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 
+from ..plans.crc32 import extend_crc32
 from ..sources.source import Readable
 from .archive import DEFLATED, DESCRIPTOR_MAGIC, HAS_DESCRIPTOR, LOCAL, Archive
 from .members import Record
@@ -102,7 +103,7 @@ def _read(
                     content = machine.decompress(data, _STEP)
                 except zlib.error:
                     return crc32, nbytes, False
-            crc32, nbytes = zlib.crc32(content, crc32), nbytes + len(content)
+            crc32, nbytes = extend_crc32(crc32, content), nbytes + len(content)
             if nbytes > record.nbytes:
                 return crc32, nbytes, False
             data = b"" if machine is None else machine.unconsumed_tail

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 
 from ..errors import CorruptError
+from ..plans.crc32 import extend_crc32
 from ..plans.plan import Checksum, Plan
 from .archive import STORED, Archive
 from .members import Record
@@ -40,7 +41,7 @@ def checksum_of(archive: Archive, record: Record, content: Content) -> int:
 def _sum(parts: Iterator[bytes]) -> int:
     crc32 = 0
     for part in parts:
-        crc32 = zlib.crc32(part, crc32)
+        crc32 = extend_crc32(crc32, part)
     return crc32
 
 

@@ -19,6 +19,7 @@ from enum import Enum
 from itertools import islice
 from typing import NamedTuple
 
+from ..plans.crc32 import extend_crc32
 from ..sources.source import MAX_NBYTES, Readable
 from .archive import (
     CENTRAL,
@@ -364,7 +365,7 @@ class _Scan:
                     self.room -= len(content) // _RATIO
                 else:
                     data = b""
-                crc32 = zlib.crc32(content, crc32)
+                crc32 = extend_crc32(crc32, content)
                 if self.room <= 0:
                     return -1
         return crc32 if machine is None or machine.eof else -1

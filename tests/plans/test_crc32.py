@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import random
+import sys
 import zlib
 
-from ckptmove.plans.crc32 import combine_crc32
+import pytest
+
+from ckptmove.plans import crc32
+from ckptmove.plans.crc32 import combine_crc32, extend_crc32
 from tests.oracles.steps import steps
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_sums_go_on_as_those_of_zlib(missing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing:
+        monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    crc32._fastest.cache_clear()
+    chance = random.Random(2)
+    for size in (0, 1, 65_535, 65_536, 300_001):
+        one, data = chance.randbytes(5), chance.randbytes(size)
+        for each in (data, bytearray(data), memoryview(data)[3:]):
+            assert extend_crc32(zlib.crc32(one), each) == zlib.crc32(each, zlib.crc32(one))
+    assert (crc32._fastest() is zlib.crc32) == missing
+    crc32._fastest.cache_clear()
 
 
 def test_sums_are_put_together_as_zlib_has_them() -> None:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TypeVar
 
 from ...errors import RefusedError
-from ...plans.crc32 import combine_crc32
+from ...plans.crc32 import combine_crc32, extend_crc32
 from ...reports.batch.items import Item
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, walk
@@ -73,7 +73,7 @@ class LocalTree(Tree):
                 continue
             with place_of(each.path).open() as source:
                 for _, data in source.chunks(0, source.nbytes):
-                    crc32 = zlib.crc32(data, crc32)
+                    crc32 = extend_crc32(crc32, data)
                     if digests:
                         sha256.update(data)
             if digests:

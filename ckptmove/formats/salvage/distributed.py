@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.paths import spell
 from ...reports.display.phrases import plural, short
-from ...sources.joined import Joined, Strip
+from ...sources.joined import Joined, Strip, crc32_of
 from ...sources.source import Source
 from ...torch_pickle.values.strided import contiguous_stride
 from ...zips.found_records import Proof
@@ -27,7 +27,6 @@ from ..distributed.dcp.items import Item, is_dense, open_item, strip_of
 from ..distributed.dcp.metadata import METADATA, Saved, SavedTensor, read_metadata
 from ..distributed.dcp.metadata_walk import Lies
 from ..probe import Probe
-from .readable import checksum_of
 from .remains import NamedTensor, Remains, StorageRemains
 from .zero_fill import ZeroFilled
 from .zipped import read_zip
@@ -154,7 +153,7 @@ class _Folder:
             return self._broken(file, lies, tensor, box, str(error))
         if not item.crc32:
             return _Chunk(item, nbytes, Proof.NONE)
-        if checksum_of(file, item.at, nbytes) != item.crc32:
+        if crc32_of(file, item.at, nbytes) != item.crc32:
             why = f"its checksum in {short(lies.file)} is wrong"
             return _Chunk(item._replace(crc32=0), nbytes, Proof.WRONG, why)
         return _Chunk(item, nbytes, Proof.RIGHT)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 
 from ...errors import InputError
 from ...manifest.manifest import Storage
 from ...plans.plan import Proof as PartProof
+from ...sources.joined import crc32_of
 from ...sources.source import Source
 from ...torch_pickle.streams import Container
 from ...zips.archive import Archive
@@ -66,7 +66,7 @@ def _checked(files: Sequence[Source], storage: Storage, held: Container) -> Stor
         return remains._replace(proof=Proof.WRONG)
     if not crc32:
         return remains._replace(proof=Proof.NONE if nbytes or not _is_proven(held) else Proof.RIGHT)
-    if checksum_of(files[number], start, nbytes) != crc32:
+    if crc32_of(files[number], start, nbytes) != crc32:
         return remains._replace(proof=Proof.WRONG)
     return remains._replace(proof=Proof.RIGHT, crc32=crc32)
 
@@ -74,15 +74,7 @@ def _checked(files: Sequence[Source], storage: Storage, held: Container) -> Stor
 @lru_cache(256)
 def _is_wrong(source: Source, proof: PartProof) -> bool:
     """Whether part of a file differs from its checksum; many tensors may lie in one."""
-    return checksum_of(source, proof.source_at, proof.nbytes) != proof.crc32
-
-
-def checksum_of(source: Source, start: int, nbytes: int) -> int:
-    """The CRC-32 of a range of a file."""
-    crc32 = 0
-    for _, data in source.chunks(start, nbytes):
-        crc32 = zlib.crc32(data, crc32)
-    return crc32
+    return crc32_of(source, proof.source_at, proof.nbytes) != proof.crc32
 
 
 def _proven_storages(container: Container) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -11,6 +10,7 @@ from operator import attrgetter
 
 from ...errors import StrPath
 from ...manifest.dtypes import nbytes_of
+from ...plans.crc32 import extend_crc32
 from ...plans.plan import Gather, SourceChecksum
 from ...sources.joined import crc32_of, damage_error, read_before
 from ...sources.source import Source
@@ -42,7 +42,7 @@ class RunningChecksums:
             so_far = self._sums[each]
             if start <= so_far[0] < min(end, each.source_at + each.nbytes):
                 stop = min(end, each.source_at + each.nbytes)
-                so_far[1] = zlib.crc32(data[so_far[0] - start : stop - start], so_far[1])
+                so_far[1] = extend_crc32(so_far[1], data[so_far[0] - start : stop - start])
                 so_far[0] = stop
 
     def check(self) -> None:

@@ -15,11 +15,11 @@ from __future__ import annotations
 import importlib
 import io
 import threading
-import zlib
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ....errors import CorruptError, StrPath, UnsupportedError
+from ....plans.crc32 import extend_crc32
 from ....sources.source import Source, check_range
 from .metadata_walk import Lies
 
@@ -104,7 +104,7 @@ class Packed(Source):
         """The checksum of a range."""
         crc32 = 0
         for at in range(start, start + nbytes, _BLOCK):
-            crc32 = zlib.crc32(self.read(at, min(_BLOCK, start + nbytes - at)), crc32)
+            crc32 = extend_crc32(crc32, self.read(at, min(_BLOCK, start + nbytes - at)))
         return crc32
 
     def close(self) -> None:

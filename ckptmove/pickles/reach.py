@@ -9,11 +9,13 @@ from __future__ import annotations
 import struct
 from contextlib import suppress
 
-from ..errors import InputError
+from ..errors import InputError, UnsupportedError
 from ..sources.source import Readable
 from .fetch import fetch_part
 from .nodes import Global
 from .opcodes.machine import Machine
+
+_MOST = 1000  # pickles that follow each other
 
 
 class _Unframed(Machine):
@@ -31,14 +33,20 @@ def names_reached(source: Readable, start: int = 0) -> list[str]:
 def globals_reached(source: Readable, start: int = 0) -> list[Global]:
     """What an unpickler that starts there would import before it fails, or to the end.
 
-    Text that happens to start like a name, and leads to no call, counts for nothing.
-    UnsupportedError if that goes on for too long.
+    Where a pickle ends, a loader may go on with the next one, as `torch.load` does. Text that
+    happens to start like a name, and leads to no call, counts for nothing. UnsupportedError if that
+    goes on for too long.
     """
-    fetched = fetch_part(source, start)
-    gaps = {at: gap.nbytes for at, gap in fetched.gaps.items()}
-    machine = _Unframed(fetched.data, 0, gaps)
-    with suppress(InputError, IndexError, struct.error, UnicodeError):
-        machine.run()
-    if not machine.protocol and not machine.calls:
-        return []
-    return machine.globals
+    found: list[Global] = []
+    for _ in range(_MOST):
+        fetched = fetch_part(source, start)
+        gaps = {at: gap.nbytes for at, gap in fetched.gaps.items()}
+        machine, ends = _Unframed(fetched.data, 0, gaps), False
+        with suppress(InputError, IndexError, struct.error, UnicodeError):
+            machine.run()
+            ends = True
+        found += machine.globals if machine.protocol or machine.calls else []
+        start += fetched.place(machine.position)
+        if not ends or start >= source.nbytes:
+            return found
+    raise UnsupportedError(f"more than {_MOST:,} pickles follow each other")

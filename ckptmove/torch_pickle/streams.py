@@ -202,7 +202,8 @@ class Container:
         for stream in self.streams:
             loaded = {id(nested.maker) for nested in stream.nested}
             yield from Uses(loaded).unknown(stream.pickle, self.is_known)
-            yield from not_surely_harmless(stream.reached)
+            reached = list(not_surely_harmless(stream.reached))
+            yield from reached or ["(in bytes that can't be read)"] * bool(stream.unread)
 
     def records(self) -> Iterator[HeldRecord]:
         """What else it holds, besides pickles and storages."""

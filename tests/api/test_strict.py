@@ -18,6 +18,7 @@ from ckptmove import CorruptError, UnsupportedError, UntrustedError
 from ckptmove.batches.options import VerbName
 from tests.conftest import RunCli
 from tests.formats.test_sharded import shards_of_torch
+from tests.making.bombs import zipped
 from tests.making.payloads import LEGACY, Family, called, legacy_of, legacy_storage, name, text
 
 
@@ -188,6 +189,20 @@ def test_every_pickle_of_a_legacy_file_in_bytes_counts(at: int, tmp_path: Path) 
     assert ckptmove.inspect(source).unknown_callables == ("os.mkdir",)
     with pytest.raises(UntrustedError, match=r"os\.mkdir"):
         ckptmove.validate(source, strict=True)
+
+
+def test_bytes_that_are_broken_may_hold_anything(tmp_path: Path) -> None:
+    runs = Family(called(name("os", "mkdir"), text("canary")))
+    storage_lost = legacy_of(3, runs.instead_of(LEGACY[3]))
+    broken_zip = zipped(runs.beside(b"")).replace(b"archive/data.pkl", b"archive/data.PKL", 1)
+    for inner, names in (
+        (storage_lost, ("os.mkdir",)),
+        (broken_zip, ("(in bytes that can't be read)",)),
+    ):
+        torch.save({"weight": torch.ones(2), "saved": inner}, tmp_path / "in.pt")
+        assert ckptmove.inspect(tmp_path / "in.pt").unknown_callables == names
+        with pytest.raises(UntrustedError):
+            ckptmove.inspect(tmp_path / "in.pt", strict=True)
 
 
 def test_the_command_line(tmp_path: Path, out: Path, run_cli: RunCli) -> None:

@@ -117,6 +117,30 @@ def _package(family: Family) -> bytes:
     return build_zip([*parts, Part("p/.data/version", b"6\n"), Part("p/byteorder", b"little")])
 
 
+def _program(family: Family) -> bytes:
+    """A program of torch.export with a constant that is an object."""
+    payload = {"path_name": "opaque_obj_0", "use_pickle": True, "is_param": False}
+    constants = {"config": {"x": {**payload, "tensor_meta": None}}}
+    graph: dict[str, object] = {"inputs": [], "outputs": [], "nodes": [], "tensor_values": {}}
+    graph |= {"sym_int_values": {}, "sym_bool_values": {}}
+    module = {"signature": {"input_specs": [], "output_specs": []}, "module_call_graph": []}
+    version = {"major": 8, "minor": 1}
+    program = {"graph_module": {"graph": graph, **module}, "schema_version": version}
+    program |= {"opset_version": {}, "range_constraints": {}}
+    records = {
+        "archive_format": b"pt2",
+        "archive_version": b"0",
+        "byteorder": b"little",
+        "models/model.json": json.dumps(program).encode(),
+        "data/weights/model_weights_config.json": b'{"config": {}}',
+        "data/constants/model_constants_config.json": json.dumps(constants).encode(),
+        "data/constants/opaque_obj_0": family.beside(b""),
+        "data/sample_inputs/model.pt": b"",
+        ".data/version": b"3",
+    }
+    return build_zip([Part(f"p/{each}", held) for each, held in records.items()])
+
+
 def _script(family: Family) -> bytes:
     parts = [
         Part("s/data.pkl", family.beside(storage("0"))),
@@ -233,6 +257,7 @@ CARRIERS: Mapping[str, Callable[[Family], Files]] = {
     "followed": _one("x.more", _followed),
     "package": _one("x.package", _package),
     "script": _one("x.jit", _script),
+    "program": _one("x.pt2", _program),
     "bundle": _one("x.zip", _bundle("policy.pth")),
     "bundle, pickle": _one("x.zip", _bundle("more.pkl")),
     "pickle in pickle": _one("x.pkl", _loading(lambda family: family.beside(b""))),
@@ -251,7 +276,7 @@ CARRIERS: Mapping[str, Callable[[Family], Files]] = {
 #: Loads each file of a list as its own users do, each in a folder of its own.
 _TRUTH = """
 import copyreg, io, json, os, pickle, sys, tarfile, warnings, zipfile
-import numpy, torch, torch.package
+import numpy, torch, torch.export, torch.package
 warnings.simplefilter("ignore")
 for module, name, code in {extensions}:
     copyreg.add_extension(module, name, code)
@@ -266,6 +291,8 @@ def load(path):
                 pickle.load(file)
     elif path.endswith(".package"):
         torch.package.PackageImporter(path).load_pickle("model", "data.pkl")
+    elif path.endswith(".pt2"):
+        torch.export.load(path)
     elif path.endswith(".nemo"):
         with tarfile.open(path) as tar:
             weights = tar.extractfile("./model_weights.ckpt").read()

@@ -14,6 +14,7 @@ import datetime
 import decimal
 import fractions
 import importlib
+import io
 import json
 import pathlib
 import pickle
@@ -262,6 +263,43 @@ def test_records_that_torch_passes_over_are_looked_into(kind: str, tmp_path: Pat
     assert ckptmove.inspect(path).unknown_callables == ("os.system",)
     with pytest.raises(UntrustedError, match=r"os\.system"):
         ckptmove.inspect(path, strict=True)
+
+
+def test_records_that_are_not_looked_into_may_hold_anything(tmp_path: Path) -> None:
+    """One that is compressed too tightly to be inflated, and a zip that contradicts itself."""
+    path, evil = tmp_path / "x.pt", FAMILIES["a function"].beside(b"")
+    broken = zipped(evil).replace(b"archive/data.pkl", b"archive/data.PKL", 1)
+    for held in (evil.ljust(4 << 20, b"\0"), broken):
+        torch.save({"w": torch.ones(1)}, path)
+        with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("x/extra/more.pkl", held)
+        assert ckptmove.inspect(path).unknown_callables == ("(in the record 'extra/more.pkl')",)
+
+
+@pytest.mark.parametrize(
+    ("file", "payload"),
+    [
+        ("opaque_obj_0", {"use_pickle": False}),
+        ("tensor_0", {"use_pickle": True, "tensor_meta": None}),
+    ],
+)
+def test_constants_of_a_program_that_torch_unpickles(
+    file: str, payload: dict[str, object], tmp_path: Path
+) -> None:
+    """By its name, whatever its description says it is; and by that, without any of a tensor."""
+    path = tmp_path / "x.pt2"
+    made = CARRIERS["program"](FAMILIES["a function"])["x.pt2"]
+    sizes = {"sizes": [{"as_int": 8}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
+    device = {"type": "cpu", "index": None}
+    meta = {"dtype": 1, **sizes, "device": device, "layout": 7, "requires_grad": False}
+    with zipfile.ZipFile(io.BytesIO(made)) as old, zipfile.ZipFile(path, "w") as new:
+        for each in old.namelist():
+            content = old.read(each)
+            if each.endswith("constants_config.json"):
+                described = {"path_name": file, "is_param": False, "tensor_meta": meta, **payload}
+                content = json.dumps({"config": {"x": described}}).encode()
+            new.writestr(each.replace("opaque_obj_0", file), content)
+    assert ckptmove.inspect(path).unknown_callables == ("os.mkdir",)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 4])

@@ -8,13 +8,16 @@ torch would do it. Source: caffe2/serialize/inline_container.cc.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 
-from ...errors import CorruptError, UnsupportedError
+from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.manifest import Extent
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
+from ...pickles.opcodes.literals import may_be_checkpoint
+from ...pickles.reach import names_reached
 from ...plans.plan import Plan, apply_edits, apply_plan
 from ...sources.source import MAX_NBYTES, Memory, Readable
+from ...torch_pickle.callables.uses import not_surely_harmless
 from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ...zips.archive import DEFLATED, STORED, Archive
@@ -27,6 +30,7 @@ from ..session import ReadSession
 _NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
 #: What only says how the file is laid out.
 _FRAME = (*_NAMES[1:], ".data/version")
+_HEAD_NBYTES = 64  # that tell whether a record may be a checkpoint
 _NEWEST_VERSION = 10  # caffe2/serialize/versions.h, kMaxSupportedFileFormatVersion
 _LARGEST_ALIGNMENT = 1 << 15  # the padding must fit an extra field
 
@@ -54,6 +58,12 @@ class ArchiveContainer(Container):
         return self.archive.read(record, at_most=MAX_NBYTES)
 
     def records(self) -> Iterator[HeldRecord]:
+        for record, kind in self._others():
+            found = OtherRecord(self.short(record), kind, record.nbytes)
+            yield HeldRecord(found, partial(self.compared, record))
+
+    def _others(self) -> Iterator[tuple[Record, RecordKind]]:
+        """The records that are neither pickles nor storages, nor but the frame."""
         read = {*self._held.values(), *self.parsed()}
         for name in self.archive.records:
             if name in read:
@@ -61,8 +71,36 @@ class ArchiveContainer(Container):
             record = self.archive.records[name]
             kind = self.kind_of(self.short(record))
             if kind is not None and not (name.endswith("/") and not record.nbytes):
-                found = OtherRecord(self.short(record), kind, record.nbytes)
-                yield HeldRecord(found, partial(self.compared, record))
+                yield record, kind
+
+    def unknown_callables(self) -> Iterator[str]:
+        yield from super().unknown_callables()
+        yield from self._beside
+
+    @cached_property
+    def _beside(self) -> tuple[str, ...]:
+        """The unknown callables of records that are not read, whoever loads those."""
+        others = (record for record, kind in self._others() if kind is RecordKind.DATA)
+        return tuple(name for record in others for name in self.callables_in(record))
+
+    def callables_in(self, record: Record) -> Iterator[str]:
+        """The unknown callables of a record, if somebody unpickled it."""
+        if not self.archive.may_be_parsed(record):
+            yield f"(in the record {self.short(record)!r})"
+            return
+        content, unread = content_of(self.archive, record), self.session.unread
+        container = None
+        try:
+            if may_be_checkpoint(content.read(0, min(_HEAD_NBYTES, content.nbytes))):
+                container = self.session.open(content)
+        except InputError:
+            if self.session.unread > unread:
+                yield f"(in the record {self.short(record)!r})"
+        if container is None:
+            yield from not_surely_harmless(names_reached(content))
+            return
+        for each in container.everything():
+            yield from each.unknown_callables()
 
     def parsed(self) -> set[str]:
         """The names of records that are pickles, or checkpoints of their own."""

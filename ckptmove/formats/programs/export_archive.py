@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
@@ -74,6 +75,7 @@ class ExportContainer(RecordsContainer):
         self.riddles: list[str] = []  #: why it can't be moved, a clause each
         self.bound: list[str] = []  #: operators that are there for one kind of device
         self.objects: dict[str, int] = {}  #: how many objects there are whose content is not known
+        self.held_objects: list[Record] = []  #: their records, which torch unpickles
         self.prefix = "" if self.old else prefix_of(archive)
         if self.old:
             self._read_old()
@@ -94,6 +96,11 @@ class ExportContainer(RecordsContainer):
         if f"{self.prefix}{name}" in self.documents or name.startswith(_COMPILED):
             return RecordKind.CODE
         return RecordKind.CODE if self.old and name == "version" else super().kind_of(name)
+
+    def unknown_callables(self) -> Iterator[str]:
+        yield from super().unknown_callables()
+        for record in self.held_objects:
+            yield from self.callables_in(record)
 
     def without_devices(self, name: str) -> Changes:
         places = [each.place for each in self.weights if each.config == name]
@@ -193,12 +200,14 @@ class ExportContainer(RecordsContainer):
                 raise CorruptError(f"{where} points outside its folder, to {file[:40]!r}")
             content = self.record(f"{self.prefix}{folder}{file}")
             meta = payload.get("tensor_meta")
-            if not member(payload, "use_pickle", bool, where):
-                self._add_weight(record.name, content, (*path, name), payload, where)
-            elif meta is None or file.startswith(tuple(_OBJECTS)):
+            is_pickled = member(payload, "use_pickle", bool, where)
+            if file.startswith(tuple(_OBJECTS)) or (is_pickled and meta is None):
                 kind = next((k for p, k in _OBJECTS.items() if file.startswith(p)), "object")
                 self.objects[kind] = self.objects.get(kind, 0) + 1
+                self.held_objects.append(content)
                 self.riddles.append(f"its {kind}s may be on any device")
+            elif not is_pickled:
+                self._add_weight(record.name, content, (*path, name), payload, where)
             else:
                 device = _device(member(payload, "tensor_meta", dict, where), where)
                 self._note(record.name, [device._replace(path=(*path, name, "device"))])

@@ -20,10 +20,9 @@ Sources: torch/serialization.py (`_save`, `_load`); caffe2/serialize/inline_cont
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 
-from ...errors import InputError, UnsupportedError, WriteError
+from ...errors import UnsupportedError, WriteError
 from ...graph.draft import CheckpointGraph, Pieces, StorageBytes
 from ...graph.edit.callables import names_are_harmless
 from ...graph.fill import fill
@@ -31,13 +30,10 @@ from ...graph.reach import nodes_of
 from ...manifest.other_records import RecordKind
 from ...pickles.emit import Emitter
 from ...pickles.nodes import Persistent
-from ...pickles.opcodes.literals import may_be_checkpoint
 from ...pickles.opcodes.plain_tensors import StorageReference
-from ...pickles.reach import names_reached
 from ...plans.plan import CrcRange
 from ...reports.convert import Loss
 from ...sources.source import Readable
-from ...torch_pickle.callables.uses import not_surely_harmless
 from ...zips.archive import Archive
 from ...zips.checking import holds_patched
 from ..archives.zip_container import ZipContainer, prefix_of
@@ -49,7 +45,6 @@ from ..session import ReadSession
 from ..writing import WriteOptions, WritePlan, assemble
 from .frame import Frame
 
-_HEAD_NBYTES = 64  # that tell whether a record may be a checkpoint
 _LONGEST_NUMBER = 8  # digits of a storage's number; those of an address are more
 
 
@@ -164,28 +159,6 @@ class TorchZipContainer(ZipContainer):
 
     def kind_of(self, name: str) -> RecordKind | None:
         return None if name == RECORD else super().kind_of(name)
-
-    def unknown_callables(self) -> Iterator[str]:
-        yield from super().unknown_callables()
-        yield from self._beside
-
-    @cached_property
-    def _beside(self) -> tuple[str, ...]:
-        """The unknown callables of records that torch passes over, and somebody put there."""
-        found: list[str] = []
-        for each in self.records():
-            if each.record.kind is not RecordKind.DATA:
-                continue
-            content = each.content(False)
-            if may_be_checkpoint(content.read(0, min(_HEAD_NBYTES, content.nbytes))):
-                try:
-                    container = self.session.open(content)
-                except InputError:
-                    found += not_surely_harmless(names_reached(content))
-                else:
-                    inside = () if container is None else container.everything()
-                    found += (name for one in inside for name in one.unknown_callables())
-        return tuple(found)
 
     def patched(self, written: Readable) -> Sequence[bytes] | None:
         if not holds_patched(self.archive, written, self.pickled):

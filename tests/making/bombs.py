@@ -522,13 +522,20 @@ def _most_memory() -> int:
 
 
 def measure(path: str, verbs: tuple[str, ...] = tuple(VERBS)) -> list[Taken]:
-    """Run each verb of the command line in its own process, with a small address space."""
+    """Run each verb of the command line in its own process, with a small address space.
+
+    What the first verb refuses, the others refuse where they read it, by the same code: of a large
+    file like that, they are left out, except `validate`, which reads it in other ways too.
+    """
     from ckptmove.cli import run
 
     for verb in ("convert", "diff", "inspect", "relocate"):  # once, and not in each process
         importlib.import_module(f"ckptmove.api.{verb}")
-    found = []
+    found: list[Taken] = []
+    is_large = Path(path).stat().st_size > 1_000_000
     for verb in verbs:
+        if found and found[0].code == 3 and verb != "validate" and is_large:
+            continue
         arguments = [each.replace("{}", path) for each in VERBS[verb]]
         reading, writing = os.pipe()
         child = os.fork()

@@ -7,10 +7,12 @@ that goes for tensors that are called unproven too.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -192,6 +194,8 @@ FORMATS: dict[str, Callable[[Tensors], bytes]] = {
     "zip-bundle": bundle,
 }
 
+PACKED = list(FORMATS)[7:]
+
 #: What names of tensors start with, where they lie in records that are named.
 STARTS = {"torch-package": "weights/state.pkl.", "zip-bundle": "policy.pth."}
 #: What is there besides, and the formats whose names lie behind their tensors.
@@ -227,6 +231,9 @@ def check(report: SalvageReport | None, state: Tensors, *, unproven: bool = True
     if report is None:
         return
     right = {Fate.WHOLE, Fate.UNPROVEN} if unproven else {Fate.WHOLE}
+    known = (id(state), unproven, report.complete, report.tensors, _digest(report))
+    if known in _CHECKED:  # many cuts leave the same
+        return
     expected = {name: raw(tensor) for name, tensor in state.items()}
     assert not report.complete or {each.name for each in report.tensors} == set(state)
     kept = [each for each in report.tensors if each.fate in right and each.written]
@@ -243,6 +250,18 @@ def check(report: SalvageReport | None, state: Tensors, *, unproven: bool = True
             assert loaded[each.name].dtype == state[each.name].dtype
             if each.name in names:
                 assert raw(plain.get_tensor(each.name)) == expected[each.name], each
+    _CHECKED[known] = state
+
+
+#: What was found to be right, with its tensors, so that no others get their number.
+_CHECKED: dict[object, Tensors] = {}
+
+
+def _digest(report: SalvageReport) -> str:
+    """The bytes that were written."""
+    if report.destination is None or not Path(report.destination).exists():
+        return ""
+    return hashlib.sha256(Path(report.destination).read_bytes()).hexdigest()
 
 
 def points(nbytes: int, few: int) -> list[int]:
@@ -251,13 +270,22 @@ def points(nbytes: int, few: int) -> list[int]:
     return sorted({1, nbytes - 1, *found})
 
 
-def everywhere(content: bytes) -> list[int]:
-    """Every length; within the padding, a run of one byte, only each sixteenth."""
-    last = len(content) - 1
+def everywhere(format: str, content: bytes) -> list[int]:
+    """Every length; within the padding, a run of one byte, only each sixteenth.
+
+    Of what packs records of other formats (programs, packages, bundles), each fourth length, and
+    all beside the start of a record: zip, tar and pickle, of which it is made, are cut everywhere.
+    """
+    last, step = len(content) - 1, 4 if format in PACKED else 1
+    starts = {n for found in re.finditer(rb"PK..|ustar", content) for n in range(*found.span())}
     return [
         n
         for n in range(len(content))
-        if n < 2 or n > last - 2 or n % 16 == 0 or len({*content[n - 2 : n + 3]}) > 1
+        if n < 2
+        or n > last - 2
+        or n % 16 == 0
+        or n in starts
+        or (n % step == 0 and len({*content[n - 2 : n + 3]}) > 1)
     ]
 
 
@@ -271,14 +299,14 @@ def test_a_file_that_was_cut_short(format: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_large_file_that_was_cut_short(format: str, tmp_path: Path) -> None:
     content, named = made(format, 100_000)
-    cut_at(format, content, named, points(len(content), examples(400)), tmp_path)
+    cut_at(format, content, named, points(len(content), examples(120)), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_that_was_cut_short_anywhere(format: str, tmp_path: Path) -> None:
     content, named = made(format)
-    cut_at(format, content, named, everywhere(content), tmp_path)
+    cut_at(format, content, named, everywhere(format, content), tmp_path)
 
 
 def cut_at(format: str, content: bytes, named: Tensors, lengths: list[int], folder: Path) -> None:

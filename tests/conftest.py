@@ -30,10 +30,13 @@ settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+#: Whether all that is costly runs: `scripts/test --all`.
+ALL = bool(os.environ.get("CKPTMOVE_TEST_ALL"))
+
 
 def examples(most: int) -> int:
     """So many random examples with `scripts/test --all`, else a fifth of them."""
-    return most if os.environ.get("CKPTMOVE_TEST_ALL") else max(3, most // 5)
+    return most if ALL else max(3, most // 5)
 
 
 # What runs in the background of a script ignores Ctrl-C, and so would all that tests start.
@@ -105,7 +108,7 @@ def spread(total: int, count: int) -> set[int]:
 
 def some(cases: Sequence[Case], count: int) -> list[Case]:
     """Cases of one test: all with `scripts/test --all`, else the last and so many, evenly apart."""
-    if os.environ.get("CKPTMOVE_TEST_ALL"):
+    if ALL:
         return list(cases)
     last = len(cases) - 1
     return [cases[n] for n in sorted({*spread(len(cases), count), last} & {*range(len(cases))})]

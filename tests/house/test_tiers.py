@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.conftest
 from tests.conftest import ROOT, some, spread
 
 FILES = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -40,11 +41,11 @@ def test_a_sample_is_spread_over_all_cases(count: int, total: int) -> None:
 
 
 def test_some_cases_are_all_of_them_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CKPTMOVE_TEST_ALL", raising=False)
+    monkeypatch.setattr(tests.conftest, "ALL", False)
     assert some(range(100), 4) == [0, 25, 50, 75, 99]
     assert some(range(2), 4) == [0, 1]
     assert some([], 4) == []
-    monkeypatch.setenv("CKPTMOVE_TEST_ALL", "1")
+    monkeypatch.setattr(tests.conftest, "ALL", True)
     assert some(range(100), 4) == list(range(100))
 
 

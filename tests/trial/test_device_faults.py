@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from tests.conftest import ALL
 from tests.devices.scores import SETS, Judged, set_judged
 
 pytestmark = [
@@ -18,14 +19,13 @@ pytestmark = [
 NOT_FOUND: set[str] = set()
 
 
-SOME = "averages_in_a_dict", "features_of_a_hook", "device_of_a_config", "devices_compared"
-
-LATER = "trainer_default_device", "generator_of_a_split", "lightning_tensor_attribute"
-LIBRARIES = (
-    "skorch_without_a_device",
-    "ignite_evaluator_without_a_device",
-    "networks_of_an_experiment",
-)
+#: What `scripts/test` runs of a set; of those that are not named, nothing.
+SOME = {
+    "": ("data_of_parameters", "autocast", "attention_mask"),
+    "forum": ("averages_in_a_dict", "features_of_a_hook", "device_of_a_config", "devices_compared"),
+    "later": ("generator_of_a_split",),
+    "libraries": ("ignite_evaluator_without_a_device",),
+}
 
 
 def check(found: list[Judged]) -> None:
@@ -37,16 +37,13 @@ def check(found: list[Judged]) -> None:
         assert "privateuse" not in str(shown).lower(), each.name
 
 
-def test_some_programs() -> None:
-    check(list(set_judged("", ("data_of_parameters", "autocast", "attention_mask"))))
-    check(list(set_judged("forum", SOME)))
-    check(list(set_judged("later", LATER)))
-    check(list(set_judged("libraries", LIBRARIES)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", SETS)
-def test_every_program(kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=() if each in SOME else pytest.mark.slow) for each in SETS]
+)
+def test_programs(kind: str) -> None:
+    if not ALL:
+        check(list(set_judged(kind, SOME[kind])))
+        return
     found = list(set_judged(kind))
     assert len(found) == 2 * len(SETS[kind].faults) + len(SETS[kind].right)
     check(found)

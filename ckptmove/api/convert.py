@@ -48,7 +48,7 @@ _WITHOUT_STRICT = "without --strict it is converted all the same"
 
 
 @declare_options
-@formats.uncollected()
+@formats.pause_collection()
 def convert(
     src: StrPath,
     dst: StrPath | None = None,
@@ -212,7 +212,7 @@ def convert(
         bare=bare,
         optimizer_ids=optimizer_ids,
     )
-    src, notes = formats.named(src)
+    src, notes = formats.named_checkpoint(src)
     place = place_of(src)
     from_folder = place.is_folder()
     if dst is None:

@@ -29,7 +29,7 @@ from ..reports.diff import Diff
 from ..reports.difference import Difference, Kind
 from ..reports.display.phrases import plural
 from ..runtime.bytewise import Comparison
-from ..runtime.matching import renamed
+from ..runtime.matching import match_renamed
 from ..sources import place_of
 from ..sources.place import EntryKind, FolderEntry
 from ..sources.source import Source
@@ -42,7 +42,7 @@ _WITHOUT_STRICT = "without --strict it is compared all the same"
 
 
 @declare_options
-@formats.uncollected()
+@formats.pause_collection()
 def diff(
     a: StrPath,
     b: StrPath,
@@ -263,7 +263,7 @@ class _Findings:
         self.devices_ignored += pairs.passed
         for old, new in pairs.both:
             self.compare_values(old, new)
-        matched = list(renamed(pairs.old, pairs.new, self.comparison, cast=self.may_cast))
+        matched = list(match_renamed(pairs.old, pairs.new, self.comparison, cast=self.may_cast))
         for old, new in matched:
             self.add_renamed(old, new)
         self.differences += shared([*pairs.both, *matched])

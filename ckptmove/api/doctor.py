@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import StrPath, UsageError
-from ..placement.device import numbered
+from ..placement.device import with_index
 from ..reports.doctor import Diagnosis, Verdict
 from .options import Input, Option, Simulate, declare_options
 
@@ -121,7 +121,7 @@ def doctor(
     except ImportError:
         return Diagnosis(subject, device, verdicts=(_NO_TORCH,), complete=not subject)
     known = facts()
-    wanted = best(known) if device == "auto" else numbered(device)
+    wanted = best(known) if device == "auto" else with_index(device)
     unusable = usable(wanted, known)
     alone = model is None and script is None
     if alone or (unusable and not simulate):

@@ -19,7 +19,7 @@ WITHOUT_STRICT = "without --strict it is listed all the same"
 
 
 @declare_options
-@formats.uncollected()
+@formats.pause_collection()
 def inspect(
     path: StrPath,
     *,
@@ -61,7 +61,7 @@ def inspect(
         manifest = found.manifest
         found.check_unchanged()
         parts = tuple(found.container.chunks(manifest.tensors)) if chunks else ()
-        manifest = replace(manifest, fetched=found.fetched, chunks=parts)
+        manifest = replace(manifest, fetched=found.fetch_stats, chunks=parts)
         folder = None
         if found.folder is not None and not found.folder.is_all:
             folder = place_of(found.files[0].path).parent

@@ -69,7 +69,7 @@ def load(
     of_zero = weights if weights in OF_ZERO else None
     asked = weights if of_zero is None else "model"
     opened = formats.opened(path, follow_links=follow_links, weights=of_zero)
-    with formats.uncollected(), opened as found:
+    with formats.pause_collection(), opened as found:
         if strict:
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
         return object_in(found, restoring, select=patterns, weights=asked, strict=strict)

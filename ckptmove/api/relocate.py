@@ -32,7 +32,7 @@ _SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 
 
 @declare_options
-@formats.uncollected()
+@formats.pause_collection()
 def relocate(
     src: StrPath,
     dst: StrPath | None = None,

@@ -33,7 +33,7 @@ _KEY = "salvaged"
 
 
 @declare_options
-@formats.uncollected()
+@formats.pause_collection()
 def salvage(
     src: StrPath,
     dst: StrPath,

@@ -142,9 +142,9 @@ def _parts(node: Call) -> Items:
 
 def _draft_of(obj: object, target: Target) -> tuple[CheckpointGraph, list[Place]]:
     """What an object holds, with its storages in memory; and where there are unknown callables."""
-    from ..runtime.pickling import pickled
+    from ..runtime.pickling import pickle_object
 
-    made = pickled(obj)
+    made = pickle_object(obj)
     found = walk(made.data, budget=Boundless())
     ids = storage_ids(found.persistents, "")
     storages = storages_of(ids.values(), lambda storage: None)

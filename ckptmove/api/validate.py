@@ -11,7 +11,7 @@ from .. import formats
 from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
 from ..formats.folders.layouts import common_folder
 from ..manifest.manifest import Manifest
-from ..placement.device import numbered
+from ..placement.device import with_index
 from ..reports.display.phrases import format_error, plural
 from ..reports.validate import (
     ALL_CHECKS,
@@ -144,11 +144,11 @@ def validate(
             (`UntrustedError`: it names unknown callables, and `strict` is set).
         RefusedError: the checkpoint cannot be copied to this machine, and a model needs it.
     """
-    (path, notes), other = formats.named(src), None
+    (path, notes), other = formats.named_checkpoint(src), None
     if against is not None:
-        other, more = formats.named(against)
+        other, more = formats.named_checkpoint(against)
         notes = (*notes, *more)
-    device = device if device == "auto" else numbered(device)
+    device = device if device == "auto" else with_index(device)
     has_trial = model is not None or step is not None
     with Downloads() as copies:
         container, manifest, files = _check_container(

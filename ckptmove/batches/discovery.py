@@ -384,7 +384,7 @@ def _kind_of(path: str) -> _Kind:
     try:
         with place_of(path).open() as source:
             head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
-            found = formats.sniffed(source)
+            found = formats.sniff_format(source)
         format = "" if found is None else found.format.name
         if found is not None and found.files:
             folder = place_of(path).parent

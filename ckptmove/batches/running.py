@@ -25,7 +25,7 @@ from ..reports.batch.items import (
     Result,
     Task,
     result_of,
-    skipped,
+    skipped_result,
 )
 from ..reports.batch.report import BatchPlan, BatchReport
 from ..reports.batch.table import InspectedItem
@@ -202,7 +202,7 @@ class _Run:
     def results(self) -> Iterator[Result]:
         """The results of the items, as they finish."""
         for item in self._plan.done:
-            yield self._counted(skipped(item, "done before", item))
+            yield self._counted(skipped_result(item, "done before", item))
         workers = self._workers()
         plan = self._plan
         _LOGGER.info("%s %s: %d items, %d bytes", plan.verb, plan.source, *_totals(plan))

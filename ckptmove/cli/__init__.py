@@ -167,7 +167,7 @@ def _say(error: CkptmoveError) -> int:
 
 
 def _complain(message: str, *, where: str = "", hint: str = "") -> None:
-    from ..reports.display.blocks import Wrong, painted
+    from ..reports.display.blocks import Wrong, paint
     from ..reports.display.text import LONGEST_REASON, one_line, printable
     from ..sources import mask_secrets
     from .display.terminal import terminal_of
@@ -176,5 +176,5 @@ def _complain(message: str, *, where: str = "", hint: str = "") -> None:
     line = one_line(where, message, hint, LONGEST_REASON - len(_OURS))
     with contextlib.suppress(OSError):
         color = terminal_of(sys.stderr).color
-        ours = painted(Wrong(_OURS), _OURS) if color else _OURS
+        ours = paint(Wrong(_OURS), _OURS) if color else _OURS
         click.echo(ours + line, err=True, color=color)

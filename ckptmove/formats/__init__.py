@@ -117,12 +117,12 @@ def opened(
     are wanted, `master` or `module`; RefusedError if it has no such two.
     """
     with ExitStack() as stack:
-        opener = Opener(stack, read_probe, sniffed, follow_links=follow_links)
+        opener = Opener(stack, read_probe, sniff_format, follow_links=follow_links)
         session = new_session()
         session.weights = weights
         probe = opener.probe(path, session)
         with _explaining(probe):
-            with uncollected():
+            with pause_collection():
                 checkpoint = read_probe(probe)
             if weights is not None and not session.has_two_weights:
                 raise RefusedError(
@@ -144,10 +144,10 @@ def opened_folder(
     not put together, so that each file of a rank is a part; InputError if one lacks such a file.
     """
     with ExitStack() as stack:
-        opener = Opener(stack, read_probe, sniffed, follow_links=follow_links)
+        opener = Opener(stack, read_probe, sniff_format, follow_links=follow_links)
         probe = opener.probe(path, new_session())
         with _explaining(probe):
-            with uncollected():
+            with pause_collection():
                 if Dcp().sniff(probe) or HuggingFaceShards().sniff(probe):
                     raise no_devices(probe.path)
                 check_complete(probe)
@@ -171,7 +171,7 @@ def _explaining(probe: Probe) -> Iterator[None]:
         raise
 
 
-def named(path: StrPath) -> tuple[str, Sequence[str]]:
+def named_checkpoint(path: StrPath) -> tuple[str, Sequence[str]]:
     """What a user named: the only checkpoint in the folder of a run, with a note that says so."""
     place = place_of(path)
     with contextlib.suppress(InputError):  # which the reader meets again
@@ -184,7 +184,7 @@ def named(path: StrPath) -> tuple[str, Sequence[str]]:
 def read(source: Readable) -> Checkpoint:
     """Read a checkpoint of one file of any format, without its tensors."""
     probe = Probe(source, new_session())
-    with _explaining(probe), uncollected():
+    with _explaining(probe), pause_collection():
         return read_probe(probe)
 
 
@@ -196,12 +196,12 @@ class Sniffed(NamedTuple):
     files: Sequence[str]
 
 
-def sniffed(source: Readable) -> Sniffed | None:
+def sniff_format(source: Readable) -> Sniffed | None:
     """The format of a file, which may still turn out to be damaged; None if it is no checkpoint."""
     if not source.nbytes:
         return None
     probe = Probe(source, new_session(), is_alone=False)
-    with uncollected(), contextlib.suppress(UnsupportedError):
+    with pause_collection(), contextlib.suppress(UnsupportedError):
         format = _format_of(probe)
         if format is not None:
             files = format.files(probe)
@@ -223,12 +223,12 @@ def looks_like(source: Readable) -> Format | None:
     """The format that a file looks to be of, even if it holds no tensors or can't be read."""
     if source.nbytes == 0:
         return None
-    with uncollected():
+    with pause_collection():
         return _format_of(Probe(source, new_session()))
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """A context in which all that is built stays: to look for garbage takes longer than that."""
     collecting = gc.isenabled()
     gc.disable()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ..errors import RefusedError, WriteError
 from ..graph.draft import CheckpointGraph, Pieces
 from ..graph.edges import bytes_of, is_mutable
-from ..graph.edit.callables import Place, misused
+from ..graph.edit.callables import Place, unlisted_callable
 from ..graph.fill import fill, stored_blob
 from ..graph.reach import nodes_of
 from ..manifest.paths import spell
@@ -152,7 +152,9 @@ def _pickle_of_imports(
         if is_bytes(node):
             calls = [Call(each, None, "REDUCE", 0) for each in _risky_imports(draft, node)]
             held += calls
-            wrong = next(filter(None, map(misused, (*calls, *(e.function for e in calls)))), None)
+            wrong = next(
+                filter(None, map(unlisted_callable, (*calls, *(e.function for e in calls)))), None
+            )
             if wrong is not None:
                 places.append(Place(spell((name,)), wrong, draft.graph.root.pairs, slot))
         if not (isinstance(node, Blob) and node.content is None):

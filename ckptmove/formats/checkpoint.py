@@ -93,9 +93,9 @@ class Checkpoint:
             self.whole  # noqa: B018 (it may be refused)
 
     @property
-    def fetched(self) -> FetchStats | None:
+    def fetch_stats(self) -> FetchStats | None:
         """What was fetched of its files so far, or None if they are here."""
-        parts = [source.fetched for source in self.sources]
+        parts = [source.fetch_stats for source in self.sources]
         away = [part for part in parts if part is not None]
         return FetchStats(*map(sum, zip(*away, strict=True))) if away else None
 
@@ -376,7 +376,7 @@ class Checkpoint:
         It is not read as a file of its own: what else is in it is what it was, byte for byte, so
         that its records are where they were.
         """
-        pickles = None if len(self.whole.streams) != 1 else self.container.patched(written)
+        pickles = None if len(self.whole.streams) != 1 else self.container.patched_pickles(written)
         if pickles is None:
             return False
         (old,), (new,), spelling = self.whole.streams, pickles, self.spelling(moves)

@@ -42,7 +42,7 @@ def object_in(
     UntrustedError if `strict` and something would stay an `Opaque`; DeviceError if a device that
     it is tagged with, or mapped to, is not there.
     """
-    from ..runtime.build import built
+    from ..runtime.build import build_object
     from ..runtime.mapped_tensors import MappedTensors, Odd
     from ..runtime.storages import Storages
 
@@ -67,7 +67,7 @@ def object_in(
         return storages.storage(draft.stored[said.id])
 
     with restoring.rebuilding():
-        loaded = built(draft.graph.root, storage_of, strict=strict)
+        loaded = build_object(draft.graph.root, storage_of, strict=strict)
     storages.check_read()
     found.check_unchanged()
     return loaded
@@ -80,7 +80,7 @@ def _plain_object(found: Checkpoint, mapped: MappedTensors) -> object:
     and a file of torch.save whose pickle names nothing but plain tensors and ordered dicts, which
     has the form of a draft as it is.
     """
-    from ..runtime.build import built
+    from ..runtime.build import build_object
     from ..runtime.mapped_tensors import Odd
 
     if isinstance(found, TensorsCheckpoint):
@@ -112,7 +112,7 @@ def _plain_object(found: Checkpoint, mapped: MappedTensors) -> object:
     def storage_of(_: Persistent) -> torch.UntypedStorage:
         raise Odd
 
-    return built(root, storage_of, made=tensors)
+    return build_object(root, storage_of, made=tensors)
 
 
 def _plain_form(call: Call) -> _Plain | None:

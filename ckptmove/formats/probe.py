@@ -109,7 +109,7 @@ class Probe:
         """
         assert self._opener is not None
         folder = place_of(self.path)
-        with self._opener.checked(folder.child(name), folder) as source:
+        with self._opener.open_unclosed(folder.child(name), folder) as source:
             if source.nbytes > most:
                 raise UnsupportedError(f"it was not checked: it has {source.nbytes:,} bytes")
             return source.read(0, source.nbytes)
@@ -127,7 +127,7 @@ class Probe:
         assert self._opener is not None
         folder, head = place_of(self.path), b""
         try:
-            with self._opener.checked(folder.child(name), folder) as source:
+            with self._opener.open_unclosed(folder.child(name), folder) as source:
                 head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
                 return self._opener.sniff(source) is not None
         except CorruptError:
@@ -220,14 +220,14 @@ class Opener:
         """Open a file, through no link out of `folder`; first undo an interrupted change in it."""
         first, self._is_first = self._is_first, False
         start = "" if first else f"{place.name}: "
-        source = self.checked(place, folder, start)
+        source = self.open_unclosed(place, folder, start)
         if first:
             self._stack.enter_context(source)
         else:
             self._stack.callback(source.__exit__, None, None, None)  # it blames itself for no error
         return source
 
-    def checked(self, place: Place, folder: Place | None, start: str = "") -> Source:
+    def open_unclosed(self, place: Place, folder: Place | None, start: str = "") -> Source:
         """As `open`, for whoever closes it; notes begin with `start`."""
         checked = None if self._follow_links else folder
         if checked is not None:

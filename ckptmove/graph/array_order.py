@@ -72,7 +72,7 @@ class Reordered:
         held = self._latest.held
         if held is None or held[0] is not self:
             held = self._latest.held = None
-            held = self, reordered(self.tensor.read(0, self.nbytes), self.order)
+            held = self, reorder(self.tensor.read(0, self.nbytes), self.order)
         self._latest.held = held if start + nbytes < self.nbytes else None
         return bytes(held[1][start : start + nbytes])
 
@@ -85,7 +85,7 @@ class Reordered:
         self.tensor.expect([(0, self.nbytes)])
 
 
-def reordered(content: bytes, order: Order) -> memoryview:
+def reorder(content: bytes, order: Order) -> memoryview:
     """The bytes of a tensor in a file, in the order of an array."""
     found, nbytes = memoryview(content), BITS[order.dtype] // 8
     if order.fortran:

@@ -45,7 +45,7 @@ from ..torch_pickle.values.numpy_arrays import array_of, put_content
 from ..torch_pickle.values.persistent_ids import StorageId, TensorId
 from ..torch_pickle.values.strided import Tensor
 from ..torch_pickle.values.tensors import Recogniser, variable_of
-from .normalize import raised, text_of
+from .normalize import normalize, text_of
 from .reach import Composite, held_by, nodes_of
 
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
@@ -311,7 +311,7 @@ class _Canoniser:
             return self.graph.tensor(
                 self.storage(said.storage), tensor.dtype, said.shape, said.stride, tensor.offset
             )
-        return raised(named(node), lambda held: self.uses[id(held)] == 1)
+        return normalize(named(node), lambda held: self.uses[id(held)] == 1)
 
     @cached_property
     def uses(self) -> Counter[int]:

@@ -23,7 +23,7 @@ _READ = 1 << 20
 _ENCODINGS = ("latin1", "latin-1")
 
 
-def raised(node: Node, is_only_here: Callable[[List], bool]) -> Node:
+def normalize(node: Node, is_only_here: Callable[[List], bool]) -> Node:
     """What a node stands for, or the node itself, which may be changed.
 
     `is_only_here` says whether nothing but one tuple of arguments holds a list.

@@ -88,7 +88,7 @@ def is_tag(text: str) -> bool:
         return False
 
 
-def numbered(device: object) -> str:
+def with_index(device: object) -> str:
     """The device to compute on that a user means, e.g. `cuda` → `cuda:0`.
 
     Raises:

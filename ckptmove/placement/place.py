@@ -119,7 +119,7 @@ def place(manifest: Manifest, rules: Rules) -> Moves:
 
 def _target(entry: TensorEntry, rules: Rules, moves: Moves) -> str:
     """Where a tensor shall be, which may be where it is."""
-    wanted = rules.wanted(entry)
+    wanted = rules.device_for(entry)
     if wanted is None or wanted == entry.device:
         return entry.device
     target, why = wanted, None
@@ -306,7 +306,7 @@ def _unmatched_rules(manifest: Manifest, rules: Rules) -> Iterator[str]:
     if unused:
         yield f"no tensor name matches {quote(unused)} of the device map"
     if rules.device_map and None in used:
-        stay = [e.name for e in manifest.tensors if rules.wanted(e) is None]
+        stay = [e.name for e in manifest.tensors if rules.device_for(e) is None]
         if stay:
             yield f"no rule matches {quote(stay)}; they stay where they are"
 

@@ -38,12 +38,12 @@ class Rules:
     #: Path of a tensor that is alive → where it must be, whatever the rules say.
     fixed: Mapping[KeyPath, str] = field(default_factory=dict)
 
-    def wanted(self, entry: TensorEntry) -> str | None:
+    def device_for(self, entry: TensorEntry) -> str | None:
         """The device that the rules name for a tensor, or None."""
-        named = self.named(entry)
+        named = self.device_by_name(entry)
         return self.tags.of(entry.device) if named is None else named
 
-    def named(self, entry: TensorEntry) -> str | None:
+    def device_by_name(self, entry: TensorEntry) -> str | None:
         """The device that a rule gives a tensor by its name, or None."""
         if self.fixed and entry.path in self.fixed:
             return self.fixed[entry.path]

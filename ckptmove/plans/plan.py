@@ -182,7 +182,7 @@ def apply_edits(start: int, nbytes: int, edits: Iterable[Edit]) -> Plan:
                 checksums += [each._replace(at=at + each.at) for each in new.checksums]
         method = "patch" if writes else "clone"
         return Plan(method, nbytes, (Copy(start, nbytes, 0),), tuple(writes), tuple(checksums))
-    return _moved(start, nbytes, edits)
+    return _apply_moving(start, nbytes, edits)
 
 
 def _keeps_length(edit: Edit) -> bool:
@@ -191,7 +191,7 @@ def _keeps_length(edit: Edit) -> bool:
     return edit.new.keeps_length
 
 
-def _moved(start: int, nbytes: int, edits: list[Edit]) -> Plan:
+def _apply_moving(start: int, nbytes: int, edits: list[Edit]) -> Plan:
     """As `apply_edits`, where what follows a change has to move."""
     copies, writes, checksums = [], [], []
     done = at = 0  # in the source, in the destination

@@ -13,7 +13,7 @@ from .display.blocks import Block, Table
 from .display.phrases import plural, which_loading_runs
 from .display.plain import Seconds
 from .display.report import Report
-from .display.text import listed, size
+from .display.text import first_names, size
 from .move import what_stays
 
 _MOST_FILES = 10
@@ -93,7 +93,7 @@ class ConvertReport(Report):
         names = [each.name for each in self.pickles]
         what = "stays a pickle" if len(names) == 1 else "stay pickles"
         hint = f"--keep-files '{names[0]}' accepts that"
-        return CheckFailed(f"{listed(names, 3)} {what}", path=self.source, hint=hint)
+        return CheckFailed(f"{first_names(names, 3)} {what}", path=self.source, hint=hint)
 
     def remarks(self) -> list[str]:
         """Return the warnings, and that the file names unknown callables."""
@@ -126,7 +126,7 @@ def _weights(report: ConvertReport) -> Iterator[str]:
     line = f"weights: {_whose(taken)}"
     others = taken["others"]
     if others:
-        line += f"; also in the file: {listed([_whose(each) for each in others])}"
+        line += f"; also in the file: {first_names([_whose(each) for each in others])}"
     kinds = {each["section"] for each in others} - {taken["section"]}
     yield line + "".join(f"; --weights {kind} selects them" for kind in sorted(kinds))
 
@@ -163,7 +163,7 @@ def _first_of(files: Sequence[str]) -> str:
 
 
 def _join_names(names: Sequence[str], full: bool) -> str:
-    return listed(names, len(names)) if full else listed(names)
+    return first_names(names, len(names)) if full else first_names(names)
 
 
 def _files(report: ConvertReport, full: bool) -> Iterator[Block]:

@@ -15,7 +15,7 @@ from .display.blocks import Block, Columns, PageBlock, Table, Wrong
 from .display.phrases import plural
 from .display.plain import Seconds, derived
 from .display.report import Report
-from .display.text import listed, size
+from .display.text import first_names, size
 
 _MOST_TOLD = 3  # names of what was not compared
 
@@ -130,7 +130,7 @@ class Diff(Report):
         if self.ignored:
             names = list(dict.fromkeys(each.name for each in self.ignored))
             names = [ALL_OF_IT if name == spell(()) else name for name in names]
-            yield f"  ignored  {listed(names, len(names)) if full else listed(names)}"
+            yield f"  ignored  {first_names(names, len(names)) if full else first_names(names)}"
         for kind in self.counts:
             groups = groups_of_alike(self.of(kind), full)
             shown = groups if full else groups[:_MOST_LINES]
@@ -178,7 +178,7 @@ def summary(diff: Diff) -> str:
             return f"equal apart from tensors: no tensors compared{note}"
         return f"equal: {known}{note}"
     if diff.only_not_compared:
-        names = listed([each.name for each in diff.differences], _MOST_NAMED)
+        names = first_names([each.name for each in diff.differences], _MOST_NAMED)
         return f"tensors equal: {known}; not compared: {names}{note}"
     parts: list[str] = []
     for kind, count in diff.counts.items():

@@ -10,9 +10,9 @@ from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 from ..manifest.paths import spell
-from .display.groups import collapsed, pattern_of
+from .display.groups import collapse_names, pattern_of
 from .display.plain import Key, to_json
-from .display.text import cut, listed, printable, shape
+from .display.text import cut, first_names, printable, shape
 
 
 class Kind(str, Enum):
@@ -146,7 +146,7 @@ def row_of(kind: Kind, group: Sequence[Difference], full: bool) -> tuple[str, st
     """The row of differences that show as one: kind, name, how many, and what differs."""
     first = group[0]
     count = f"×{len(group):,}" if len(group) > 1 else ""
-    name = ALL_OF_IT if first.name == spell(()) else collapsed(each.name for each in group)
+    name = ALL_OF_IT if first.name == spell(()) else collapse_names(each.name for each in group)
     return _WORDS.get(kind, str(kind)), name, count, _what(kind, first, group, full)
 
 
@@ -172,14 +172,16 @@ def _what(kind: Kind, first: Difference, group: Sequence[Difference], full: bool
     if kind is Kind.CHANGED:
         return _value_changes([each.values for each in group if each.values is not None], first)
     if kind is Kind.RENAMED:
-        return f"→ {collapsed(str(each.new) for each in group)}"
+        return f"→ {collapse_names(str(each.new) for each in group)}"
     if kind in (Kind.ADDED, Kind.REMOVED):
         said = [each.old or each.new for each in group]
         shapes = {tuple(each["shape"]) for each in said}
         return f"{_dtype(first)} {shape(shapes.pop()) if len(shapes) == 1 else 'of several shapes'}"
     if first.names:
-        others = [collapsed(each.names[n] for each in group) for n in range(1, len(first.names))]
-        return listed(others, len(others)) if full else listed(others)
+        others = [
+            collapse_names(each.names[n] for each in group) for n in range(1, len(first.names))
+        ]
+        return first_names(others, len(others)) if full else first_names(others)
     if kind is Kind.ORDER:
         return ""
     if kind in (Kind.RECORD, Kind.RECORD_ADDED, Kind.RECORD_REMOVED):

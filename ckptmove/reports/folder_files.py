@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..manifest.folder_files import MISSING, FolderFile
 from ..manifest.manifest import NOT_STORED, Manifest
 from .display.blocks import Block, Table
-from .display.text import cut, listed, shape, size
+from .display.text import cut, first_names, shape, size
 
 _FILES = "file", "format", "section", "tensors", "device", "bytes"
 _MOST_OTHERS = 10
@@ -27,7 +27,7 @@ def files_of(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
     others = [each.name for each in manifest.files if not each.format and not each.not_read]
     if others:
         names = [cut(name, longest) for name in others]
-        yield f"other files: {listed(names, len(others) if full else _MOST_OTHERS)}"
+        yield f"other files: {first_names(names, len(others) if full else _MOST_OTHERS)}"
 
 
 def shares_of(manifest: Manifest) -> Iterator[Block]:

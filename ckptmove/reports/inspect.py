@@ -19,7 +19,7 @@ from ..torch_pickle.sections.sections import is_module_state
 from .display.blocks import Block, Columns, Drawing, PageBlock, Table
 from .display.groups import groups_of
 from .display.phrases import plural, short
-from .display.text import cut, listed, shape, size
+from .display.text import cut, first_names, shape, size
 from .folder_files import files_of, shares_of
 from .tree import LONGEST_KEY, LONGEST_VALUE, value_text
 
@@ -100,7 +100,7 @@ def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
     def some(names: Sequence[str]) -> str:
-        return listed(names, len(names) if full else _MOST_VALUES)
+        return first_names(names, len(names) if full else _MOST_VALUES)
 
     besides = list(_besides(manifest))
     if besides:
@@ -145,7 +145,7 @@ def _named_devices(manifest: Manifest, full: bool) -> Iterator[Block]:
     if graph:
         counted = Counter(v.value for v in graph).most_common()
         counts = [f"{device} ×{n:,}" for device, n in counted]
-        yield from ("", f"graph: {listed(counts)} (relocate changes these with the tensors)")
+        yield from ("", f"graph: {first_names(counts)} (relocate changes these with the tensors)")
         yield Table(_device_rows(graph) if full else (), indent=2)
 
 

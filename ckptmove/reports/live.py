@@ -9,7 +9,7 @@ from typing import Annotated
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry
 from ..manifest.paths import Key, spell
 from .display.blocks import Block, Table
-from .display.groups import collapsed, pattern_of
+from .display.groups import collapse_names, pattern_of
 from .display.plain import OMITTED
 from .display.text import cut, size
 from .inspect import FileManifest, named_devices
@@ -100,7 +100,7 @@ class _Line:
 
     def row(self) -> tuple[str, str, str, str, str]:
         """Name, device, tensors, bytes, and what it is tied to."""
-        name = collapsed(each.name for each in self.nodes)
+        name = collapse_names(each.name for each in self.nodes)
         tensors = sum(each.tensors for each in self.nodes)
         names = {each.name for each in self.nodes}
         others = dict.fromkeys(other for each in self.nodes for other in each.tied)

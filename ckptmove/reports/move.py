@@ -11,7 +11,7 @@ from ..placement.place import Kept, Moved
 from .display.phrases import plural
 from .display.plain import OMITTED, Seconds, derived
 from .display.report import Report
-from .display.text import listed, size
+from .display.text import first_names, size
 
 _MOST_UNREGISTERED = 5
 _MOST_VALUES = 5
@@ -107,7 +107,7 @@ class MoveReport(DeviceValuesReport):
             advised.setdefault(advice, []).append(name)
         for n, (advice, names) in enumerate(advised.items()):
             if n < _MOST_UNREGISTERED:
-                yield f"not registered: {listed(names, _MOST_UNREGISTERED)}: {advice}"
+                yield f"not registered: {first_names(names, _MOST_UNREGISTERED)}: {advice}"
         more = sum(map(len, list(advised.values())[_MOST_UNREGISTERED:]))
         if more:
             yield f"not registered: {more:,} more"
@@ -121,7 +121,7 @@ class MoveReport(DeviceValuesReport):
             ("not rewritten", [f"{v.name} ({v.value})" for v in self.values_unchanged]),
         ):
             if values:
-                yield f"values that name a device, {what}: {listed(values, _MOST_VALUES)}"
+                yield f"values that name a device, {what}: {first_names(values, _MOST_VALUES)}"
         yield from (f"warning: {each}" for each in self.warnings)
 
     def remarks(self) -> tuple[str, ...]:
@@ -135,4 +135,4 @@ def what_stays(kept_ones: Iterable[Kept], *, full: bool = False) -> Iterator[str
     for kept in kept_ones:
         reasons.setdefault((kept.device, kept.why), []).append(kept.name)
     for (device, why), names in reasons.items():
-        yield f"kept on {device}: {listed(names, len(names) if full else 1)} ({why})"
+        yield f"kept on {device}: {first_names(names, len(names) if full else 1)} ({why})"

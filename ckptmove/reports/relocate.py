@@ -11,7 +11,7 @@ from ..manifest.other_records import NamedDevice
 from ..placement.place import Kept, Moved
 from .display.phrases import plural, which_loading_runs
 from .display.plain import OMITTED, Seconds
-from .display.text import listed, size
+from .display.text import first_names, size
 from .move import DeviceValuesReport, what_stays
 
 _MOST_VALUES = 5
@@ -171,7 +171,7 @@ def _files(report: RelocateReport, full: bool) -> Iterator[str]:
         if files:
             names = [each.name for each in files]
             many = f"{plural(len(files), 'file')}, {size(sum(each.nbytes for each in files))}"
-            yield f"{what}: {many} ({listed(names, len(names) if full else _MOST_FILES)})"
+            yield f"{what}: {many} ({first_names(names, len(names) if full else _MOST_FILES)})"
 
 
 def _move_line(moved: Moved) -> str:
@@ -204,4 +204,4 @@ def _values(report: RelocateReport, full: bool) -> Iterator[str]:
         ("unchanged values that can't be rewritten", stay),
     ):
         if values:
-            yield f"{what}: {listed(values, len(values) if full else _MOST_VALUES)}"
+            yield f"{what}: {first_names(values, len(values) if full else _MOST_VALUES)}"

@@ -44,7 +44,7 @@ _SHORT = 64  # characters of a string that may be copied
 _Step = tuple[Callable[[Any], None], Node]
 
 
-def built(
+def build_object(
     root: Node,
     storage_of: Callable[[Persistent], torch.UntypedStorage],
     *,

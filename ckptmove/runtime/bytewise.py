@@ -167,7 +167,7 @@ class Comparison:
     def gathered(self, shown: Shown, dtype: str) -> Iterator[bytearray]:
         """The elements of a tensor that do not lie as they are wanted, in chunks."""
         try:
-            from .gather import gathered  # what lies as it is compared needs no torch
+            from .gather import gather_chunks  # what lies as it is compared needs no torch
         except ImportError as error:
             raise UnsupportedError(
                 "needs torch to compare strided or cast tensors", hint="pip install torch"
@@ -175,7 +175,7 @@ class Comparison:
 
         view, stored = shown.view, shown.stored
         held = stored.content is not None
-        return gathered(
+        return gather_chunks(
             self.source(shown),
             Gather(
                 at=0,

@@ -20,7 +20,7 @@ from ..errors import CorruptError, InputError, UnsupportedError
 from ..manifest.dtypes import BITS, nbytes_of, storage_element_nbytes
 from ..plans.plan import Gather
 from ..sources.source import Source
-from ..system.files import mapped
+from ..system.files import map_file
 
 _READ_NBYTES = 1 << 20  # at once: what stays in a processor's cache until it is cast
 _PICKED_NBYTES = 8 << 20  # at once: each chunk of a transposed view goes over all of its region
@@ -35,7 +35,7 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint6
 _Dimensions = list[tuple[int, int]]  # how many, and how many elements apart
 
 
-def gathered(source: Source | None, gather: Gather) -> Iterator[bytearray]:
+def gather_chunks(source: Source | None, gather: Gather) -> Iterator[bytearray]:
     """The elements of a view as contiguous little-endian bytes, in chunks of 8 MiB at most.
 
     `source` is the file that `gather.source_at` counts in, and must not change; None for a view in
@@ -158,7 +158,7 @@ def _region(source: Source | None, gather: Gather, unit: int) -> torch.Tensor:
     at, nbytes = gather.source_at, gather.source_nbytes
     before = at % mmap.ALLOCATIONGRANULARITY if source is not None else at
     try:
-        held = gather.content or mapped(
+        held = gather.content or map_file(
             -1 if source is None else source.mappable(at, nbytes), before + nbytes, at - before
         )
     except OSError as error:
@@ -175,7 +175,7 @@ def _region(source: Source | None, gather: Gather, unit: int) -> torch.Tensor:
 
 
 def _finishing(gather: Gather) -> Callable[[bytearray], bytearray]:
-    """The function that turns gathered elements into written ones; raises as `gathered`."""
+    """The function that turns gathered elements into written ones; raises as `gather_chunks`."""
     flips = _flips(gather)
     dtype, to = gather.dtype, _to(gather)
     cast = None if dtype == to else _checked_cast(dtype, to)

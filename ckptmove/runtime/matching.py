@@ -11,7 +11,7 @@ from .bytewise import Comparison
 _Key = tuple[str, tuple[int, ...]]
 
 
-def renamed(
+def match_renamed(
     old: Sequence[Held], new: Sequence[Held], comparison: Comparison, *, cast: bool
 ) -> Iterator[tuple[Held, Held]]:
     """Pairs of tensors with the same dtype, shape and bytes; each is in one pair at most.

@@ -26,7 +26,7 @@ class Pickled(NamedTuple):
     storages: dict[str, memoryview]
 
 
-def pickled(obj: object) -> Pickled:
+def pickle_object(obj: object) -> Pickled:
     """Pickle an object.
 
     Raises UnsupportedError if it can't be pickled, or a storage has no readable bytes.

@@ -21,7 +21,7 @@ from ..manifest.dtypes import BITS, storage_element_nbytes
 from ..plans.plan import Proof
 from ..sources.joined import Joined, crc32_of, damage_error, read_before
 from ..sources.source import Piece, Source
-from ..system.files import mapped
+from ..system.files import map_file
 
 #: What torch.load takes: a device, a mapping of tags, a function, or None.
 MapLocation = Any
@@ -206,7 +206,7 @@ def _whole(source: Source) -> Any:
 def pages_of(source: Source) -> mmap.mmap:
     """A file in memory, to which may be written; InputError if it can't be mapped."""
     try:
-        return mapped(source.mappable(0, 0), source.nbytes, written=True)
+        return map_file(source.mappable(0, 0), source.nbytes, written=True)
     except (OSError, ValueError) as error:
         raise InputError(f"can't be mapped: {error}", path=source.path) from error
 

@@ -21,7 +21,7 @@ class NearbyReads:
     def __init__(self, source: Readable) -> None:
         self._source = source
         file = source.source if isinstance(source, Window) else source
-        self._far = isinstance(file, Source) and file.fetched is not None
+        self._far = isinstance(file, Source) and file.fetch_stats is not None
         #: what was read last of what follows each other, and where it starts
         self.block, self.start = b"", 0
         self._last = self._near = 0  # where the last read was; how many in a row were close

@@ -22,7 +22,7 @@ class PassingDigests:
 
     def of_source(self, source: Source) -> str:
         """The SHA-256 of a source: what did not pass yet in its order is read."""
-        return self._read.pop(source.path, RunningDigest()).finished(source)
+        return self._read.pop(source.path, RunningDigest()).finish(source)
 
     def reading(self, url: str) -> RunningDigest:
         """The digest of an object, to be told what of it is read."""
@@ -42,7 +42,7 @@ class RunningDigest:
             self._sha256.update(memoryview(data)[self._nbytes - start :])
             self._nbytes = start + len(data)
 
-    def finished(self, source: Source) -> str:
+    def finish(self, source: Source) -> str:
         """The digest of all of it, with what the source has more."""
         for at, data in source.chunks(self._nbytes, source.nbytes - self._nbytes):
             self.add(at, data)
@@ -65,7 +65,7 @@ def wanted_digests() -> PassingDigests | None:
     return _COLLECTED.get()
 
 
-def digested(url: str, parts: Iterator[BytesIO]) -> Iterator[BytesIO]:
+def digest_parts(url: str, parts: Iterator[BytesIO]) -> Iterator[BytesIO]:
     """The parts of an object that is sent, as they are; its digest is known after the last one."""
     found = _COLLECTED.get()
     if found is None:

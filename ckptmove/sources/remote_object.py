@@ -250,7 +250,7 @@ class RemoteObject(Source):
     # -- the rest of what a source is ----------------------------------------------------------
 
     @property
-    def fetched(self) -> FetchStats:
+    def fetch_stats(self) -> FetchStats:
         return self._fetched
 
     def check_unchanged(self) -> None:

@@ -198,7 +198,7 @@ class Source(ABC):
         del ranges
 
     @property
-    def fetched(self) -> FetchStats | None:
+    def fetch_stats(self) -> FetchStats | None:
         """How much of a remote file was fetched so far; None for a local one."""
         return None
 

@@ -262,7 +262,7 @@ def user() -> int:
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
-def mapped(fd: int, nbytes: int, at: int = 0, *, written: bool = False) -> mmap.mmap:
+def map_file(fd: int, nbytes: int, at: int = 0, *, written: bool = False) -> mmap.mmap:
     """A part of a file in memory. To write to it, if it is to be `written`, changes no file."""
     if hasattr(mmap, "MAP_PRIVATE"):
         pages: Any = mmap

@@ -18,7 +18,7 @@ def is_limited() -> bool:
     return bool(limits.getrlimit(limits.RLIMIT_AS)[0] != limits.RLIM_INFINITY)
 
 
-def taken() -> int:
+def address_space() -> int:
     """The bytes of address space that this process takes; 0 where the system does not tell."""
     if sys.platform != "linux":
         return 0

@@ -152,7 +152,7 @@ class Container:
                 break
         return changes
 
-    def patched(self, written: Readable) -> Sequence[bytes] | None:
+    def patched_pickles(self, written: Readable) -> Sequence[bytes] | None:
         """Its pickles as they are in a copy of it in which nothing else may differ.
 
         None where more does, or can't be told without reading the copy as any other file.

@@ -70,7 +70,7 @@ def _last_word(text: str, least: int, end: int) -> int:
     return end if found < 0 else found
 
 
-def rewritten(text: str, changes: Iterable[tuple[Literal, str]]) -> str:
+def rewrite(text: str, changes: Iterable[tuple[Literal, str]]) -> str:
     """The text with other devices in the place of some."""
     parts, position = [], 0
     for literal, device in sorted(changes):

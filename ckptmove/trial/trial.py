@@ -15,7 +15,7 @@ import torch
 
 from .. import formats
 from ..errors import DeviceError, StrPath, UsageError
-from ..placement.device import kind_of, numbered
+from ..placement.device import kind_of, with_index
 from ..reports.validate import FAILED, Finding, TrialResult
 from .model import inputs as batches
 from .model.factory import Model, is_of_file
@@ -99,7 +99,7 @@ def _device(path: StrPath, device: str, simulate: bool) -> str:
         with formats.opened(path, follow_links=True) as found:
             usual = usual_device(found.manifest)
         return usual if simulate or is_there(usual) else "cpu"
-    tag = numbered(device)
+    tag = with_index(device)
     if not simulate and not is_there(tag):
         raise DeviceError(
             f"{tag} can't be used: torch {torch.__version__} does not find it on this machine",

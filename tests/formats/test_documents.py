@@ -34,7 +34,7 @@ def document(root: Any, **options: Any) -> Document:
 def test_without_changes_it_says_the_same(root: Any, ascii: bool, spaced: bool) -> None:
     separators = None if spaced else (",", ":")
     text = json.dumps(root, ensure_ascii=ascii, separators=separators).encode()
-    made = Document("x.json", text).respelled({})
+    made = Document("x.json", text).rewrite({})
     assert json.loads(made) == root
     assert len(made) == len(text)
     assert not spaced or made == text
@@ -46,12 +46,12 @@ def test_it_keeps_its_length_where_white_space_allows() -> None:
     for found in (spaced, dense):
         device = found.root["device"]
         longer, shorter = {"type": "privateuseone"}, {"type": "cpu"}
-        assert len(found.respelled({id(device): shorter})) == found.nbytes
-        made = found.respelled({id(device): longer})
+        assert len(found.rewrite({id(device): shorter})) == found.nbytes
+        made = found.rewrite({id(device): longer})
         assert json.loads(made) == {**root, "device": {"type": "privateuseone", "index": 0}}
     index = {"type": "cpu", "index": None}
-    assert len(spaced.respelled({id(spaced.root["device"]): index})) == spaced.nbytes
-    assert len(dense.respelled({id(dense.root["device"]): index})) == dense.nbytes + 2
+    assert len(spaced.rewrite({id(spaced.root["device"]): index})) == spaced.nbytes
+    assert len(dense.rewrite({id(dense.root["device"]): index})) == dense.nbytes + 2
 
 
 def test_any_other_difference_is_found() -> None:

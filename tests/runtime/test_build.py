@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from ckptmove.errors import CkptmoveError, CorruptError, UnsupportedError
 from ckptmove.pickles.nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ckptmove.pickles.walk import walk
-from ckptmove.runtime.build import built
+from ckptmove.runtime.build import build_object
 from ckptmove.runtime.opaque import Opaque
 from ckptmove.runtime.rebuild import plain_tensor
 from tests.making.building import at_most
@@ -58,7 +58,7 @@ def build_file(path: Path, *, strict: bool = False) -> Any:
                 storages[key] = storage_with(content)
             return storages[key]
 
-        return built(walk(archive.read(names["data.pkl"])).root, storage_of, strict=strict)
+        return build_object(walk(archive.read(names["data.pkl"])).root, storage_of, strict=strict)
 
 
 def storage_with(content: bytes) -> torch.UntypedStorage:
@@ -75,7 +75,7 @@ def build_pickle(saved: object, protocol: int = 2, *, strict: bool = False) -> A
 def build_node(root: Node, *, strict: bool = False) -> Any:
     """What a graph becomes whose storages are 64 bytes: a large number, and zeros."""
     content = storage_with(b"\x64".ljust(64, b"\0"))
-    return built(root, lambda _: content, strict=strict)
+    return build_object(root, lambda _: content, strict=strict)
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(MAKERS) if name not in REGISTERED])

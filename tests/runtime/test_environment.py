@@ -18,15 +18,15 @@ import torch
 from ckptmove.errors import DeviceError
 from ckptmove.reports.doctor import WRONG, Verdict
 from ckptmove.runtime.environment.facts import VISIBLE, Device, plain_message
-from ckptmove.runtime.environment.machine import AMD, NVIDIA, Gpu, driver_version, gfx, listed
+from ckptmove.runtime.environment.machine import AMD, NVIDIA, Gpu, driver_version, gfx, parse_gpus
 from ckptmove.runtime.environment.usable import Facts, best, facts, usable
 from ckptmove.runtime.environment.wheels import (
     WHEELS,
     choose,
-    covered,
     driver_for,
     install,
     install_other,
+    runs_on,
 )
 from tests.conftest import ROOT
 
@@ -583,14 +583,14 @@ def test_the_device_that_one_would_want(facts: Facts, device: str) -> None:
 def test_code_runs_on_later_chips_of_its_kind(
     arch_list: tuple[str, ...], capability: tuple[int, int], runs: bool
 ) -> None:
-    assert covered(arch_list, capability, driver=None, cuda=None) is runs
+    assert runs_on(arch_list, capability, driver=None, cuda=None) is runs
 
 
 def test_ptx_needs_a_driver_as_new_as_its_compiler() -> None:
     arch_list = ("sm_80", "compute_80")
-    assert covered(arch_list, (9, 0), driver=(12, 8), cuda=(12, 6))
-    assert not covered(arch_list, (9, 0), driver=(12, 2), cuda=(12, 6))
-    assert covered(arch_list, (8, 6), driver=(12, 2), cuda=(12, 6))
+    assert runs_on(arch_list, (9, 0), driver=(12, 8), cuda=(12, 6))
+    assert not runs_on(arch_list, (9, 0), driver=(12, 2), cuda=(12, 6))
+    assert runs_on(arch_list, (8, 6), driver=(12, 2), cuda=(12, 6))
 
 
 @pytest.mark.skipif(
@@ -599,7 +599,7 @@ def test_ptx_needs_a_driver_as_new_as_its_compiler() -> None:
 def test_architectures_are_judged_as_torch_does() -> None:
     for code in (50, 60, 61, 70, 75, 80, 86, 87, 89, 90, 100, 120):
         for found in (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90, 100, 103, 120, 121):
-            ours = covered((f"sm_{code}",), divmod(found, 10), driver=None, cuda=None)
+            ours = runs_on((f"sm_{code}",), divmod(found, 10), driver=None, cuda=None)
             assert ours == torch.cuda._code_compatible_with_device(found, code), (code, found)
 
 
@@ -659,8 +659,8 @@ def test_the_answers_of_the_driver_are_read() -> None:
     assert driver_version(text) == "550.54.14"
     assert driver_version("") is None
     text = "GPU 0: NVIDIA A100 (UUID: GPU-5f6e-7a)\n  MIG 1g.5gb Device 0: (UUID: MIG-77)\n"
-    assert [(gpu.name, gpu.uuid) for gpu in listed(text)] == [("NVIDIA A100", "GPU-5f6e-7a")]
-    assert listed("NVIDIA-SMI has failed because it couldn't communicate with the driver") == []
+    assert [(gpu.name, gpu.uuid) for gpu in parse_gpus(text)] == [("NVIDIA A100", "GPU-5f6e-7a")]
+    assert parse_gpus("NVIDIA-SMI has failed because it couldn't communicate with the driver") == []
 
 
 def test_architectures_of_amd_are_spelled() -> None:

@@ -17,7 +17,7 @@ from ckptmove.errors import CorruptError, UnsupportedError
 from ckptmove.manifest.dtypes import BITS, nbytes_of
 from ckptmove.plans.plan import Gather
 from ckptmove.runtime import gather as rooms
-from ckptmove.runtime.gather import gathered
+from ckptmove.runtime.gather import gather_chunks
 from ckptmove.sources.file import File
 from tests.whole.test_memory import PROJECT
 
@@ -34,7 +34,7 @@ DTYPES = (*FLOATS, *COMPLEX, *INTEGERS, "bool", "float8_e4m3fn", "float8_e5m2", 
 def taken(path: Path, gather: Gather) -> bytes:
     """All of what a gather gives."""
     with File.open(path) as source:
-        return b"".join(gathered(source, gather))
+        return b"".join(gather_chunks(source, gather))
 
 
 def gather_of(
@@ -232,7 +232,7 @@ def test_large_views_come_in_chunks(
     at = path.stat().st_size - nbytes
     gather = gather_of("float64", shape, stride, source_at=at, source_nbytes=nbytes)
     with File.open(path) as source:
-        chunks = list(gathered(source, gather))
+        chunks = list(gather_chunks(source, gather))
     assert max(map(len, chunks)) <= 8 << 20
     assert len(chunks) <= 4 * len(b"".join(chunks)) // (1 << 20) + 1
     joined = torch.frombuffer(bytearray(b"".join(chunks)), dtype=torch.float64)
@@ -277,7 +277,7 @@ def test_what_makes_no_sense_is_an_error(tmp_path: Path, gather: Gather) -> None
     path = tmp_path / "source"
     path.write_bytes(bytes(16))
     with File.open(path) as source, pytest.raises(CorruptError):
-        gathered(source, gather)  # before anything is read
+        gather_chunks(source, gather)  # before anything is read
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_casts_that_torch_can_not_do(tmp_path: Path, dtype: str, to: str) -> Non
     path.write_bytes(bytes(16))
     gather = gather_of(dtype, (), (), source_nbytes=16)._replace(to=to, nbytes=nbytes_of(1, to))
     with File.open(path) as source, pytest.raises(UnsupportedError):
-        gathered(source, gather)
+        gather_chunks(source, gather)
 
 
 @pytest.mark.parametrize("stride", [(1,), (2,)], ids=["dense", "strided"])
@@ -297,7 +297,7 @@ def test_a_file_that_shrinks_is_an_error(tmp_path: Path, stride: tuple[int, ...]
     path.write_bytes(bytes(64 << 20))
     gather = gather_of("float32", (4 << 20,), stride, source_nbytes=64 << 20)
     with File.open(path) as source:
-        chunks = gathered(source, gather)
+        chunks = gather_chunks(source, gather)
         next(chunks)
         with path.open("r+b") as file:
             file.truncate(100)

@@ -194,6 +194,7 @@ FORMATS: dict[str, Callable[[Tensors], bytes]] = {
     "zip-bundle": bundle,
 }
 
+#: What packs records of other formats, zip, tar and pickle, which are cut everywhere.
 PACKED = list(FORMATS)[7:]
 
 #: What names of tensors start with, where they lie in records that are named.
@@ -270,13 +271,12 @@ def points(nbytes: int, few: int) -> list[int]:
     return sorted({1, nbytes - 1, *found})
 
 
-def everywhere(format: str, content: bytes) -> list[int]:
-    """Every length; within the padding, a run of one byte, only each sixteenth.
+def everywhere(content: bytes, step: int = 1) -> list[int]:
+    """Every length, or each so many; within the padding, a run of one byte, only each sixteenth.
 
-    Of what packs records of other formats (programs, packages, bundles), each fourth length, and
-    all beside the start of a record: zip, tar and pickle, of which it is made, are cut everywhere.
+    All beside the start of a record are among them.
     """
-    last, step = len(content) - 1, 4 if format in PACKED else 1
+    last = len(content) - 1
     starts = {n for found in re.finditer(rb"PK..|ustar", content) for n in range(*found.span())}
     return [
         n
@@ -306,7 +306,8 @@ def test_a_large_file_that_was_cut_short(format: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_that_was_cut_short_anywhere(format: str, tmp_path: Path) -> None:
     content, named = made(format)
-    cut_at(format, content, named, everywhere(format, content), tmp_path)
+    step = 4 if format in PACKED else 1
+    cut_at(format, content, named, everywhere(content, step), tmp_path)
 
 
 def cut_at(format: str, content: bytes, named: Tensors, lengths: list[int], folder: Path) -> None:

@@ -186,7 +186,7 @@ class Edits(NamedTuple):
         entries = list(zip(contents.tensors, contents.nodes, strict=True))
         sections = self.casts.sections(contents.tensors)
         arrays = [e for e in contents.tensors if e.role is Role.ARRAY]
-        kept = [e.name for e in arrays if self.casts.wanted(e, sections) not in (None, e.dtype)]
+        kept = [e.name for e in arrays if self.casts.dtype_for(e, sections) not in (None, e.dtype)]
         if kept:
             what = f"{plural(len(kept), 'numpy array')} not cast: {join_names(kept, 3)}"
             draft.warnings.append(f"{what}; --bare writes arrays as tensors")

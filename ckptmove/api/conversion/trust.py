@@ -16,7 +16,7 @@ from ...errors import InputError, RefusedError
 from ...formats.checkpoint import unknown_callables_in
 from ...formats.writing import WriteOptions, WritePlan
 from ...graph.draft import CheckpointGraph
-from ...graph.edit.callables import Judge, Place, leave_out, misused, places_of
+from ...graph.edit.callables import Judge, Place, leave_out, places_of, unlisted_callable
 from ...graph.patterns import covers
 from ...pickles.nodes import Blob, Node
 from ...reports.convert import Loss
@@ -125,7 +125,7 @@ def _loss(place: Place) -> Loss:
 
 def unknown_callables(pickle: bytes, path: str) -> tuple[str, ...]:
     """The unknown callables of a pickle that is to be written, as torch.save writes it."""
-    with formats.uncollected():
+    with formats.pause_collection():
         session = formats.new_session()
         session.folder()
         container = Container(Memory(pickle, path))
@@ -140,7 +140,7 @@ def judge(path: str) -> Judge:
 
     def judged(node: Node) -> str | None:
         if not isinstance(node, Blob) or node.content is None:
-            return misused(node)
+            return unlisted_callable(node)
         with contextlib.suppress(InputError):
             container = session.open(Memory(node.content, path))
             if container is not None:

@@ -13,7 +13,7 @@ from ...formats.folders.model_folder import checkpoints_beside
 from ...formats.folders.training_folder import FolderCheckpoint, Part
 from ...manifest.folder_files import NO_PART
 from ...reports.display.phrases import join_names, plural
-from ...reports.display.text import listed
+from ...reports.display.text import first_names
 from .weight_copies import MOST_NAMED, differing_tensors
 
 _BESIDE = "checked by itself, not loaded"
@@ -62,10 +62,10 @@ def _check_files(found: FolderCheckpoint, *, follow_links: bool) -> FolderChecks
         (details if same else faults).append(sentence)
     if companions.not_checked:
         many = plural(len(companions.not_checked), "file")
-        names = listed(companions.not_checked, MOST_NAMED)
+        names = first_names(companions.not_checked, MOST_NAMED)
         details.append(f"{many} of no known form, not checked: {names}")
     if companions.without_end:
-        names = listed(companions.without_end, MOST_NAMED)
+        names = first_names(companions.without_end, MOST_NAMED)
         details.append(f"no new line at the end, not known whether nothing is missing: {names}")
     return FolderChecks(faults, details, companions.not_checked)
 

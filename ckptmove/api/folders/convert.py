@@ -291,7 +291,7 @@ class _FolderConversion:
 
     def _single_name(self, file: CheckpointFile, draft: CheckpointGraph) -> str:
         """What a checkpoint that is no weights alone is called in its new folder."""
-        name = file.called
+        name = file.name_in_folder
         if self.target.format.name == "safetensors":
             return name if name.endswith(_SAFE) else name + _SAFE
         if file.section is not None and not name.endswith(_TORCH):

@@ -111,7 +111,7 @@ class CheckpointFile(NamedTuple):
     within: bool = False  #: whether a folder stays one, with what it becomes in it
 
     @property
-    def called(self) -> str:
+    def name_in_folder(self) -> str:
         """What it is called in its folder; of a folder, what its file would be called."""
         if self.within or not self.name:
             return "model"
@@ -128,7 +128,7 @@ class CheckpointFile(NamedTuple):
     @property
     def stem(self) -> str:
         """Its name without what says the format, and without the folder."""
-        name = self.called.removesuffix(INDEX)
+        name = self.name_in_folder.removesuffix(INDEX)
         return name.rpartition(".")[0] or name
 
 
@@ -253,7 +253,7 @@ class _Sorting:
         files = [name]
         if name.endswith(".json"):
             with self._open_source(name) as source:
-                found = formats.sniffed(source)
+                found = formats.sniff_format(source)
             beside = name[: name.rfind("/") + 1]
             files += [beside + each for each in (found.files if found is not None else ())]
         self.taken.update(files)
@@ -269,7 +269,7 @@ class _Sorting:
                     formats.read(source)  # which says what is wrong with it
                 if found is None or found.name == PlainPickle.name or not found.vague:
                     return None if found is None else found.name
-                return found.name if formats.sniffed(source) is not None else None
+                return found.name if formats.sniff_format(source) is not None else None
             except InputError as error:
                 error.about(source.path)
                 keep = f"--keep-files '{name}' copies it as it is"

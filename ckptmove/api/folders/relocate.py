@@ -146,7 +146,7 @@ class FolderChange:
         return companions + sum(each.source.nbytes for each in self.files.values())
 
     @property
-    def changed(self) -> dict[str, tuple[Source, Plan]]:
+    def changed_files(self) -> dict[str, tuple[Source, Plan]]:
         """The files whose bytes change."""
         return {
             name: (each.source, each.plan)
@@ -221,7 +221,7 @@ class FolderChange:
 
     def _local(self) -> Mapping[str, tuple[File, Plan]]:
         found = dict[str, tuple[File, Plan]]()
-        for name, (source, plan) in self.changed.items():
+        for name, (source, plan) in self.changed_files.items():
             if not isinstance(source, File):
                 raise RefusedError("is in an object store, where files cannot be changed in place")
             found[name] = source, plan
@@ -235,7 +235,7 @@ class FolderChange:
         """Change all files in place, verify, commit; gives how many bytes were written."""
         with InPlaceFolder(self.path, self._local(), force=self.force) as changing:
             bytes_written = changing.write()
-            for name in self.changed:
+            for name in self.changed_files:
                 written = changing.open_written(name)
                 self.files[name].check(written, self.spelling, self.moves)
             changing.commit()

@@ -30,7 +30,7 @@ from ...reports.batch.items import (
     Result,
     Task,
     result_of,
-    skipped,
+    skipped_result,
 )
 from ...sources import place_of
 from ...sources.budget import NO_MEMORY
@@ -259,13 +259,13 @@ def _recorded(
     if known is not None and not (verify and task.verb == "validate"):  # it reads what it is of
         if not verify and is_done(known, task, key):
             why = "done before" if known == task.known else "done by another run"
-            result = skipped(item, why, known)
+            result = skipped_result(item, why, known)
             return _without_source(task, ledger, known, result)
         moved = refresh_entry(known, task, key)
         if moved is not None:
             if moved != known:
                 record.add(moved)
-            result = skipped(item, "done before", moved)
+            result = skipped_result(item, "done before", moved)
             return _without_source(task, ledger, moved, result)
     with collecting_digests(task.digests) as passed, summing_written() as sums:
         made = _made_by_tags(task, ledger, known) if task.by_tags else do_item(task, known)
@@ -276,7 +276,9 @@ def _recorded(
         record.add(entry)
     if made is None:
         how = "changed" if task.in_place else "there"
-        return _without_source(task, ledger, entry, skipped(item, f"it was already {how}", entry))
+        return _without_source(
+            task, ledger, entry, skipped_result(item, f"it was already {how}", entry)
+        )
     result = _result(item, made)._replace(
         digests=entry.digests, source_digests=entry.source_digests
     )

@@ -38,16 +38,16 @@ class _Remarks(io.TextIOWrapper):
         try:
             return super().write(text)
         except OSError as error:
-            self.failed(error)
+            self.on_failure(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError as error:
-            self.failed(error)
+            self.on_failure(error)
 
-    def failed(self, error: OSError) -> None:
+    def on_failure(self, error: OSError) -> None:
         """Let nothing come after what failed, not even what is still buffered at the end."""
         _lead_nowhere(self.fileno())
 
@@ -55,9 +55,9 @@ class _Remarks(io.TextIOWrapper):
 class _Result(_Remarks):
     """stdout: write errors become WriteError; a broken pipe ends the process with SIGPIPE."""
 
-    def failed(self, error: OSError) -> NoReturn:
+    def on_failure(self, error: OSError) -> NoReturn:
         """Say it as an error of ours, or end as a broken pipe does."""
-        super().failed(error)
+        super().on_failure(error)
         if isinstance(error, BrokenPipeError):
             raise Signalled(PIPE) from None
         raise WriteError(f"output failed: {error.strerror}") from error

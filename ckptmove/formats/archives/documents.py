@@ -46,7 +46,7 @@ class Document:
             raise CorruptError(f"the record {name!r} is not JSON") from error
         self._ascii = text.isascii()
 
-    def respelled(self, changes: Changes) -> bytes:
+    def rewrite(self, changes: Changes) -> bytes:
         """The text with other values: of the same length, if that can be had."""
         try:
             root = _replace_values(self.root, changes)

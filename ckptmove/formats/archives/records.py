@@ -131,17 +131,17 @@ class RecordsContainer(ArchiveContainer):
             raise CorruptError(f"the record {name!r} is missing")
         return found
 
-    def parsed(self) -> set[str]:
+    def container_records(self) -> set[str]:
         """The records that are containers."""
         return set(self.parts)
 
     def inner(self) -> Iterator[tuple[str, Container]]:
         return iter(self.parts.items())
 
-    def compared(self, record: Record, no_devices: bool) -> Readable:
+    def content_to_compare(self, record: Record, no_devices: bool) -> Readable:
         document = self.documents.get(record.name)
         if document is None:
-            return super().compared(record, no_devices)
+            return super().content_to_compare(record, no_devices)
         changes = self.without_devices(record.name) if no_devices else {}
         return Memory(document.with_values(changes), self.source.path)
 

@@ -60,11 +60,11 @@ class ArchiveContainer(Container):
     def records(self) -> Iterator[HeldRecord]:
         for record, kind in self._others():
             found = OtherRecord(self.short(record), kind, record.nbytes)
-            yield HeldRecord(found, partial(self.compared, record))
+            yield HeldRecord(found, partial(self.content_to_compare, record))
 
     def _others(self) -> Iterator[tuple[Record, RecordKind]]:
         """The records that are neither pickles nor storages, nor but the frame."""
-        read = {*self._held.values(), *self.parsed()}
+        read = {*self._held.values(), *self.container_records()}
         for name in self.archive.records:
             if name in read:
                 continue
@@ -102,7 +102,7 @@ class ArchiveContainer(Container):
         for each in container.everything():
             yield from each.unknown_callables()
 
-    def parsed(self) -> set[str]:
+    def container_records(self) -> set[str]:
         """The names of records that are pickles, or checkpoints of their own."""
         return set()
 
@@ -116,7 +116,7 @@ class ArchiveContainer(Container):
             return None
         return RecordKind.IDENTITY if name == ".data/serialization_id" else RecordKind.DATA
 
-    def compared(self, record: Record, no_devices: bool) -> Readable:
+    def content_to_compare(self, record: Record, no_devices: bool) -> Readable:
         """The content of a record, as two checkpoints are compared in it.
 
         Of what is compressed too tightly to be held in memory, the compressed bytes. `no_devices`
@@ -260,16 +260,16 @@ class ZipContainer(ArchiveContainer):
                     new[record.name] = apply_plan(plan, stream.source.content)
             else:
                 break
-        return rewrite(self.archive, {**new, **self.replaced(spelling)}, self._alignment())
+        return rewrite(self.archive, {**new, **self.changed_records(spelling)}, self._alignment())
 
-    def parsed(self) -> set[str]:
+    def container_records(self) -> set[str]:
         """The records of its pickles."""
         return {record.name for record in self.pickled}
 
     def short(self, record: Record) -> str:
         return record.name.removeprefix(self.prefix)
 
-    def replaced(self, spelling: LocationEdits) -> dict[str, bytes]:
+    def changed_records(self, spelling: LocationEdits) -> dict[str, bytes]:
         """Other records that change."""
         return {}
 

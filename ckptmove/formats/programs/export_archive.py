@@ -108,7 +108,7 @@ class ExportContainer(RecordsContainer):
         places += [place for record, place in records if record == name]
         changes: dict[int, dict[str, Json]] = {}
         for place in places:
-            changes.setdefault(id(place.holder), {}).update(place.respelled("cpu"))
+            changes.setdefault(id(place.holder), {}).update(place.with_device("cpu"))
         return changes
 
     # -- layouts -------------------------------------------------------------------------------

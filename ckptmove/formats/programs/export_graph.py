@@ -121,7 +121,7 @@ class Place(NamedTuple):
     kind: str = "graph"  #: `graph`, or `autocast` where it is but the kind of a device
     fixed: str = ""  #: why the kind of the device can't be another, or nothing
 
-    def respelled(self, device: str) -> dict[str, Json]:
+    def with_device(self, device: str) -> dict[str, Json]:
         """The members of the holder that change."""
         return {"as_string": device} if self.kind == "autocast" else device_members(device)
 

@@ -104,7 +104,7 @@ class ExportCheckpoint(Checkpoint):
         if moves:
             self._refuse(moves)
         new = {
-            name: self.container.documents[name].respelled(changes)
+            name: self.container.documents[name].rewrite(changes)
             for name, changes in self._changes(moves).items()
         }
         return self.container.plan_with(self.spelling(self._moves_of_pickles(moves)), new)
@@ -151,7 +151,7 @@ class ExportCheckpoint(Checkpoint):
         changes: dict[str, dict[int, dict[str, Json]]] = {}
 
         def change(record: str, place: Place, device: str) -> None:
-            changes.setdefault(record, {})[id(place.holder)] = place.respelled(device)
+            changes.setdefault(record, {})[id(place.holder)] = place.with_device(device)
 
         for weight in self.container.weights:
             device = moves.storages.get(weight.entry.storage or "")

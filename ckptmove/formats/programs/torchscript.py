@@ -31,7 +31,7 @@ from ...manifest.paths import Path
 from ...pickles.nodes import Global, Node, Tuple
 from ...sources.source import Memory, Readable
 from ...torch_pickle.streams import LocationEdits
-from ...torch_pickle.torchscript_code import Literal, literals, rewritten
+from ...torch_pickle.torchscript_code import Literal, literals, rewrite
 from ...torch_pickle.values.persistent_ids import StorageId
 from ...zips.archive import Archive
 from ...zips.members import Record
@@ -152,29 +152,28 @@ class ScriptContainer(ZipContainer):
             return RecordKind.CODE
         return super().kind_of(name)
 
-    def compared(self, record: Record, no_devices: bool) -> Readable:
+    def content_to_compare(self, record: Record, no_devices: bool) -> Readable:
         text = self.code.get(record.name)
         if text is None or not no_devices:
-            return super().compared(record, no_devices)
+            return super().content_to_compare(record, no_devices)
         found = [
             (literal, _NO_DEVICE) for _, literal in self.named if literal.record == record.name
         ]
-        return Memory(rewritten(text, found).encode("utf-8"), self.source.path)
+        return Memory(rewrite(text, found).encode("utf-8"), self.source.path)
 
-    def replaced(self, spelling: LocationEdits) -> dict[str, bytes]:
+    def changed_records(self, spelling: LocationEdits) -> dict[str, bytes]:
         """The code that names other devices."""
         changes: dict[str, list[tuple[Literal, str]]] = defaultdict(list)
         for literal, device in spelling.literals:
             changes[literal.record].append((literal, device))
         return {
-            name: rewritten(self.code[name], found).encode("utf-8")
-            for name, found in changes.items()
+            name: rewrite(self.code[name], found).encode("utf-8") for name, found in changes.items()
         }
 
     def frame(self, spelling: LocationEdits | None = None) -> object:
         """The names of the records, and the code."""
         code = {name: text.encode("utf-8") for name, text in self.code.items()}
-        new = {} if spelling is None else self.replaced(spelling)
+        new = {} if spelling is None else self.changed_records(spelling)
         return super().frame(spelling), {**code, **new}
 
 

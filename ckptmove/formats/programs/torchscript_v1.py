@@ -278,7 +278,7 @@ class ScriptV1Checkpoint(Checkpoint):
         riddles = container.described.riddles
         if riddles:
             raise UnsupportedError(f"the module can't be relocated: {riddles[0]}")
-        model = container.documents[container.model].respelled(changes)
+        model = container.documents[container.model].rewrite(changes)
         return container.plan_with(LocationEdits(), {container.model: model})
 
     def _changes(self, moves: Moves) -> dict[int, dict[str, Json]]:

@@ -17,7 +17,7 @@ from ...errors import UnsupportedError
 from ...graph.array_order import Latest, Order, Reordered
 from ...graph.canonical import Graph
 from ...graph.draft import CheckpointGraph
-from ...graph.edit.callables import callables_in, misused
+from ...graph.edit.callables import callables_in, unlisted_callable
 from ...graph.tensor_terms import Reader
 from ...graph.tree_text import TREE, read_tree
 from ...manifest.dtypes import CARRIERS
@@ -209,7 +209,7 @@ class TensorsContainer(Container):
     def unknown_callables(self) -> Iterator[str]:
         """What its tree names: loading it runs nothing, but a pickle made of it would run that."""
         if not self.is_canonical:
-            yield from callables_in(self.graph.root, misused)
+            yield from callables_in(self.graph.root, unlisted_callable)
 
     def _bytes(self, name: str, order: Order | None, latest: Latest) -> Readable:
         entry, file, _ = self.placed[name]

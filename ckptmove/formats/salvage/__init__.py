@@ -71,9 +71,9 @@ def remains_of(path: StrPath, *, follow_links: bool = False) -> Iterator[Remains
     InputError if it is not like a checkpoint of any format that can be broken and read.
     """
     with ExitStack() as stack:
-        opener = Opener(stack, formats.read_probe, formats.sniffed, follow_links=follow_links)
+        opener = Opener(stack, formats.read_probe, formats.sniff_format, follow_links=follow_links)
         probe = opener.probe(path, formats.new_session())
-        with formats.uncollected():
+        with formats.pause_collection():
             remains = _read(probe)
         remains.warnings[:0] = opener.notes
         yield remains

@@ -206,7 +206,7 @@ class _Folder:
         except InputError:
             return nothing
         number = 1 + list(self._files).index(lies.file)
-        return found.shifted(lies.at).renumbered(number, name, f"{called}.")
+        return found.shift(lies.at).renumber(number, name, f"{called}.")
 
     def _damage(self) -> Iterator[tuple[str, str]]:
         """What happened to each file, as far as it shows."""

@@ -132,14 +132,14 @@ class Remains:
             return Judged(Fate.WHOLE, tensor.nbytes, "")
         return Judged(Fate.UNPROVEN, tensor.nbytes, "")
 
-    def shifted(self, by: int) -> Remains:
+    def shift(self, by: int) -> Remains:
         """The same of bytes that start so far into their file."""
         storages = {
             key: each._replace(start=each.start + by) for key, each in self.storages.items()
         }
         return replace(self, storages=storages)
 
-    def renumbered(self, first: int, folder: str, prefix: str = "") -> Remains:
+    def renumber(self, first: int, folder: str, prefix: str = "") -> Remains:
         """The same as a part of several files, the first of which has this number.
 
         `prefix` comes before the names of its tensors.

@@ -72,7 +72,7 @@ def read_files(probe: Probe, read: ReadFile) -> Remains:
     for name, expected in files.expected.items():
         found, why = _read(probe, name, read)
         if found is not None:
-            found = found.renumbered(len(sources), name, files.prefixes.get(name, ""))
+            found = found.renumber(len(sources), name, files.prefixes.get(name, ""))
             parts.append(found)
             sources += found.files
             tensors += found.tensors

@@ -58,9 +58,9 @@ class ZeroFilled(Source):
         return self._copy
 
     @property
-    def fetched(self) -> FetchStats | None:
+    def fetch_stats(self) -> FetchStats | None:
         """As `Source.fetched`."""
-        return self._inner.fetched
+        return self._inner.fetch_stats
 
     @property
     def mode(self) -> int:

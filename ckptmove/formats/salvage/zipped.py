@@ -178,7 +178,7 @@ def _of_parts(
     for name, (record, start) in parts.items():
         part = ZeroFilled(source, record.data_at, record.stored_nbytes, record.stored_nbytes)
         try:
-            held = read(Probe(part, probe.session)).renumbered(len(files), name, start)
+            held = read(Probe(part, probe.session)).renumber(len(files), name, start)
         except InputError as error:
             found.warnings.append(f"{name}: {error}")
             continue

@@ -66,7 +66,7 @@ class Frame:
         found.append(Write(laid[-2].data_at, _VERSION))
         return found
 
-    def sealed(self, crcs: Mapping[int, int]) -> list[Write]:
+    def final_writes(self, crcs: Mapping[int, int]) -> list[Write]:
         """What can only be written once all checksums are known: descriptors, and the directory.
 
         `crcs` has those of the storages that were laid out without, by number. The identity is a

@@ -104,7 +104,7 @@ class TorchZip(PickledFormat, WritableFormat):
         measured = [n for n, each in enumerate(stored) if each.nbytes and not crcs[n]]
         plan = assemble(frame.nbytes, pieces)._replace(
             measures=tuple(CrcRange(frame.data_at(n), stored[n].nbytes) for n in measured),
-            seal=lambda crcs: frame.sealed(dict(zip(measured, crcs, strict=True))),
+            seal=lambda crcs: frame.final_writes(dict(zip(measured, crcs, strict=True))),
         )
 
         name = f"{options.stem}.bin" if options.in_folder else ""
@@ -160,7 +160,7 @@ class TorchZipContainer(ZipContainer):
     def kind_of(self, name: str) -> RecordKind | None:
         return None if name == RECORD else super().kind_of(name)
 
-    def patched(self, written: Readable) -> Sequence[bytes] | None:
+    def patched_pickles(self, written: Readable) -> Sequence[bytes] | None:
         if not holds_patched(self.archive, written, self.pickled):
             return None
         if any(stream.nested or stream.unread for stream in self.streams):

@@ -63,7 +63,7 @@ class Place(NamedTuple):
     slot: int
 
 
-def misused(node: Node) -> str | None:
+def unlisted_callable(node: Node) -> str | None:
     """Of a node by itself: the name that it is, or calls, if that is not known to be harmless."""
     if isinstance(node, Global) and (node.qualname not in KNOWN or "." in node.name):
         return node.qualname

@@ -55,7 +55,7 @@ class Casts(NamedTuple):
             found.add(pattern)
         return frozenset(found)
 
-    def wanted(self, entry: TensorEntry, sections: Collection[str]) -> str | None:
+    def dtype_for(self, entry: TensorEntry, sections: Collection[str]) -> str | None:
         """The dtype to cast a tensor to, or None; `sections` has the patterns of that method."""
         if entry.dtype not in _FLOATING or entry.part_of is not None or entry.layout != "strided":
             return None
@@ -114,7 +114,7 @@ def cast(
     for entry, node in tensors:
         if entry.storage is None:
             continue
-        dtype = casts.wanted(entry, sections)
+        dtype = casts.dtype_for(entry, sections)
         plain = [each for each in nodes_of(node) if is_plain(each)]
         if len(plain) != 1:  # a storage itself, or what only its own function can read
             dtype = None

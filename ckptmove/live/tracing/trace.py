@@ -12,7 +12,7 @@ from torch import nn
 
 from ...errors import UsageError
 from ...manifest.manifest import Manifest, Section
-from ...placement.device import numbered
+from ...placement.device import with_index
 from ...reports.display.blocks import text_of
 from ...reports.doctor import Diagnosis, Verdict
 from ...reports.events import Happening, Trace
@@ -143,7 +143,7 @@ class Watch:
         self._optimizers = optimizers_of(optimizer)
         self._every = checked_every(every)
         self._facts = facts()
-        self.device = numbered(best(self._facts) if device is None else device)
+        self.device = with_index(best(self._facts) if device is None else device)
         self._recorder = Recorder(model, torch.device(self.device), every=every)
         self._entered = False
         self.diagnosis: Diagnosis | None = None

@@ -179,7 +179,7 @@ def _fixed(
     sharing: dict[str | None, str] = {}
     fixed: dict[Path, str] = {}
     for each, entry in zip(going.all, entries, strict=True):
-        home = homes.setdefault(each.path, rules.wanted(entry) or entry.device)
+        home = homes.setdefault(each.path, rules.device_for(entry) or entry.device)
         if each.section is Section.MODEL:
             sharing.setdefault(entry.storage, home)
         elif each.held is Ownership.FOREIGN:
@@ -228,7 +228,7 @@ def _freed(manifest: Manifest, rules: Rules) -> Manifest:
 def _check_valued(going: Holdings, entries: Iterable[TensorEntry], rules: Rules) -> None:
     """Refuse to move tensors without values."""
     for each, entry in zip(going.all, entries, strict=True):
-        wanted = rules.wanted(entry)
+        wanted = rules.device_for(entry)
         if each.tensor.is_meta and wanted not in (None, "meta"):
             raise RefusedError(
                 f"{each.name!r} is on the meta device: it has no values to move",

@@ -203,7 +203,7 @@ def is_unsure(result: Result) -> bool:
     return result.reason in UNSURE.values()
 
 
-def skipped(item: Item, why: str, known: Item | Entry) -> Result:
+def skipped_result(item: Item, why: str, known: Item | Entry) -> Result:
     """The result of an item that is done already, with the digests that are known of it."""
     result = result_of(item, SKIPPED, why, output=item.output or None)
     return result._replace(digests=known.digests, source_digests=known.source_digests)

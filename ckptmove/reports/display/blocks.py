@@ -89,12 +89,12 @@ def text_of(blocks: Iterable[Block], terminal: Terminal = _PIPE) -> Iterator[str
     """Blocks as lines of text."""
     for block in blocks:
         if isinstance(block, str):
-            yield painted(block, printable(block)) if terminal.color else printable(block)
+            yield paint(block, printable(block)) if terminal.color else printable(block)
         elif block.head or block.rows:
             yield from _text_of(block, terminal)
 
 
-def painted(said: str, shown: str) -> str:
+def paint(said: str, shown: str) -> str:
     """A text as it is shown: in red and bold, if it says what is wrong."""
     return f"\x1b[1;31m{shown}\x1b[0m" if isinstance(said, Wrong) and shown else shown
 
@@ -107,7 +107,7 @@ def _text_of(shown: Table, terminal: Terminal) -> Iterator[str]:
         gap=shown.gap,
         widths=shown.widths,
         most=None if terminal.width is None else terminal.width - shown.indent,
-        paint=painted if terminal.color else lambda said, text: text,
+        paint=paint if terminal.color else lambda said, text: text,
     )
     blank = " " * shown.indent
     for n, line in enumerate(lines, -1 if shown.head else 0):

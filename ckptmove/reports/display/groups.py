@@ -95,7 +95,7 @@ def pattern_of(name: str) -> tuple[_Parts, list[int]]:
     return parts, [int(key) for key, n in zip(keys, numbers, strict=True) if n]
 
 
-def collapsed(names: Iterable[str]) -> str:
+def collapse_names(names: Iterable[str]) -> str:
     """`layers.{0..79}.weight`: names that differ in whole numbers only, as one."""
     found = [pattern_of(name) for name in names]
     columns = iter(set(column) for column in zip(*(n for _, n in found), strict=True))

@@ -138,6 +138,6 @@ def _fitting(widths: Sequence[int], fixed: Container[int], most: int) -> list[in
     return found
 
 
-def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
+def first_names(names: Sequence[str], most: int = _MOST_LISTED) -> str:
     """Names with commas between them; of many the first, and how many more."""
     return phrases.join_names([*map(printable, names[:most]), *names[most:]], most)

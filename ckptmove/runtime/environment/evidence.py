@@ -72,7 +72,7 @@ def built_for(whose: str, wanted: str, command: str, facts: Facts) -> Verdict:
     )
 
 
-def hidden(index: int, facts: Facts, variable: str = CUDA_VARIABLE) -> Verdict:
+def hidden_gpu(index: int, facts: Facts, variable: str = CUDA_VARIABLE) -> Verdict:
     """A variable of the environment hides the GPU."""
     value = facts.visible.get(variable) or ""
     gpus = gpus_of(facts, AMD if facts.hip else NVIDIA)

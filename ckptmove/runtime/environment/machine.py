@@ -85,7 +85,7 @@ def driver_version(text: str) -> str | None:
     return match[1] if match else None
 
 
-def listed(text: str) -> list[Gpu]:
+def parse_gpus(text: str) -> list[Gpu]:
     """The GPUs in what `nvidia-smi -L` prints."""
     found = re.findall(r"^GPU \d+: (.*) \(UUID: (GPU-[\w-]+)\)", text, re.MULTILINE)
     return [Gpu(NVIDIA, name, uuid, kernel_driver="nvidia") for name, uuid in found]
@@ -123,13 +123,13 @@ def _nvml(found: Machine) -> Machine:
             found = replace(found, driver_cuda=_cuda(number.value))
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)):
             return found
-        gpus = tuple(_asked(nvml, index) for index in range(number.value))
+        gpus = tuple(_query_gpu(nvml, index) for index in range(number.value))
         return replace(found, gpus=gpus)
     finally:
         nvml.nvmlShutdown()
 
 
-def _asked(nvml: Any, index: int) -> Gpu:
+def _query_gpu(nvml: Any, index: int) -> Gpu:
     handle, text = ctypes.c_void_p(), ctypes.create_string_buffer(96)
     gpu = Gpu(NVIDIA, kernel_driver="nvidia")
     if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
@@ -164,7 +164,7 @@ def _nvidia_smi(found: Machine) -> Machine:
     )
     said = (answer.stdout or answer.stderr).strip().partition("\n")[0]
     complaint = found.complaint or (said if answer.returncode else "")
-    return replace(found, gpus=tuple(listed(answer.stdout)), complaint=complaint)
+    return replace(found, gpus=tuple(parse_gpus(answer.stdout)), complaint=complaint)
 
 
 def _libcuda(found: Machine) -> Machine:

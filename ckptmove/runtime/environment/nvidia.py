@@ -14,13 +14,13 @@ from .evidence import (
     driver_lines,
     gpu_lines,
     gpus_of,
-    hidden,
+    hidden_gpu,
     no_gpu,
     no_such,
 )
 from .facts import Facts
 from .machine import AMD, NVIDIA, Gpu
-from .wheels import CHOOSER, Pair, covered, driver_for, install_rocm, last_driver, pair, spell
+from .wheels import CHOOSER, Pair, driver_for, install_rocm, last_driver, pair, runs_on, spell
 
 _NOT_LOADED = r"(?i)driver not loaded|couldn't communicate with the NVIDIA driver"
 _TOO_OLD = r"too old \(found version (\d+)\)"
@@ -69,7 +69,7 @@ def unusable(index: int, facts: Facts) -> Iterator[Verdict]:
         yield from _architecture(index, facts)
     elif seen:
         is_there = len(gpus) > index and facts.visible.get(CUDA_VARIABLE) is not None
-        yield hidden(index, facts) if is_there else no_such(f"cuda:{index}", len(seen), facts)
+        yield hidden_gpu(index, facts) if is_there else no_such(f"cuda:{index}", len(seen), facts)
     elif facts.system == "Darwin":
         yield Verdict(
             "no-gpu",
@@ -99,7 +99,7 @@ def _unseen(index: int, facts: Facts) -> Iterator[Verdict]:
     trouble = tuple(_driver(index, facts, explained=hides)) if facts.cuda else ()
     yield from trouble
     if hides:
-        yield hidden(index, facts)
+        yield hidden_gpu(index, facts)
     if index >= len(gpus) > 0:
         yield no_such(f"cuda:{index}", len(gpus), facts)
 
@@ -212,7 +212,7 @@ def _build_without_cuda(index: int, facts: Facts) -> Verdict:
 def _architecture(index: int, facts: Facts) -> Iterator[Verdict]:
     device, built = facts.of("cuda")[index], pair(facts.cuda)
     found = device.capability
-    if not found or covered(facts.arch_list, found, driver=facts.driver_cuda, cuda=built):
+    if not found or runs_on(facts.arch_list, found, driver=facts.driver_cuda, cuda=built):
         return
     command = cuda_command(index, facts, facts.driver_cuda)
     newer = f"update the NVIDIA driver, then take the build that {CHOOSER} gives for this GPU"

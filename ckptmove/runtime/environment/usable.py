@@ -17,7 +17,7 @@ from .evidence import (
     cuda_command,
     gpu_lines,
     gpus_of,
-    hidden,
+    hidden_gpu,
     no_gpu,
     no_such,
 )
@@ -97,7 +97,7 @@ def _amd(index: int, facts: Facts) -> Iterator[Verdict]:
             )
     elif seen:
         if setting and len(gpus) > index:
-            yield hidden(index, facts, setting[0][0])
+            yield hidden_gpu(index, facts, setting[0][0])
         else:
             yield no_such(f"cuda:{index}", len(seen), facts)
     elif not gpus and gpus_of(facts, NVIDIA):
@@ -113,7 +113,7 @@ def _amd(index: int, facts: Facts) -> Iterator[Verdict]:
     elif not gpus:
         yield no_gpu(facts)
     elif setting:
-        yield hidden(index, facts, setting[0][0])
+        yield hidden_gpu(index, facts, setting[0][0])
     else:
         yield Verdict(
             "driver-error",

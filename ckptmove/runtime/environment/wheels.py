@@ -153,7 +153,7 @@ def install_other(driver: Pair | None, capability: Pair | None, installer: str =
     return f'{pip} install --force-reinstall "{bound}" --index-url {_INDEX}/{wheel.tag}'
 
 
-def covered(
+def runs_on(
     arch_list: Sequence[str], capability: Pair, *, driver: Pair | None, cuda: Pair | None
 ) -> bool:
     """Whether code for some architectures runs on a GPU; True if none is listed.

@@ -86,7 +86,7 @@ def read(path: StrPath, *, values: bool = True) -> Saved:
         InputError: it can't be read.
     """
     with (
-        formats.uncollected(),
+        formats.pause_collection(),
         # whoever asks has looked where links lead
         formats.opened(path, follow_links=True) as found,
     ):

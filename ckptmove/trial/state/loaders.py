@@ -78,7 +78,7 @@ def check_room_for_torch() -> None:
 @cache
 def _torch_fits() -> bool:
     """Whether a process with our limits, in which as much is taken, imports torch."""
-    command = [sys.executable, "-c", _IMPORT_TORCH, str(memory.taken() + _MARGIN)]
+    command = [sys.executable, "-c", _IMPORT_TORCH, str(memory.address_space() + _MARGIN)]
     quiet = subprocess.DEVNULL
     return not subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet).returncode
 

@@ -14,7 +14,7 @@ from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteErr
 from ...plans.plan import Plan
 from ...sources.filesystem import StorePath, is_s3, open_store
 from ...sources.known_objects import known_objects, look, look_now
-from ...sources.passing_digests import digested, wanted_digests
+from ...sources.passing_digests import digest_parts, wanted_digests
 from ...sources.remote_object import RemoteObject
 from ...sources.source import Source
 from ..execute import ProgressCounter
@@ -131,7 +131,7 @@ class StagedUpload:
 def _made(assembled: PlanSource, parts: Sequence[Part], path: str) -> Iterator[BytesIO | StoreCopy]:
     """The parts of an object: those that are sent, and what the store is to copy."""
     sent = [(part.start, part.end) for part in parts if part.copy is None]
-    made = digested(path, assembled.parts(sent))
+    made = digest_parts(path, assembled.parts(sent))
     for part in parts:
         yield next(made) if part.copy is None else part.copy
     yield from made  # which is checked at its end

@@ -293,7 +293,7 @@ class DcpContainer(PartsContainer):
         around: dict[str, list[tuple[int, int]]] = {}
         for chunks in self._chunks.values():
             for lies in chunks.values():
-                if self._files[lies.file].fetched is not None:
+                if self._files[lies.file].fetch_stats is not None:
                     around.setdefault(lies.file, []).extend(frame_of(lies))
         for name, ranges in around.items():
             self._files[name].expect(ranges)

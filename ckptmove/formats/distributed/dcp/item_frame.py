@@ -29,7 +29,9 @@ class ItemFrame:
 
     def tail(self, crc32: int) -> bytes:
         """What follows the elements, which have this checksum."""
-        return _painted(self._end, self.nbytes, [*self._after, *self._frame.sealed({0: crc32})])
+        return _painted(
+            self._end, self.nbytes, [*self._after, *self._frame.final_writes({0: crc32})]
+        )
 
 
 @lru_cache(1024)
@@ -43,7 +45,7 @@ def tensor_frame(dtype: str, shape: tuple[int, ...], nbytes: int) -> ItemFrame:
 def value_item(pickle: bytes) -> bytes:
     """The item of a value in which there are no tensors."""
     frame = Frame(STEM, pickle, [])
-    return _painted(0, frame.nbytes, [*frame.writes(), *frame.sealed({})])
+    return _painted(0, frame.nbytes, [*frame.writes(), *frame.final_writes({})])
 
 
 def _painted(start: int, end: int, writes: Sequence[Write]) -> bytes:

@@ -345,6 +345,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.distributed.dcp.metadata",
         "formats.distributed.dcp.packed",
         "formats.distributed.dcp.items",
+        "formats.distributed.dcp.equal_items",
         "formats.distributed.dcp.saves",
         "formats.distributed.dcp.tree",
         "formats.distributed.dcp.flattening",

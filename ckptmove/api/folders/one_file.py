@@ -33,7 +33,7 @@ from ...pickles.nodes import Mapping as MappingNode
 from ...pickles.nodes import Node
 from ...reports.convert import ConvertReport, Loss
 from ...sources import place_of
-from ...sources.place import EntryKind, FolderEntry, Place
+from ...sources.place import EntryKind, FolderEntry, Place, folders_above
 from ..conversion.edits import Edits, is_state_dict
 from ..conversion.plan import check_sum, plan_conversion
 from ..conversion.target import PlannedPart, Target
@@ -74,7 +74,11 @@ def _pack_model(found: Checkpoint, folder: Folder, *, follow_links: bool) -> Pac
     if format is None or not is_name(name):
         return None
     left_out = list(folder.copies)
-    others = [each for each in sorted(place.files_below()) if each.name not in own]
+    others = [
+        each
+        for each in sorted(place.files_below())
+        if each.name not in own and {*left_out}.isdisjoint(folders_above(each.name))
+    ]
     apart = {*left_out, *(loss.name for loss in losses_of_others(found))}
     kept = [each for each in others if each.name not in apart]
     left_out += [each.name for each in kept if each.name.endswith(LIKE_CHECKPOINTS)]

@@ -42,7 +42,7 @@ from .deepspeed.folder import open_file, tell_devices, tell_others
 from .deepspeed.rank_files import ALL_RANKS
 from .placement import Part
 from .rank_groups import CONFIGURED, RankGroup, files_beside, is_of_ranks, rank_groups, serves
-from .saved_file import MergedContainer, Piece, SavedFile, keep_what_is_used
+from .saved_file import MergedContainer, Piece, SavedFile, check_names, keep_what_is_used
 
 _MOST_NAMED = 5
 _FLAT = re.compile(r"(?:.*\.)?_?flat_param(?:_\d+)?")
@@ -74,6 +74,7 @@ class FsdpRanks(Format):
         files, base = dict[str, SavedFile](), probe.session.folder()
         for n, name in enumerate(names, 1):
             files[name] = open_file(probe, name, n, base)
+        check_names(files.values())
         tell_devices(probe, files.values())
         container = RanksContainer(probe.path, groups, files, base)
         sources = [container.joined, *(each.source for each in files.values())]

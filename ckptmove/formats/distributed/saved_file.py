@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Mapping as AbstractMapping
 from math import prod
 from typing import NamedTuple, Protocol
@@ -19,6 +19,7 @@ from ...torch_pickle.values.persistent_ids import is_size
 from ...torch_pickle.values.strided import MOST_DIMENSIONS, Tensor, is_contiguous
 from ...torch_pickle.values.tensors import Recogniser
 from ..folders.parts import PartsContainer
+from ..torch.zip import TorchZipContainer
 from .dcp.items import Item, is_dense
 from .deepspeed.flat import Elements
 
@@ -60,7 +61,9 @@ class Piece(NamedTuple):
 class SavedFile:
     """A file of a rank."""
 
-    def __init__(self, name: str, number: int, source: Source, container: Container) -> None:
+    def __init__(
+        self, name: str, number: int, source: Source, container: TorchZipContainer
+    ) -> None:
         """`number`: that of the source among all."""
         self.name = name
         self.number = number
@@ -80,6 +83,11 @@ class SavedFile:
         if not isinstance(self.top, Dict):
             raise UnsupportedError("is not what DeepSpeed saves", path=self.source.path)
         return self.top
+
+    @property
+    def saved_name(self) -> str:
+        """The name that torch.save was given, without its suffix; or what it writes for none."""
+        return self.container.prefix.rstrip("/")
 
     def tensor(self, node: Node) -> Tensor | None:
         """What a node is, if it is a tensor."""
@@ -145,6 +153,20 @@ class SavedFile:
     def malformed(self, what: str) -> CorruptError:
         """The error that something in it is not as it should be."""
         return CorruptError(f"{what} is not what DeepSpeed saves", path=self.source.path)
+
+
+def check_names(files: Collection[SavedFile]) -> None:
+    """Raises CorruptError if a file was saved by the name of another one of these."""
+    names = {each.name for each in files}
+    for each in files:
+        folder, slash, own = each.name.rpartition("/")
+        stem, _, suffix = own.rpartition(".")
+        if each.saved_name != stem and f"{folder}{slash}{each.saved_name}.{suffix}" in names:
+            raise CorruptError(
+                f"was saved as {each.saved_name}.{suffix}, which is the name of another file",
+                path=each.source.path,
+                hint="give each file the name that it was saved by",
+            )
 
 
 def keep_what_is_used(roots: Iterable[Node], files: Iterable[SavedFile]) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from ...reports.display.phrases import plural
-from ..distributed.rank_groups import rank_groups
+from ..distributed.rank_groups import SHARD, rank_groups
 from .weight_names import INDEX, shard_name
 
 #: What each process has one of, and what names the first where there is but one process.
@@ -191,7 +191,8 @@ def _shards(names: Collection[str]) -> Iterator[MissingFile]:
     """Files that say themselves how many they are, without the index that names them."""
     for name in sorted(names):
         shard = shard_name(name)
-        if shard is None or _OF_TORCHTUNE.fullmatch(name):
+        own = name.rpartition("/")[2]
+        if shard is None or _OF_TORCHTUNE.fullmatch(name) or SHARD.fullmatch(own):
             continue
         if any(each in names for each in shard.indexes):
             continue

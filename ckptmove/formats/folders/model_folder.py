@@ -28,12 +28,22 @@ from ..probe import Probe
 from ..unread_formats import refuse_unread_folder
 from .runs import LIKE_CHECKPOINTS, own_folders, own_folders_in, several_checkpoints
 from .training_folder import TrainingFolder, holds_only, read_folder, unusual_checkpoints
-from .weight_names import FAMILIES, INDEX, INDEXES, NOT_COMPARED, shard_name, whole_of
+from .weight_names import (
+    FAMILIES,
+    INDEX,
+    INDEXES,
+    NOT_COMPARED,
+    SHARDED,
+    shard_name,
+    whole_of,
+)
 
 _WANTED = [each for family in FAMILIES for whole in family for each in (whole, whole + INDEX)]
 #: What DeepSpeed writes; without ZeRO, all is in one such file.
 _ZERO = re.compile(r"(global_step\d+/)?\w*mp_rank_\d+_(model|optim)_states\.pt(\.safetensors)?")
 _LIKE_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+#: The weights that are consolidated of what ranks wrote.
+_WHOLE = "model.safetensors"
 #: What a Trainer saves beside the weights.
 _ARGUMENTS = "training_args.bin"
 _BESIDE = (_ARGUMENTS, "optimizer.", "optimizer_", "scheduler.", "rng_state", "scaler.")
@@ -116,6 +126,8 @@ def _read(probe: Probe, found: str) -> Checkpoint:
         and whole_of(name) in family
         and not (found.endswith(INDEX) and shard_name(name) and whole_of(name) == whole)
     ]
+    if whole == _WHOLE and SHARDED in divided_folders(_names_below(probe)):
+        others.append(SHARDED)
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
         probe.note(
@@ -140,7 +152,7 @@ def checkpoints_beside(found: Checkpoint) -> list[str]:
     start = f"{folder.path.rstrip('/')}/"
     known = {*folder.copies, *(each.path.removeprefix(start) for each in found.sources)}
     names = sorted(each.name for each in place_of(folder.path).files_below())
-    apart = set(own_folders(names))
+    apart = {*own_folders(names), *folder.copies}
     return [
         name
         for name in names

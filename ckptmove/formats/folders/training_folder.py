@@ -56,11 +56,12 @@ from .layouts import (
 from .missing_files import MissingFile, missing_files
 from .parts import PartsContainer, check_open_at_once, number_files
 from .runs import LIKE_CHECKPOINTS, UNLIKE_CHECKPOINTS, own_folders, several_checkpoints
-from .weight_names import NOT_COMPARED, same_weights, shard_name
+from .weight_names import NOT_COMPARED, SHARDED, same_weights, shard_name
 
 _OF_ITS_OWN = "it is a checkpoint of its own"
 _MOST_NAMED = 5
 _MOST_SNIFFED = 1_000  # files of which only the content tells what they are
+_MODEL: Path = ("model",)
 _FOLDERS = (EntryKind.FOLDER, EntryKind.FOLDER_LINK)
 
 
@@ -234,6 +235,8 @@ def read_folder(
         copied = owners.get(keys) if said.section is Section.MODEL else None
         if copied is not None and not same_weights(name, copied.name):
             copied = None
+        if name == start + SHARDED:
+            copied = owners.get(() if bare else _MODEL)
         if is_of_rank(name):  # without it, the others are worth nothing
             said = said._replace(is_known=True)
         keys = next(each for each in _free(keys, name.removeprefix(start)) if each not in owners)

@@ -42,6 +42,9 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.safetensors|\.bin)", re.DOTALL)
 #: Meta's llama: the weights of a tensor-parallel rank, which are `.pth`.
 _OF_META = re.compile(r"consolidated\.\d\d")
 
+#: The folder of what ranks wrote, beside the weights that HuggingFaceStorageWriter of
+#: torch.distributed.checkpoint makes of it: torch/distributed/checkpoint/hf_storage.py.
+SHARDED = "sharded"
 #: How a note ends which says that files should hold the same.
 NOT_COMPARED = ", but they were not compared"
 

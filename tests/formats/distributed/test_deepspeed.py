@@ -409,6 +409,21 @@ def test_missing_files_are_named(stage: int, tmp_path: Path) -> None:
         ckptmove.inspect(kept)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("kind", ["optim", "model"])
+def test_a_file_by_the_name_of_another_rank_is_refused(
+    stage: int, kind: str, tmp_path: Path
+) -> None:
+    folder = save_zero(tmp_path, run(stage=stage))
+    files = sorted(folder.glob(f"zero_pp_rank_*_{kind}_states.pt"))
+    if len(files) < 2:
+        return  # the model of stage 2 is in one file
+    shutil.copy(files[0], files[1])
+    message = f"was saved as {files[0].name}, which is the name of another file"
+    with pytest.raises(CorruptError, match=message):
+        ckptmove.convert(folder, tmp_path / "out.pt")
+
+
 def test_files_of_two_saves_are_refused(tmp_path: Path) -> None:
     folder = save_zero(tmp_path / "run", run(stage=2, ranks=4))
     save_zero(tmp_path / "run", run(stage=2, ranks=2))  # fewer ranks leave the files of the others

@@ -237,7 +237,7 @@ def folder(tmp_path: Path) -> Path:
     return save_ranks(tmp_path / "ranks", 3, divide)
 
 
-def name(rank: int, world: int = 3) -> str:
+def name(rank: int, world: object = 3) -> str:
     return f"model_world_size_{world}_rank_{rank}.pt"
 
 
@@ -253,13 +253,20 @@ def other(folder: Path, state: Callable[[int], object]) -> None:
     shutil.copy(made / name(1), folder / name(1))
 
 
+def of_another_rank(folder: Path) -> None:
+    """Put what another rank has into the file of rank 1, which has its own name."""
+    made = save_ranks(folder.parent / "last", 3, divide, name(1, "{world}"))
+    shutil.copy(made / name(1), folder / name(1))
+
+
 def of_another_world(folder: Path) -> None:
     save_ranks(folder, 2, lambda _: {"w": divided(WEIGHT, (2,), [Shard(0)])})
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda folder: (folder / name(2)).unlink(), r"missing: model_world_size_3_rank_2"),
-    "swapped": (swap, "says that it is of rank"),
+    "swapped": (swap, "was saved as model_world_size_3_rank_[01].pt, which is the name of"),
+    "of another rank": (of_another_rank, "says that it is of rank"),
     "beyond": (lambda folder: shutil.copy(folder / name(0), folder / name(7)), "of more ranks"),
     "of another world": (of_another_world, "of two saves"),
     "overlapping": (

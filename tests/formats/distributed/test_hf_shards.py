@@ -16,8 +16,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, UnsupportedError
@@ -261,3 +265,38 @@ def test_other_damage_gives_one_line(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError):
         ckptmove.relocate(folder, tmp_path / "moved", to="cuda:0")
     assert {each.name for each in tmp_path.iterdir()} == {"step"}
+
+
+# -- beside what was consolidated ------------------------------------------------------------------
+
+
+def consolidated(folder: Path) -> Path:
+    """What the writer of torch leaves: the weights, and in `sharded/` what they were made of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        writer = HuggingFaceStorageWriter(
+            str(folder), save_distributed=True, enable_consolidation=True
+        )
+        dcp_save({"a": torch.randn(5, 7), "b": torch.randn(3)}, storage_writer=writer, no_dist=True)
+    assert {each.name for each in folder.iterdir()} > {"sharded", "model.safetensors.index.json"}
+    return folder
+
+
+def test_what_was_consolidated_is_there_twice(tmp_path: Path, run_cli: RunCli) -> None:
+    folder = consolidated(tmp_path / "run")
+    wanted = load_file(folder / "model-00001-of-00001.safetensors")
+    assert "incomplete" not in run_cli("inspect", folder, exit=0).stderr
+    checked = ckptmove.validate(folder)
+    assert checked.ok
+    assert "sharded and model.safetensors.index.json hold the same" in str(checked)
+    done = run_cli("convert", folder, tmp_path / "out.safetensors", exit=0)
+    assert "left out: sharded\n" in done.stdout
+    same(load_file(tmp_path / "out.safetensors"), wanted)
+
+
+def test_what_was_consolidated_must_be_what_ranks_wrote(tmp_path: Path, run_cli: RunCli) -> None:
+    folder = consolidated(tmp_path / "run")
+    save_hf_rank(folder / "sharded", {"a": torch.randn(5, 7), "b": torch.randn(3)})
+    refused = run_cli("convert", folder, tmp_path / "out.safetensors", exit=4)
+    assert "sharded, which holds other tensors than model.safetensors.index.json" in refused.stderr
+    assert not ckptmove.validate(folder).ok

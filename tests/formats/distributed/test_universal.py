@@ -206,3 +206,21 @@ def test_layers_that_share_a_weight_are_refused_by_name(tmp_path: Path) -> None:
         )
         with pytest.raises(UnsupportedError, match=message):
             ckptmove.inspect(folder)
+
+
+@pytest.mark.parametrize("by_ckptmove", [False, True])
+def test_files_that_took_each_others_names_are_refused(by_ckptmove: bool, tmp_path: Path) -> None:
+    """torch.save puts the name of a file into it; so does what we write."""
+    folder = save_universal(tmp_path / "run", run())
+    if by_ckptmove:
+        ckptmove.convert(folder, tmp_path / "own", format="universal")
+        (folder,) = (tmp_path / "own").glob("*_universal/")
+        ckptmove.inspect(folder)
+    one, other = (folder / f"zero/up.bias/exp_avg{end}.pt" for end in ("", "_sq"))
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    message = r"was saved as exp_avg(_sq)?\.pt, which is the name of another file"
+    for verb in (ckptmove.inspect, lambda path: ckptmove.convert(path, tmp_path / "out.pt")):
+        with pytest.raises(CorruptError, match=message):
+            verb(folder)

@@ -43,6 +43,7 @@ from ...torch.zip import TorchZipContainer
 from ...writing import WriteOptions, WritePlan
 from ..boxes import Box, check_tiling, division_of
 from . import writing
+from .equal_items import Chunks, check_copies, equal_tensors
 from .flattening import flatten
 from .items import Item, archive_of, frame_of, open_item, strip_of, unpacked, value_in
 from .metadata import METADATA, ReadMetadata, Saved, SavedTensor, read_metadata
@@ -59,6 +60,7 @@ _BESIDE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 #: Sources: lightning/pytorch/strategies/fsdp.py; megatron/core/dist_checkpointing/strategies.
 _COMMON = ("meta.pt", "common.pt")
 _OF_ITEMS = re.compile(r"__(\d+)_\d+\.distcp$")
+_MOST_NAMED = 3
 _NO_RANK = "copy the files of all ranks into one folder"
 
 
@@ -278,6 +280,7 @@ class DcpContainer(PartsContainer):
         if not self._announced:  # whoever asks for one, asks for all
             self._announced = True
             self._announce()
+            self._check_equal()
         found = list[Proof]()
         for (box, item), strip in zip(self.items_of(storage), self._strips(storage), strict=True):
             if item.crc32 and strip.source is item.source:
@@ -298,7 +301,33 @@ class DcpContainer(PartsContainer):
         for name, ranges in around.items():
             self._files[name].expect(ranges)
 
+    def _read(self, storage: str) -> Chunks:
+        """The chunks of a tensor, with their items."""
+        pairs = zip(self._chunks[storage].values(), self.items_of(storage), strict=True)
+        return [(box, lies, item) for lies, (box, item) in pairs]
+
+    def _check_copies(self) -> None:
+        """CorruptError if the file of a rank was copied over that of another."""
+        divided = [storage for storage, chunks in self._chunks.items() if len(chunks) > 1]
+        check_copies(divided, self._read, _rank)
+
+    def _check_equal(self) -> None:
+        """Tell of tensors with the same bytes; CorruptError if ranks have the same."""
+        self._check_copies()
+        dtypes = {storage: self._saved(storage).dtype for storage in self._chunks}
+        equal = [
+            " = ".join(storage.removeprefix(self._base) for storage in storages[:_MOST_NAMED])
+            for storages in equal_tensors(dtypes, self._read)
+        ]
+        if equal:
+            named = join_names(equal, _MOST_NAMED)
+            self.warnings.append(f"have the same bytes, as tied weights do: {named:.300}")
+
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        try:
+            self._check_copies()
+        except InputError as error:
+            yield str(error)
         for tensor in self.saved.tensors.values():
             for lies in dict.fromkeys(tensor.chunks.values()):
                 most = nbytes_of(Box((), tensor.shape).numel, tensor.dtype)

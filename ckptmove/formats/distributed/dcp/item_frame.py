@@ -18,8 +18,8 @@ STEM = "archive"
 class ItemFrame:
     """An item but for its elements: `head`, then the elements at `data_at`, then `tail`."""
 
-    def __init__(self, pickle: bytes, nbytes: int) -> None:
-        self._frame = Frame(STEM, pickle, [(nbytes, 0)])
+    def __init__(self, pickle: bytes, nbytes: int, stem: str = STEM) -> None:
+        self._frame = Frame(stem, pickle, [(nbytes, 0)])
         self.nbytes = self._frame.nbytes  #: of all of it
         self.data_at = self._frame.data_at(0)
         self._end = self.data_at + nbytes
@@ -35,16 +35,17 @@ class ItemFrame:
 
 
 @lru_cache(1024)
-def tensor_frame(dtype: str, shape: tuple[int, ...], nbytes: int) -> ItemFrame:
+def tensor_frame(dtype: str, shape: tuple[int, ...], nbytes: int, stem: str = STEM) -> ItemFrame:
     """The frame of a chunk of this shape, whose elements follow each other."""
     graph = Graph(None)
     storage = graph.storage("0", dtype, nbytes, "cpu")
-    return ItemFrame(emit(graph.tensor(storage, dtype, shape, contiguous_stride(shape), 0)), nbytes)
+    tensor = graph.tensor(storage, dtype, shape, contiguous_stride(shape), 0)
+    return ItemFrame(emit(tensor), nbytes, stem)
 
 
-def value_item(pickle: bytes) -> bytes:
+def value_item(pickle: bytes, stem: str = STEM) -> bytes:
     """The item of a value in which there are no tensors."""
-    frame = Frame(STEM, pickle, [])
+    frame = Frame(stem, pickle, [])
     return _painted(0, frame.nbytes, [*frame.writes(), *frame.final_writes({})])
 
 

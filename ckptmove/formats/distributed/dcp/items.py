@@ -249,6 +249,13 @@ def _numbers(node: Node) -> tuple[int, ...]:
     return tuple(each for each in items if isinstance(each, int))
 
 
+def is_uniform(item: Item, numel: int) -> bool:
+    """Whether the first of its elements, of so many, are all the same."""
+    width = item.nbytes // numel
+    data = item.source.read(item.at, min(item.nbytes, _FRAME * width))
+    return data == data[:width] * (len(data) // width)
+
+
 def is_dense(sizes: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether elements that lie so fill as many places, in some order of the dimensions."""
     if len(sizes) != len(stride):

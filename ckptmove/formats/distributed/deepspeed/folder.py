@@ -27,7 +27,7 @@ from ...folders.layouts import before_convert, is_several
 from ...folders.weight_names import weights_among
 from ...probe import Probe
 from ...torch.zip import TorchZipContainer
-from ..saved_file import SavedFile
+from ..saved_file import SavedFile, check_names
 from .pipeline import Stage, join_stages, module_of
 from .rank_files import ALL_RANKS, RankFiles
 from .zero import Zero, world_of
@@ -69,6 +69,7 @@ class DeepSpeed(Format):
         files = checked_files(probe)
         tell_others(probe, files.names)
         opened = {name: open_file(probe, name, n) for n, name in enumerate(files.names, 1)}
+        check_names(opened.values())
         stages = [_stage(files, opened, number) for number in sorted(files.parts)]
         if files.layers:
             layers = {number: opened[name] for number, name in files.layers.items()}

@@ -32,7 +32,7 @@ from ...checkpoint import Carries, Checkpoint
 from ...folders.parts import check_open_at_once
 from ...probe import Probe
 from ...writing import WriteOptions, WritePlan
-from ..saved_file import SavedFile, by_number, shapes_in
+from ..saved_file import SavedFile, by_number, check_names, shapes_in
 from . import universal_writing
 from .flat import Elements, Whole, whole_of
 from .folder import open_file, tell_devices, tell_others
@@ -105,6 +105,7 @@ class Universal(WritableFormat):
         trained = _Merged(model, files, is_alone=len(named.parts) == 1)
         trained.is_divided = named.is_divided
         module: Module | None = None if model[0].root.get("module") is not None else {}
+        check_names(files.values())
         tell_devices(probe, files.values())
         container = ZeroContainer(probe, files.values(), model, trained, module)
         trained.check_others(container.names)

@@ -38,12 +38,13 @@ from ....zips.archive import Archive
 from ...torch.zip import TorchZip
 from ...writing import WriteOptions, WritePlan, assemble
 from ..dcp.flattening import Leaf, flatten
-from ..dcp.item_frame import STEM, ItemFrame, tensor_frame, value_item
+from ..dcp.item_frame import ItemFrame, tensor_frame, value_item
 from ..dcp.rank_file import ChunkBytes, RankFile, Sums
 from .model_and_optimizer import PARAMS, RESERVED, ModelAndOptimizer, entry_of, find, is_key
 
 LATEST = "latest_universal"
 _MODEL, _OPTIMIZER = "mp_rank_00_model_states.pt", f"zero/{RESERVED}"
+_SUFFIX = ".pt"
 _WEIGHT, _STEP, _MOMENTS = "fp32", "step", ("exp_avg", "exp_avg_sq")
 _STATE, _GROUPS, _NAMES = "state", "param_groups", "param_names"
 _ZERO, _SCALER = "zero", "loss_scaler"  # what our reader calls what else ZeRO saved
@@ -84,8 +85,9 @@ def plan_write(draft: CheckpointGraph) -> WritePlan:
     for name, root in roots.items():
         graph = copy.copy(draft.graph)
         graph.root = root
+        stem = name.rpartition("/")[2].removesuffix(_SUFFIX)
         writing = TorchZip().plan_write(
-            replace(draft, graph=graph, metadata={}), WriteOptions(STEM)
+            replace(draft, graph=graph, metadata={}), WriteOptions(stem)
         )
         plans[f"{tag}/{name}"], checks[f"{tag}/{name}"] = writing.files[""], writing.check
     checksums = tuple(sums.of_sources())
@@ -173,18 +175,19 @@ class _Trained:
             chunk = self._chunk(name, kind, leaves[kind])
             if chunk.view.shape != weight.shape:
                 raise RefusedError(f"the {kind} of {name!r:.100} has another shape than its weight")
-            frame = _param_frame(chunk.view.dtype, chunk.view.shape, chunk.nbytes)
-            self._file(f"{_ZERO}/{name}/{kind}.pt", frame, chunk)
+            frame = _param_frame(kind, chunk.view.dtype, chunk.view.shape, chunk.nbytes)
+            self._file(f"{_ZERO}/{name}/{kind}{_SUFFIX}", frame, chunk)
         step = leaves[_STEP]
-        file = f"{_ZERO}/{name}/{_STEP}.pt"
+        file = f"{_ZERO}/{name}/{_STEP}{_SUFFIX}"
         if step.view is None or step.stored is None:  # a number, as DeepSpeed's own Adam has it
-            number, item = step.node, value_item(emit(step.node))
+            number, item = step.node, value_item(emit(step.node), _STEP)
             self.files.append(RankFile(file, self._sums))
             self.files[-1].add_bytes(item)
             self.checks[file] = partial(_check_bytes, item)
             return _count(name, float(number) if isinstance(number, (int, float)) else -1)
         chunk = ChunkBytes(step.stored, step.view)
-        self._file(file, tensor_frame(chunk.view.dtype, chunk.view.shape, chunk.nbytes), chunk)
+        frame = tensor_frame(chunk.view.dtype, chunk.view.shape, chunk.nbytes, _STEP)
+        self._file(file, frame, chunk)
         return _count(name, self._number(name, chunk))
 
     def _chunk(self, name: str, kind: str, leaf: Leaf) -> ChunkBytes:
@@ -233,14 +236,14 @@ def _count(name: str, number: float) -> float:
 
 
 @lru_cache(1024)
-def _param_frame(dtype: str, shape: tuple[int, ...], nbytes: int) -> ItemFrame:
+def _param_frame(kind: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> ItemFrame:
     """The frame of the file of a weight or moment."""
     graph = Graph(None)
     storage = graph.storage("0", dtype, nbytes, "cpu")
     tensor = graph.tensor(storage, dtype, shape, contiguous_stride(shape), 0)
     found = Dict()
     found.pairs = [(graph.text("cat_dim"), 0), (graph.text("param"), tensor)]
-    return ItemFrame(emit(found), nbytes)
+    return ItemFrame(emit(found), nbytes, kind)
 
 
 def _check(frame: ItemFrame, files: Mapping[str, Readable]) -> None:

@@ -6,25 +6,19 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from .. import formats
 from ..errors import CkptmoveError, StrPath
-from ..formats.folders.training_folder import FolderCheckpoint
 from ..formats.writing import FOLDER
-from ..graph.draft import CheckpointGraph
 from ..graph.edit.cast import Dtype
-from ..placement.rules import Device
+from ..placement.device import Device
 from ..reports.convert import ConvertReport
 from ..sources import place_of
 from ..writing.verify import Progress
 from .conversion.edits import PRESETS, Edits, texts
-from .conversion.plan import plan_conversion
+from .conversion.plan import ConversionOptions, plan_conversion
 from .conversion.target import PlannedPart, Target, beside, target_of
-from .folders.convert import FolderOptions, convert_folder
-from .folders.files import holds_parts
-from .folders.one_file import PackedFolder, losses_of_others, pack, tell_sections, unpack
-from .folders.weight_copies import copies_in, losses_of_copies, true_notes
 from .options import (
     BARE,
     OF_WHICH_WEIGHTS,
@@ -43,6 +37,12 @@ from .options import (
     declare_options,
 )
 from .strict import refuse_unknown
+
+if TYPE_CHECKING:
+    from ..formats.checkpoint import Checkpoint
+    from ..graph.draft import CheckpointGraph
+    from ..sources.place import Place
+    from .folders.one_file import PackedFolder
 
 _WITHOUT_STRICT = "without --strict it is converted all the same"
 
@@ -221,7 +221,7 @@ def convert(
     target = target_of(
         dst, format, max_shard_size=max_shard_size, ranks=ranks, from_folder=from_folder
     )
-    how = FolderOptions(
+    how = ConversionOptions(
         options=target.write_options(shared, metadata, bare=edits.bare),
         drops=texts(drop),
         keep_files=texts(keep_files),
@@ -234,11 +234,15 @@ def convert(
         progress=progress,
     )
     apart = target.is_folder and not target.format.is_folder
-    if from_folder and apart and holds_parts(place):
+    if from_folder and apart and _holds_parts(place):
+        from .folders.convert import convert_folder
+
         report = convert_folder(src, target, edits, how)
         return _with_notes_and_time(report, notes, started)
     again = None
     if target.is_folder and format is None and max_shard_size is None and edits.keeps_tree:
+        from .folders.one_file import unpack
+
         again = unpack(src, target, edits, how)
     if again is not None:
         report = again
@@ -261,7 +265,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     names = signature(Edits.of).parameters
     edits = Edits.of(**{name: value for name, value in options.items() if name in names})
     size = options.get("max_shard_size")
-    format = options.get("format") or formats.WRITABLE[0].name
+    format = options.get("format") or formats.WRITABLE[0]
     ranks = options.get("ranks")
     target = target_of("any" if size is None else "any/", format, max_shard_size=size, ranks=ranks)
     shared = options.get("shared", "keep")
@@ -272,7 +276,7 @@ def _convert_to_file(
     src: StrPath,
     target: Target,
     edits: Edits,
-    options: FolderOptions,
+    options: ConversionOptions,
     *,
     of_zero: str | None,
 ) -> ConvertReport:
@@ -281,16 +285,14 @@ def _convert_to_file(
         if options.strict:
             refuse_unknown(found.manifest, otherwise=options.otherwise)
         packed = None
-        if isinstance(found, FolderCheckpoint) or _leads_back(edits, target):
+        if found.is_from_folder and (found.spans_folder or _leads_back(edits, target)):
+            from .folders.one_file import pack
+
             packed = pack(found, follow_links=options.follow_links)
         graph = found.draft(nested=edits.narrow)
         _tell_of_folder(graph, packed, edits, target)
-        graph.losses += () if edits.narrow else losses_of_others(found)
-        copies = copies_in(found)
-        if copies and not options.dry_run:  # which reads no tensors
-            folder = graph.path if found.folder is None else found.folder.path
-            graph.losses += losses_of_copies(folder, copies, follow_links=options.follow_links)
-            graph.warnings[:] = true_notes(graph.warnings)
+        if found.is_from_folder:
+            _tell_of_other_files(graph, found, edits, options)
         source = graph.path if found.folder is None else found.folder.path
         try:
             changes = edits.apply(graph)
@@ -345,6 +347,8 @@ def _tell_of_folder(
     """Have the draft know what its parts serve, and the metadata lead back, if there is a way."""
     metadata = {key: text for key, text in graph.metadata.items() if key != FOLDER}
     if packed is not None:
+        from .folders.one_file import tell_sections
+
         graph.losses += packed.losses
         tell_sections(graph, packed.record)
     if _leads_back(edits, target):
@@ -353,3 +357,24 @@ def _tell_of_folder(
         elif packed is None and FOLDER in graph.metadata:
             return
     graph.metadata = metadata
+
+
+def _tell_of_other_files(
+    graph: CheckpointGraph, found: Checkpoint, edits: Edits, options: ConversionOptions
+) -> None:
+    """Have the losses tell of checkpoints beside what was read, and of copies that differ."""
+    from .folders.one_file import losses_of_others
+    from .folders.weight_copies import copies_in, losses_of_copies, true_notes
+
+    graph.losses += () if edits.narrow else losses_of_others(found)
+    copies = copies_in(found)
+    if copies and not options.dry_run:  # which reads no tensors
+        folder = graph.path if found.folder is None else found.folder.path
+        graph.losses += losses_of_copies(folder, copies, follow_links=options.follow_links)
+        graph.warnings[:] = true_notes(graph.warnings)
+
+
+def _holds_parts(folder: Place) -> bool:
+    from .folders.files import holds_parts
+
+    return holds_parts(folder)

@@ -33,7 +33,7 @@ from ..runtime.matching import match_renamed
 from ..sources import place_of
 from ..sources.place import EntryKind, FolderEntry
 from ..sources.source import Source
-from ..writing.in_place.undo import recover_if_interrupted
+from ..writing.in_place import recover_if_interrupted
 from ..writing.verify import Progress
 from .options import FollowLinks, Option, Strict, declare_options
 from .strict import refuse_unknown_around

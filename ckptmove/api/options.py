@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import functools
 import re
-import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from inspect import Parameter, cleandoc, signature
 from types import MappingProxyType, NoneType, UnionType
 from typing import (
@@ -32,8 +30,7 @@ _R = TypeVar("_R")
 _WIDTH = 96  # columns of a docstring
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """What a parameter does. Its name, its type and mostly its default stand in the signature."""
 
     #: What it does, in the words of the command line: SRC and `--other-option`.
@@ -142,7 +139,7 @@ def _declarations(parameters: Iterable[Parameter]) -> dict[str, Declaration]:
             plain, group = each.annotation.__origin__, option.group or group
             either = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
             types = tuple(kind for kind in either if kind is not NoneType)
-            option = replace(option, group=group)
+            option = option._replace(group=group)
             declared[each.name] = Declaration(each.name, option, types, each.default)
     return declared
 
@@ -193,9 +190,13 @@ def _entry(
 
 def _fill(text: str, first: str = "", others: str = "") -> str:
     """Break a text into lines that begin with these indents."""
-    return textwrap.fill(
-        text, _WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
-    )
+    lines, line = list[str](), first
+    for word in text.split():
+        if line.strip() and len(line) + 1 + len(word) > _WIDTH:
+            lines.append(line)
+            line = others
+        line += f" {word}" if line.strip() else word
+    return "\n".join([*lines, line])
 
 
 # -- options of several verbs ---------------------------------------------------------------------

@@ -6,24 +6,22 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import PurePath
 from typing import Annotated, Protocol
 
 from .. import formats
 from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
-from ..placement.device import parse
+from ..formats.checkpoint import Checkpoint
+from ..placement.device import Device, parse
 from ..placement.place import Moves
 from ..placement.place import place as place_tensors
-from ..placement.rules import Device, Rules, rules_of
+from ..placement.rules import Rules, rules_of
 from ..reports.relocate import RelocatedFile, RelocateReport
 from ..sources import open_source, place_of
 from ..sources.file import File
 from ..sources.source import Source
 from ..writing import destination_of
-from ..writing.in_place.change import InPlace, check_in_place
-from ..writing.in_place.undo import recover_if_interrupted
+from ..writing.in_place import recover_if_interrupted
 from ..writing.verify import Progress
-from .folders.relocate import FolderChange
 from .options import DryRun, FollowLinks, Option, Strict, declare_options
 from .strict import refuse_unknown
 
@@ -183,7 +181,7 @@ class _Change(Protocol):
     is_folder: bool
 
     @property
-    def before(self) -> formats.Checkpoint:
+    def before(self) -> Checkpoint:
         """What is to be changed."""
 
     @property
@@ -225,6 +223,8 @@ def _opened_file(src: StrPath, rules: Rules, *, force: bool) -> Iterator[_Change
 def _opened_folder(
     src: StrPath, rules: Rules, *, force: bool, follow_links: bool
 ) -> Iterator[_Change]:
+    from .folders.relocate import FolderChange
+
     with formats.opened_folder(src, follow_links=follow_links, by_rank=True) as before:
         yield FolderChange(before, rules, force=force, follow_links=follow_links)
 
@@ -252,6 +252,8 @@ class _FileChange:
         destination.check_room([self.plan], [self.source])
 
     def check_in_place(self) -> None:
+        from ..writing.in_place.change import check_in_place
+
         check_in_place(self._file(), self.plan, force=self.force)
 
     def write(self, target: str, progress: Progress | None) -> tuple[str | None, int]:
@@ -263,6 +265,8 @@ class _FileChange:
         return copied, self.plan.nbytes
 
     def apply_in_place(self) -> int:
+        from ..writing.in_place.change import InPlace
+
         with InPlace(self._file(), self.plan, force=self.force) as changed:
             bytes_written = changed.write()
             self._verify(changed.open_written())
@@ -291,7 +295,7 @@ def _target(
 ) -> str | None:
     """What is to be written, if anything is."""
     if dst is not None:
-        if change.is_folder and PurePath(os.fspath(dst)).suffix in _SUFFIXES:
+        if change.is_folder and os.fspath(dst).rstrip("/").endswith(_SUFFIXES):
             raise UsageError(
                 f"{os.fspath(dst)!r} is called like a file, and a folder becomes a folder",
                 hint="ckptmove convert makes one file of a folder",
@@ -307,7 +311,7 @@ def _beside(source: str, to: Device | None, *, is_folder: bool) -> str:
     place = place_of(source.rstrip("/"))
     if place.name in ("", ".", ".."):  # as of this folder
         place = place_of(place.absolute())
-    path = PurePath(place.name)
+    stem, suffix = os.path.splitext(place.name)
     label = "relocated" if to is None else parse(to).replace(":", "-")
-    new = f"{path.name}.{label}" if is_folder else f"{path.stem}.{label}{path.suffix}"
+    new = f"{place.name}.{label}" if is_folder else f"{stem}.{label}{suffix}"
     return place.parent.child(new).path

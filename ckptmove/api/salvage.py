@@ -15,8 +15,8 @@ from ..formats.salvage import NamedTensor, Remains, remains_of
 from ..formats.salvage.draft import draft_of, room_for
 from ..formats.writing import WriteOptions, WritePlan, assemble
 from ..graph.draft import Pieces
+from ..reports.display.json_text import json_text
 from ..reports.display.phrases import plural
-from ..reports.display.plain import json_text
 from ..reports.salvage import Fate, SalvagedTensor, SalvageReport
 from ..sources import place_of
 from ..sources.joined import Joined

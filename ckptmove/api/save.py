@@ -16,7 +16,7 @@ from ..pickles.walk import walk
 from ..runtime.opaque import STAND_IN
 from ..sources.budget import Boundless
 from ..torch_pickle.values.persistent_ids import storage_ids, storages_of
-from ..writing.in_place.undo import recover_if_interrupted
+from ..writing.in_place import recover_if_interrupted
 from ..writing.verify import Progress
 from .conversion.target import PlannedPart, Target, target_of
 from .conversion.trust import judge, refuse_places

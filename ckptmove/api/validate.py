@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 
 from .. import formats
 from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
+from ..formats.checkpoint import Checkpoint
 from ..formats.folders.layouts import common_folder
+from ..formats.folders.training_folder import FolderCheckpoint
 from ..manifest.manifest import Manifest
 from ..placement.device import with_index
 from ..reports.display.phrases import format_error, plural
@@ -260,7 +262,7 @@ def _check_container(
     return Finding("container", PASSED, title, checks.details, data), manifest, parts
 
 
-def _damage(found: formats.Checkpoint, path: str, report: Callable[[int], object]) -> list[str]:
+def _damage(found: Checkpoint, path: str, report: Callable[[int], object]) -> list[str]:
     """What is wrong with its bytes, with the name of the file where the user named a folder."""
     only = found.files[0].path if found.folder is not None and len(found.files) == 1 else path
     name = only.removeprefix(place_of(path).child("").path)
@@ -268,11 +270,9 @@ def _damage(found: formats.Checkpoint, path: str, report: Callable[[int], object
     return [f"{start}{fault}" for fault in found.damage(report)]
 
 
-def _files_by_format(
-    found: formats.Checkpoint, files: Sequence[str]
-) -> list[tuple[str, Sequence[str]]]:
+def _files_by_format(found: Checkpoint, files: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
     """The files of each part of a checkpoint, with their format."""
-    if not isinstance(found, formats.FolderCheckpoint):
+    if not isinstance(found, FolderCheckpoint):
         return [(found.format, files)]
     return [
         (each.checkpoint.format, files[each.first : each.first + len(each.checkpoint.files)])
@@ -281,7 +281,7 @@ def _files_by_format(
 
 
 def _fetch(
-    path: str, found: formats.Checkpoint, copies: Downloads, has_trial: bool
+    path: str, found: Checkpoint, copies: Downloads, has_trial: bool
 ) -> Sequence[str] | RefusedError:
     """Copies of the files that hold tensors, if anybody here is to open them."""
     try:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from .. import formats
 from ..errors import InputError, UnsupportedError
+from ..formats.base import Format
 from ..formats.checkpoint import Checkpoint
 from ..formats.distributed.deepspeed.folder import BESIDE, DeepSpeed
 from ..formats.distributed.deepspeed.universal import Universal
@@ -75,7 +76,7 @@ class _Folder:
         return f"{self.name}/{name}" if self.name else name
 
     @cached_property
-    def format(self) -> formats.Format | None:
+    def format(self) -> Format | None:
         """The format of the folder, if its files make it one checkpoint."""
         parts = (
             FolderEntry(name, below.path, EntryKind.FOLDER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 
@@ -13,7 +14,6 @@ from ..reports.batch.items import Item
 from ..sources import place_of
 
 _REPORT = ".validation.json"
-_SUFFIXES = sorted({each for format in formats.FORMATS for each in format.suffixes}, key=len)
 
 
 def output_namer(
@@ -21,11 +21,7 @@ def output_namer(
 ) -> Callable[[Item], str]:
     """A function that gives the path of an item's output, or nothing without a destination."""
     bare = str if keep_suffix else bare_name
-    format = next(
-        each
-        for each in formats.WRITABLE
-        if each.name == options.get("format", formats.WRITABLE[0].name)
-    )
+    format = formats.writable(options.get("format", formats.WRITABLE[0]))
     divided = options.get("max_shard_size") is not None or format.is_folder
 
     def named(item: Item) -> str:
@@ -55,9 +51,16 @@ def named_in(root: str, output: str, digests: Mapping[str, str]) -> dict[str, st
     return {"/".join(filter(None, (base, name))): each for name, each in digests.items()}
 
 
+@cache
+def _suffixes() -> list[str]:
+    """Those of all formats, the longest first."""
+    every = {each for row in formats.FORMATS for each in row.format.suffixes}
+    return sorted(every, key=len, reverse=True)
+
+
 def bare_name(name: str) -> str:
     """A name without what says the format."""
-    for suffix in reversed(_SUFFIXES):
+    for suffix in _suffixes():
         if name.lower().endswith(suffix) and len(PurePath(name).name) > len(suffix):
             return name[: -len(suffix)]
     return name

@@ -33,7 +33,7 @@ from ..reports.display.phrases import plural
 from ..sources import place_of
 from ..sources.known_objects import KnownObjects
 from ..system.files import sync_folder, with_those_above
-from ..writing.in_place.undo import recover_if_interrupted
+from ..writing.in_place import recover_if_interrupted
 from ..writing.verify import Progress
 from .executors.bundle import Threads, bundles_of, foretell, work
 from .executors.process_pool import WorkerDied, Workers

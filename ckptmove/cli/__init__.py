@@ -98,7 +98,9 @@ def cli(context: click.Context) -> None:
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     take_streams()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.freeze()  # the process ends: to look for garbage in all that it built would take a while
+    sys.exit(code)
 
 
 def run(args: list[str]) -> int:

@@ -1,6 +1,7 @@
 """All formats of checkpoints, and how what a user names is recognized and read.
 
-To add a format, write one file here that implements `base.Format`, and name it in `FORMATS`.
+To add a format, write one file here that implements `base.Format`, and name it in `FORMATS`. Its
+module is imported for what may be of it: what lies in the kind of container that its row says.
 """
 
 from __future__ import annotations
@@ -10,97 +11,81 @@ import gc
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import InputError, RefusedError, StrPath, UnsupportedError
+from ..errors import InputError, RefusedError, UnsupportedError
 from ..sources import place_of
-from ..sources.place import FolderEntry
-from ..sources.source import Readable
-from ..torch_pickle.streams import Container
-from .base import Format, PickledFormat, WritableFormat
-from .bundle import ZipBundle
-from .checkpoint import Checkpoint
-from .diagnosis import explain
-from .distributed.dcp.folder import Dcp, no_devices
-from .distributed.dcp.hf_shards import HuggingFaceShards
-from .distributed.deepspeed.folder import DeepSpeed, check_complete
-from .distributed.deepspeed.universal import Universal
-from .distributed.fsdp_ranks import FsdpRanks
-from .distributed.rank_groups import divided_folders
-from .folders.model_folder import ModelFolder, OnlyFile
-from .folders.runs import checkpoint_in
-from .folders.sharded import Sharded
-from .folders.training_folder import FolderCheckpoint, TrainingFolder, read_folder
-from .pickle import PlainPickle
+from .base import PickledFormat, WritableFormat
 from .probe import Opener, Probe
-from .programs.torch_export import TorchExport
-from .programs.torchscript import TorchScript
-from .programs.torchscript_v1 import TorchScriptV1
-from .safetensors.file import SafetensorsFile
 from .session import ReadSession
-from .torch.legacy import LegacyBehind, TorchLegacy
-from .torch.nemo import Nemo
-from .torch.package import TorchPackage
-from .torch.tar import TorchTar
-from .torch.zip import TorchZip
-from .unread_formats import StrangeFolder, refusal_of
+from .table import Row, in_file, in_folder, in_index, in_tar, in_zip
+
+if TYPE_CHECKING:
+    from ..errors import StrPath
+    from ..sources.place import FolderEntry
+    from ..sources.source import Readable
+    from ..torch_pickle.streams import Container
+    from .base import Format
+    from .checkpoint import Checkpoint
+    from .folders.training_folder import FolderCheckpoint
 
 __all__ = [
     "FORMATS",
     "WRITABLE",
-    "Checkpoint",
-    "FolderCheckpoint",
-    "Format",
-    "WritableFormat",
     "folder_format",
     "looks_like",
-    "named",
+    "named_checkpoint",
     "new_session",
     "opened",
     "opened_folder",
+    "pause_collection",
     "read",
     "read_probe",
-    "sniffed",
-    "uncollected",
+    "sniff_format",
+    "writable",
 ]
 
 #: The first that recognizes something reads it.
-FORMATS: tuple[Format, ...] = (
-    Dcp(),
-    Universal(),
-    DeepSpeed(),
-    FsdpRanks(),
-    HuggingFaceShards(),
-    TrainingFolder(),
-    ModelFolder(),
-    Sharded(),
-    TorchPackage(),
-    TorchZip(),
-    TorchScript(),
-    TorchExport(),
-    TorchScriptV1(),
-    Nemo(),
-    TorchTar(),
-    TorchLegacy(),
-    SafetensorsFile(),  # every other length of a header could also start a pickle
-    PlainPickle(),
-    ZipBundle(),
+FORMATS: tuple[Row, ...] = (
+    Row("dcp", in_folder, ".distributed.dcp.folder.Dcp"),
+    Row("universal", in_folder, ".distributed.deepspeed.universal.Universal"),
+    Row("deepspeed", in_folder, ".distributed.deepspeed.folder.DeepSpeed"),
+    Row("fsdp-ranks", in_folder, ".distributed.fsdp_ranks.FsdpRanks"),
+    Row("dcp-safetensors", in_folder, ".distributed.dcp.hf_shards.HuggingFaceShards"),
+    Row("training-folder", in_folder, ".folders.training_folder.TrainingFolder"),
+    Row("model-folder", in_folder, ".folders.model_folder.ModelFolder"),
+    Row("sharded", in_index, ".folders.sharded.Sharded"),
+    Row("torch-package", in_zip, ".torch.package.TorchPackage"),
+    Row("torch-zip", in_zip, ".torch.zip.TorchZip", nestable=True),
+    Row("torchscript", in_zip, ".programs.torchscript.TorchScript", nestable=True),
+    Row("torch-export", in_zip, ".programs.torch_export.TorchExport"),
+    Row("torchscript-v1", in_zip, ".programs.torchscript_v1.TorchScriptV1"),
+    Row("nemo", in_tar, ".torch.nemo.Nemo"),
+    Row("torch-tar", in_tar, ".torch.tar.TorchTar"),
+    Row("torch-legacy", in_file, ".torch.legacy.TorchLegacy", nestable=True),
+    # every other length of the header of safetensors could also start a pickle
+    Row("safetensors", in_file, ".safetensors.file.SafetensorsFile"),
+    Row("pickle", in_file, ".pickle.PlainPickle", nestable=True),
+    Row("zip-bundle", in_zip, ".bundle.ZipBundle"),
 )
 
+_STRANGE = Row("", in_folder, ".unread_formats.StrangeFolder")
 #: What is tried where none of them fits.
-_GUESSES: tuple[Format, ...] = (StrangeFolder(), LegacyBehind(), OnlyFile())
+_GUESSES: tuple[Row, ...] = (
+    _STRANGE,
+    Row("torch-legacy", in_file, ".torch.legacy.LegacyBehind"),
+    Row("model-folder", in_folder, ".folders.model_folder.OnlyFile"),
+)
 
 #: In which a checkpoint can be written, the usual first.
-WRITABLE: tuple[WritableFormat, ...] = (
-    SafetensorsFile(),
-    TorchZip(),
-    ZipBundle(),
-    Dcp(),
-    Universal(),
-)
+WRITABLE = ("safetensors", "torch-zip", "zip-bundle", "dcp", "universal")
 
-#: What may lie within the bytes of a pickle.
-_NESTED = [each for each in FORMATS if isinstance(each, PickledFormat) and each.nestable]
+
+def writable(name: str) -> WritableFormat:
+    """The format of that name, which is one of `WRITABLE`."""
+    found = next(row.format for row in FORMATS if row.name == name)
+    assert isinstance(found, WritableFormat)
+    return found
 
 
 @contextlib.contextmanager
@@ -143,20 +128,14 @@ def opened_folder(
     Tensors have the names that they have for `opened`. `by_rank`: folders of DeepSpeed in it are
     not put together, so that each file of a rank is a part; InputError if one lacks such a file.
     """
+    from .folders.whole_folder import read_whole
+
     with ExitStack() as stack:
         opener = Opener(stack, read_probe, sniff_format, follow_links=follow_links)
         probe = opener.probe(path, new_session())
         with _explaining(probe):
             with pause_collection():
-                if Dcp().sniff(probe) or HuggingFaceShards().sniff(probe):
-                    raise no_devices(probe.path)
-                check_complete(probe)
-                format = TrainingFolder()
-                bare = not format.sniff(probe) and ModelFolder().sniff(probe)
-                if by_rank:
-                    for name in sorted(divided_folders(probe.names_below())):
-                        check_complete(probe.open_folder(name))
-                checkpoint = read_folder(probe, format, bare=bare, by_rank=by_rank)
+                checkpoint = read_whole(probe, by_rank=by_rank)
             checkpoint.notes, checkpoint.left = opener.notes, opener.left
             yield checkpoint
 
@@ -167,6 +146,8 @@ def _explaining(probe: Probe) -> Iterator[None]:
     try:
         yield
     except InputError as error:
+        from .diagnosis import explain
+
         explain(error, probe.path, None if probe.is_folder else probe.file)
         raise
 
@@ -176,6 +157,8 @@ def named_checkpoint(path: StrPath) -> tuple[str, Sequence[str]]:
     place = place_of(path)
     with contextlib.suppress(InputError):  # which the reader meets again
         if place.is_folder():
+            from .folders.runs import checkpoint_in
+
             chosen, notes = checkpoint_in(place)
             return chosen.path if notes else os.fspath(path), notes
     return os.fspath(path), ()
@@ -216,7 +199,7 @@ def folder_format(path: str, entries: Iterable[FolderEntry]) -> Format | None:
     It may be one that is refused, where none of the files is a checkpoint of its own.
     """
     probe = Probe.folder(place_of(path), entries, new_session())
-    return next((format for format in (*FORMATS, StrangeFolder()) if format.sniff(probe)), None)
+    return next((row.format for row in (*FORMATS, _STRANGE) if row.sniff(probe)), None)
 
 
 def looks_like(source: Readable) -> Format | None:
@@ -248,6 +231,8 @@ def read_probe(probe: Probe) -> Checkpoint:
     """Read what was opened, of whatever format."""
     format = _format_of(probe)
     if format is None:
+        from .unread_formats import refusal_of
+
         raise refusal_of(probe)
     return format.read(probe)
 
@@ -255,7 +240,7 @@ def read_probe(probe: Probe) -> Checkpoint:
 def _format_of(probe: Probe) -> Format | None:
     if not (probe.is_folder or probe.source.nbytes):
         raise UnsupportedError("is empty")
-    return next((each for each in (*FORMATS, *_GUESSES) if each.sniff(probe)), None)
+    return next((row.format for row in (*FORMATS, *_GUESSES) if row.sniff(probe)), None)
 
 
 def _open_nested(source: Readable, session: ReadSession) -> Container | None:
@@ -265,8 +250,12 @@ def _open_nested(source: Readable, session: ReadSession) -> Container | None:
         probe = Probe(source, session)
         if not source.nbytes:
             raise UnsupportedError("is empty")
-        format = next((each for each in _NESTED if each.sniff(probe)), None)
-        return None if format is None else format.open(probe)
+        found = next((row.format for row in FORMATS if row.nestable and row.sniff(probe)), None)
+        if found is None:
+            return None
+        assert isinstance(found, PickledFormat)
+        format = found
+        return format.open(probe)
     except InputError:
-        session.unread += not isinstance(format, PlainPickle)  # any bytes may look like one
+        session.unread += format is None or not format.vague  # any bytes may look like a pickle
         raise

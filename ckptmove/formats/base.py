@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import CorruptError
-from ..graph.draft import CheckpointGraph
 from ..pickles.reach import names_reached
-from ..reports.convert import Loss
 from ..torch_pickle.callables.uses import not_surely_harmless
-from ..torch_pickle.streams import Container
 from .checkpoint import Carries, Checkpoint
-from .probe import Probe
-from .writing import WriteOptions, WritePlan
+
+if TYPE_CHECKING:
+    from ..graph.draft import CheckpointGraph
+    from ..reports.convert import Loss
+    from ..torch_pickle.streams import Container
+    from .probe import Probe
+    from .writing import WriteOptions, WritePlan
 
 
 class Format(ABC):
@@ -65,9 +68,6 @@ def runs_nothing(probe: Probe) -> bool:
 
 class PickledFormat(Format):
     """A format of one file: it says how the file is opened, and the rest is here."""
-
-    #: Whether it may also lie within the bytes of a pickle.
-    nestable = False
 
     @abstractmethod
     def open(self, probe: Probe) -> Container:

@@ -6,20 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UnsupportedError, WriteError
-from ..graph.canonical import Graph, canonical
-from ..graph.draft import CheckpointGraph
-from ..graph.program_tensors import state_dict
 from ..manifest.folder_files import NO_PART, FolderFile
 from ..manifest.manifest import Manifest, Storage, TensorEntry
 from ..manifest.other_records import HeldRecord, RecordKind
 from ..manifest.paths import Path
-from ..pickles.nodes import Call, Node
-from ..placement.place import Moves
-from ..plans.plan import Plan
-from ..reports.convert import Loss
 from ..sources.budget import Budget
 from ..sources.source import MAX_NBYTES, FetchStats, Memory, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
@@ -28,8 +21,13 @@ from ..torch_pickle.tree import join_roots
 from ..torch_pickle.values.tensors import device_text
 from ..torch_pickle.whole import Whole, whole
 from .file_shares import shares_of
-from .relocation_check import check_container, difference_in
-from .storage_bytes import bytes_of_part, stored_bytes
+
+if TYPE_CHECKING:
+    from ..graph.canonical import Graph
+    from ..graph.draft import CheckpointGraph
+    from ..pickles.nodes import Call, Node
+    from ..placement.place import Moves
+    from ..plans.plan import Plan
 
 #: What holds a rank's part of a tensor.
 _DIVIDED = re.compile(r"torch\.distributed\.[\w.]*\.(DTensor|ShardedTensor)")
@@ -65,6 +63,8 @@ class Folder(NamedTuple):
 class Checkpoint:
     """What a container holds, for any format; it can be read as long as its files are open."""
 
+    #: Whether it is all that a folder holds, as a `FolderCheckpoint`.
+    spans_folder = False
     #: The folder that it was found in, if that is what the user named.
     folder: Folder | None = None
     #: What the user should know of how it was found.
@@ -91,6 +91,11 @@ class Checkpoint:
         self._spelled: tuple[Moves, LocationEdits] | None = None
         if container.streams:
             self.whole  # noqa: B018 (it may be refused)
+
+    @property
+    def is_from_folder(self) -> bool:
+        """Whether a folder was named, which may have more in it."""
+        return bool(self.spans_folder or self.folder or self.left)
 
     @property
     def fetch_stats(self) -> FetchStats | None:
@@ -234,6 +239,10 @@ class Checkpoint:
         `nested` looks into bytes that hold checkpoints, to compare these. `program` keeps all that
         is saved of a program, not only a state dict of its tensors.
         """
+        from ..graph.draft import CheckpointGraph
+        from ..reports.convert import Loss
+        from .storage_bytes import bytes_of_part, stored_bytes
+
         container = self.container
         storages, origins = self.whole.storages, self._origins()
         graph = self.graph(nested=nested, program=program)
@@ -322,7 +331,11 @@ class Checkpoint:
         """What it holds, in canonical form; the arguments are those of `draft`."""
         _, ids, storages, _, tensors = self.whole
         if self.container.program and not program:
+            from ..graph.program_tensors import state_dict
+
             return state_dict(self.manifest, self.contents.nodes, ids, tensors)
+        from ..graph.canonical import canonical
+
         within = self._nested_trees() if nested else {}
         raw = self.raw() if program else ()
         tree = join_roots(self.container.roots)
@@ -366,6 +379,8 @@ class Checkpoint:
 
     def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
         """Compare with what was written: WriteError if they differ in more than the moves."""
+        from .relocation_check import check_container
+
         if other.format != self.format:
             raise WriteError("the written file has another format than the source")
         check_container(self.container, other.container, self.spelling(moves), moves)
@@ -382,6 +397,8 @@ class Checkpoint:
         (old,), (new,), spelling = self.whole.streams, pickles, self.spelling(moves)
         if old.is_respelled(new, spelling):
             return True
+        from .relocation_check import difference_in
+
         walked = Stream(Memory(new, written.path), 0, 0, Budget())
         found = difference_in(old, walked, spelling)
         if found is not None:

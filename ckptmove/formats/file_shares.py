@@ -8,7 +8,6 @@ from os.path import commonprefix
 from ..manifest.folder_files import FileShare
 from ..manifest.manifest import Storage, TensorEntry
 from ..manifest.other_records import Chunk
-from ..sources.joined import Joined
 from ..sources.source import Source
 
 
@@ -31,6 +30,8 @@ def shares_of(
         ranks[each.file] = each.rank
         over.setdefault(each.name, set()).add(each.file)
     if len(files) > 1:
+        from ..sources.joined import Joined
+
         names, seen = _short([each.path for each in files]), set[str]()
         for entry in tensors:
             storage = storages.get(entry.storage or "")

@@ -37,7 +37,6 @@ class PlainPickle(PickledFormat):
 
     name = "pickle"
     suffixes = (".pkl", ".pickle", ".p")
-    nestable = True
     vague = True
     summary = "pickle.dump of anything that holds tensors"
     refused = "pickles that keep buffers or objects outside of the file, since they are not there"

@@ -10,10 +10,9 @@ from ..errors import CkptmoveError, CorruptError, InputError, StrPath, Unsupport
 from ..sources import place_of
 from ..sources.place import EntryKind, FolderEntry, Place
 from ..sources.source import Memory, Readable, Source
-from ..writing.in_place.undo import recover_if_interrupted
+from ..writing.in_place import recover_if_interrupted
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .checkpoint import Checkpoint
-from .folders.runs import LIKE_CHECKPOINTS, checkpoint_in
 from .session import ReadSession
 
 _HEAD_NBYTES = 512
@@ -164,6 +163,8 @@ class Probe:
 
         `names`: of what is in the folder itself; a folder stands for all that is in it.
         """
+        from .folders.runs import LIKE_CHECKPOINTS
+
         files = set(names)
         folders = {each for each in files if self.entries[each].kind is EntryKind.FOLDER}
         if folders:
@@ -207,6 +208,8 @@ class Opener:
         """What a user named: a file, or a folder."""
         place = place_of(path)
         if place.is_folder():
+            from .folders.runs import checkpoint_in
+
             self.root = place.child("").path
             self.notes += recover_if_interrupted(place.path)
             chosen, notes = checkpoint_in(place)

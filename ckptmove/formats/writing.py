@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UsageError
-from ..graph.draft import Pieces
-from ..graph.edit.callables import Place
 from ..graph.tree_text import TREE
 from ..plans.plan import Plan
 from ..sources.source import Readable
+
+if TYPE_CHECKING:
+    from ..graph.draft import Pieces
+    from ..graph.edit.callables import Place
 
 #: The key of metadata under which a file tells of the folder that it was made of.
 FOLDER = "ckptmove-folder"

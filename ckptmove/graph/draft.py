@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
 from ..pickles.opcodes.plain_tensors import PlainTensor
 from ..plans.plan import Checksum, Copy, Gather, Proof, SourceChecksum, Write
-from ..reports.convert import Loss
 from ..sources.source import Memory, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
 from ..torch_pickle.streams import Container
@@ -19,6 +18,9 @@ from ..torch_pickle.values.tensors import device_text
 from ..torch_pickle.whole import Whole
 from .canonical import Graph
 from .reach import held_by, nodes_of
+
+if TYPE_CHECKING:
+    from ..reports.convert import Loss
 
 _NBYTES_EACH = 8  # of a pickle, for each thing that another holds
 _HELD_BY_TENSOR = 20  # things that make a tensor which is one compact node

@@ -20,7 +20,7 @@ the named one, without a last dimension that only makes up for the dtype (`dtype
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import CorruptError
 from ..manifest.dtypes import BITS, CARRIERS, STORAGE_CLASSES, storage_element_nbytes
@@ -31,8 +31,10 @@ from ..torch_pickle.values.numpy_arrays import DTYPES, Array, array_of, content_
 from ..torch_pickle.values.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
 from .array_order import Order, order_of
 from .canonical import Graph
-from .parts import Parts
 from .reach import nodes_of
+
+if TYPE_CHECKING:
+    from .parts import Parts
 
 _FLAGS = ("conj", "neg", "grad")
 _TENSOR = {"$", "of", "dtype", "shape", "stride", "offset", *_FLAGS, "device", "storage"}

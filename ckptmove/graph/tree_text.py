@@ -10,13 +10,16 @@ the file and kept the text: then the tensors are read and the tree is ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import CorruptError, UnsupportedError
 from ..pickles.nodes import Dict, Node
 from ..pickles.terms import check_texts, from_terms, parsed, spelled, to_terms
 from .canonical import Graph
-from .parts import Parts
 from .tensor_terms import Held, MissingTensor, Reader, Speller
+
+if TYPE_CHECKING:
+    from .parts import Parts
 
 #: The key of the metadata.
 TREE = "ckptmove"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated
 
@@ -41,7 +40,11 @@ def _spell_quoted(key: Key) -> str:
     if not isinstance(key, str):
         return f"({text})" if "." in text else text
     plain = text and not any(c in text for c in '."()\\') and not _LIKE_A_SCALAR.match(text)
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    if plain:
+        return text
+    import json  # here, since most names need none
+
+    return json.dumps(text, ensure_ascii=False)
 
 
 def path_json(path: Path) -> list[Key]:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..sources.source import MAX_NBYTES, Memory, Readable
-from .scan import FRAME, LINES, STOP, UNKNOWN, WIDTHS, lines_of, row_of
+from .opcodes.table import LINES, UNKNOWN, WIDTHS
+from .scan import FRAME, STOP, lines_of, row_of
 
 _AT_FIRST, _AT_ONCE = 1 << 12, 1 << 18  # bytes read ahead, and when the pickle turns out long
 _LONG = 1 << 16  # bytes that are passed over; shorter ones may be anything

@@ -5,17 +5,10 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Collection, Iterator, Set
-from functools import cached_property
-from pickletools import (
-    TAKEN_FROM_ARGUMENT1,
-    TAKEN_FROM_ARGUMENT4,
-    TAKEN_FROM_ARGUMENT4U,
-    TAKEN_FROM_ARGUMENT8U,
-    UP_TO_NEWLINE,
-    opcodes,
-)
+from functools import cache, cached_property
 
 from ..errors import CorruptError
+from .opcodes.table import LINES, UNKNOWN, WIDTHS
 
 BINPUT, LONG_BINPUT, MEMOIZE = ord("q"), ord("r"), 0x94
 BINGET, LONG_BINGET = ord("h"), ord("j")
@@ -84,9 +77,9 @@ class Survey:
         self._frames = array("Q")
         #: whether slots are numbered by counting, or spelled as lines: then all is scanned
         self.is_odd = False
-        at = 0
+        at, many = 0, _rows(*_MANY)
         while True:
-            row = ROW.match(data, at)
+            row = many.match(data, at)
             if row is not None:
                 self._rows.extend(row.span())
                 at = row.end()
@@ -127,17 +120,17 @@ class Survey:
             else:
                 met: set[bytes] = set()
                 for start, end in self._each_row():
-                    met.update(_GETS_IN_ROW.findall(self.data, start, end))
+                    met.update(_rows(*_GETS_IN_ROW).findall(self.data, start, end))
                 self._slots = frozenset(argument(each, 0) for each in met if each)
         return self._slots
 
     def gets_of(self, slots: Set[int]) -> Iterator[tuple[int, int]]:
         """Where these slots are recalled, in order, and which."""
-        return self._of(slots, _GETS_IN_ROW, self.scan_of_gets)
+        return self._of(slots, _rows(*_GETS_IN_ROW), self.scan_of_gets)
 
     def puts_of(self, slots: Set[int]) -> Iterator[tuple[int, int]]:
         """Where these slots are filled, in order, and which."""
-        return self._of(slots, _PUTS_IN_ROW, self.scan_of_puts)
+        return self._of(slots, _rows(*_PUTS_IN_ROW), self.scan_of_puts)
 
     def scan_of_gets(self) -> Iterator[tuple[int, int]]:
         """As `gets_of` gives all."""
@@ -200,28 +193,6 @@ def lines_of(code: int) -> int:
     return 2 if code in b"ci" else 1
 
 
-UNKNOWN, LINES = 0, -100
-_COUNTS = {
-    TAKEN_FROM_ARGUMENT1: -1,
-    TAKEN_FROM_ARGUMENT4: -4,
-    TAKEN_FROM_ARGUMENT4U: -4,
-    TAKEN_FROM_ARGUMENT8U: -8,
-    UP_TO_NEWLINE: LINES,
-}
-
-
-def _widths() -> list[int]:
-    """For each byte: the width of that opcode, or minus the width of the count it starts with."""
-    table = [UNKNOWN] * 256
-    for opcode in opcodes:
-        n = 0 if opcode.arg is None else opcode.arg.n
-        table[ord(opcode.code)] = 1 + n if n >= 0 else _COUNTS[n]
-    return table
-
-
-WIDTHS = _widths()
-
-
 def row_of(left_out: Collection[int]) -> bytes:
     """A pattern of an opcode of a length that is soon told, but for those that are left out.
 
@@ -236,14 +207,16 @@ def row_of(left_out: Collection[int]) -> bytes:
     return b"(?:%b)" % b"|".join((b"[%b]+" % by_width[1], *each, *short))
 
 
-def _rows(left_out: Collection[int], then: bytes) -> re.Pattern[bytes]:
+@cache
+def _rows(left_out: tuple[int, ...], then: bytes) -> re.Pattern[bytes]:
+    """Opcodes as `row_of` has them, and what comes then; compiled when they are looked for."""
     return re.compile(row_of(left_out) + then, re.DOTALL)
 
 
 #: Opcodes that number slots by counting, or spell them as a line.
 _ODD = (MEMOIZE, PUT, GET)
 #: Many opcodes in a row.
-ROW = _rows((MEMOIZE,), b"{1,1000}")
+_MANY = (MEMOIZE,), b"{1,1000}"
 #: What is in a row before one of these, and that; nothing at its end.
-_GETS_IN_ROW = _rows((MEMOIZE, BINGET, LONG_BINGET), b"*(h.|j....|\\Z)")
-_PUTS_IN_ROW = _rows((MEMOIZE, BINPUT, LONG_BINPUT), b"*(q.|r....|\\Z)")
+_GETS_IN_ROW = (MEMOIZE, BINGET, LONG_BINGET), b"*(h.|j....|\\Z)"
+_PUTS_IN_ROW = (MEMOIZE, BINPUT, LONG_BINPUT), b"*(q.|r....|\\Z)"

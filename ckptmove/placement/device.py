@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from ..errors import DeviceError
 
+#: What a user says a device is: its spelling, or anything that spells itself so.
+Device = object
+
 _INDEXED = ("cuda", "xpu", "hpu", "mtia", "privateuseone")
 #: Names that out-of-tree backends give `privateuseone`; their tags need that backend to load.
 _RENAMED = ("npu", "mlu", "musa", "gcu", "sdaa", "maca", "supa", "rbln", "tpu", "vacc", "openreg")

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 from ..errors import RefusedError
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry
@@ -18,6 +17,7 @@ from ..manifest.other_records import NamedDevice
 from ..manifest.paths import Path
 from ..reports.display.phrases import quote
 from .device import TagMap, kind_of
+from .outcome import Kept, Moved
 from .rules import Rules
 
 _WHY = {
@@ -31,28 +31,6 @@ _WHY = {
     Role.UNTAGGED: "its file stores no devices",
     Role.LENGTHS: "RNNs need the lengths of a packed sequence on the CPU",
 }
-
-
-class Kept(NamedTuple):
-    """A tensor that a rule matches but that torch keeps on its own device, and why."""
-
-    name: str
-    device: str
-    why: str
-
-
-class Moved(NamedTuple):
-    """The total of what moves from one device to another.
-
-    Attributes:
-        storages: the number of storages.
-        nbytes: the bytes of these storages.
-        tensors: the number of tensors that store their own device; their bytes are not in `nbytes`.
-    """
-
-    storages: int
-    nbytes: int
-    tensors: int = 0
 
 
 @dataclass

@@ -5,7 +5,6 @@ If several kinds of rules match a tensor, the first of these wins: place, device
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,12 +15,10 @@ from ..errors import DeviceError, StrPath, UsageError
 from ..manifest.manifest import TensorEntry
 from ..manifest.paths import Path as KeyPath
 from ..reports.display.phrases import class_name
-from .device import TagMap, parse
+from .device import Device, TagMap, parse
 
 #: What `torch.compile` puts into the names of what is in a module.
 _WRAPPED = re.compile(r"\b_orig_mod\.")
-#: What a rule says a device is: its spelling, or anything that spells itself so.
-Device = object
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +116,8 @@ def _device_map(
             hint='a device map gives a device for each module name, as {"encoder": "cuda:0", '
             '"": "cpu"}, or is the path of such a JSON file',
         )
+    import json
+
     try:
         with open(given, encoding="utf-8") as file:  # noqa: PTH123 -- pathlib takes a while to import
             found = json.load(file)

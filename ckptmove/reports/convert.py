@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from ..errors import CheckFailed
 from ..manifest.paths import spell
-from ..placement.place import Kept
+from ..placement.outcome import Kept
+from .device_values import what_stays
 from .display.blocks import Block, Table
 from .display.phrases import plural, which_loading_runs
 from .display.plain import Seconds
 from .display.report import Report
 from .display.text import first_names, size
-from .move import what_stays
 
 _MOST_FILES = 10
 

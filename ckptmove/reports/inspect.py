@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from ..manifest.manifest import Manifest, TensorEntry
@@ -40,7 +40,6 @@ _TOTALS = "section", "device", "dtype", "tensors", "storages", "bytes"
 _GROUPS = "tensor", "", "shape", "dtype", "device", "bytes", ""
 
 
-@dataclass(frozen=True, repr=False, kw_only=True)
 class FileManifest(Manifest):
     """The manifest of a checkpoint, as `inspect` returns it.
 

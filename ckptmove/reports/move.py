@@ -1,55 +1,20 @@
-"""The report of a move in memory, and what it shares with that of a relocation."""
+"""The report of a move in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from ..manifest.other_records import NamedDevice
-from ..placement.place import Kept, Moved
+from ..placement.outcome import Kept, Moved
+from .device_values import DeviceValuesReport, what_stays
 from .display.phrases import plural
-from .display.plain import OMITTED, Seconds, derived
-from .display.report import Report
+from .display.plain import OMITTED, Seconds
 from .display.text import first_names, size
 
 _MOST_UNREGISTERED = 5
 _MOST_VALUES = 5
-
-
-@dataclass(frozen=True)
-class RewrittenDevice(NamedDevice):
-    """A value that named a device and was rewritten; `to` is the new device."""
-
-    to: str = ""
-
-
-class DeviceValuesReport(Report):
-    """A report that tells what became of such values; its own docstring says what each is."""
-
-    values_rewritten: tuple[NamedDevice, ...]
-    rewritten_to: tuple[str, ...]
-    values_rewritable: tuple[NamedDevice, ...]
-    values_unchanged: tuple[NamedDevice, ...]
-
-    @derived(after="values_naming_devices", name="values_rewritten")
-    def rewrites(self) -> tuple[RewrittenDevice, ...]:
-        """`values_rewritten`, each with its new device."""
-        pairs = zip(self.values_rewritten, self.rewritten_to, strict=True)
-        return tuple(
-            RewrittenDevice(each.path, each.name, each.value, each.kind, each.fixed, device)
-            for each, device in pairs
-        )
-
-    @derived(after="values_unchanged")
-    def values_could_follow(self) -> tuple[NamedDevice, ...]:
-        """The old name of `values_rewritable`."""
-        return self.values_rewritable
-
-    @derived(after="values_unchanged")
-    def values_left_behind(self) -> tuple[NamedDevice, ...]:
-        """The old name of `values_unchanged`."""
-        return self.values_unchanged
 
 
 @dataclass(frozen=True)
@@ -127,12 +92,3 @@ class MoveReport(DeviceValuesReport):
     def remarks(self) -> tuple[str, ...]:
         """Return nothing: the warnings are among what it shows."""
         return ()
-
-
-def what_stays(kept_ones: Iterable[Kept], *, full: bool = False) -> Iterator[str]:
-    """What was named and stays, a line for each reason."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for kept in kept_ones:
-        reasons.setdefault((kept.device, kept.why), []).append(kept.name)
-    for (device, why), names in reasons.items():
-        yield f"kept on {device}: {first_names(names, len(names) if full else 1)} ({why})"

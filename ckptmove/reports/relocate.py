@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from ..manifest.other_records import NamedDevice
-from ..placement.place import Kept, Moved
+from ..placement.outcome import Kept, Moved
+from .device_values import DeviceValuesReport, what_stays
 from .display.phrases import plural, which_loading_runs
 from .display.plain import OMITTED, Seconds
 from .display.text import first_names, size
-from .move import DeviceValuesReport, what_stays
 
 _MOST_VALUES = 5
 _MOST_FILES = 4

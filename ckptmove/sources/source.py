@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from traceback import clear_frames
 from typing import NamedTuple, Protocol, TypeVar
 
 from ..errors import CkptmoveError, CorruptError, InputError, StrPath
@@ -136,6 +135,8 @@ class Source(ABC):
             if isinstance(error, CkptmoveError):
                 error.about(self.path)
             elif isinstance(error, MemoryError):
+                from traceback import clear_frames  # which imports much
+
                 clear_frames(error.__traceback__)  # what was built is not needed any more
                 raise CorruptError(NO_MEMORY, path=self.path) from None
 

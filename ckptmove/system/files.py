@@ -12,7 +12,6 @@ import errno
 import mmap
 import os
 import re
-import shutil
 import struct
 import sys
 import threading
@@ -239,6 +238,8 @@ def allocated_nbytes(about: os.stat_result) -> int:
 def free_nbytes(path: str, fd: int | None = None) -> int:
     """How many bytes this user may still write to the file system of a file or folder."""
     if not hasattr(os, "statvfs"):
+        import shutil  # only where the system lacks the rest
+
         return shutil.disk_usage(path).free
     room = os.statvfs(path if fd is None else fd)
     return int(room.f_frsize * (room.f_bavail if user() else room.f_bfree))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import CorruptError
 from ..manifest.manifest import Role, Section, Storage, TensorEntry
@@ -50,11 +51,13 @@ from .sections.sections import (
 )
 from .sections.tensor_names import set_apart, with_shared
 from .streams import Container
-from .torchscript_code import Literal
 from .values.numpy_arrays import KIND, Arrays, array_of, content_of
 from .values.strided import Tensor
 from .values.tensors import Recogniser, device_text
 from .whole import Whole
+
+if TYPE_CHECKING:
+    from .torchscript_code import Literal
 
 #: Where a program keeps the inputs that it was traced with, which are no part of the model.
 _EXAMPLES = ("traced_inputs",)
@@ -89,8 +92,6 @@ class Contents:
 
 
 _Held = Tuple | List | Set | Dict | Call
-
-
 _Step = tuple[Node, Path, Context]  # what is visited
 _END: _Step = (Global("", "", 0), (), Context())
 

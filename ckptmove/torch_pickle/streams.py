@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
 from ..manifest.manifest import Role, Section, Storage, TensorEntry
@@ -21,18 +21,18 @@ from ..manifest.paths import Path
 from ..pickles.fetch import fetch, fetch_prefix
 from ..pickles.nodes import Blob, Call, Global, Node, Text
 from ..pickles.opcodes.literals import may_be_checkpoint
-from ..pickles.prefix import walk_prefix
-from ..pickles.respelled import is_respelling
 from ..pickles.scan import Survey, count_nbytes
-from ..pickles.splice import Respelling, applied, edits
 from ..pickles.walk import walk
-from ..plans.plan import Edit, Plan, Proof, apply_edits, apply_plan
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from .callables.allowlist import KNOWN
 from .callables.uses import ENCODE, Uses, bytes_as_text, latin_1, not_surely_harmless
-from .torchscript_code import Literal
 from .values.persistent_ids import StorageId, TensorId
+
+if TYPE_CHECKING:  # and below, where it is used: what only a change of devices needs
+    from ..pickles.splice import Respelling
+    from ..plans.plan import Edit, Plan, Proof
+    from .torchscript_code import Literal
 
 _SPAN = 1 << 40  # how far the bases of two streams are apart
 _NEAR = 4096  # bytes between two changes that are written as one
@@ -55,13 +55,13 @@ class LocationEdits:
 
     def spell(self, node: Text | Call | Literal, device: str) -> None:
         """Have a string, or a `torch.device`, say another device."""
-        if isinstance(node, Literal):
-            self.literals.append((node, device))
-            return
         if isinstance(node, Call):
             self.devices[id(node)] = device
-        else:
+        elif isinstance(node, Text):
             self.texts[node.at] = device
+        else:
+            self.literals.append((node, device))
+            return
         self._by_stream[node.at // _SPAN].append((node, device))
 
     def plan_of(self, container: Container) -> Plan:
@@ -72,6 +72,8 @@ class LocationEdits:
 
     def of(self, stream: Stream) -> Respelling:
         """What changes within one stream."""
+        from ..pickles.splice import Respelling
+
         respelling = Respelling(stream.base, python2=stream.pickle.python2)
         for node, device in self._by_stream.get(stream.base // _SPAN, ()):
             if isinstance(node, Call):
@@ -141,6 +143,8 @@ class Container:
 
     def plan(self, spelling: LocationEdits) -> Plan:
         """How to write it with another spelling: as a patch, if it can keep its length."""
+        from ..plans.plan import apply_edits
+
         return apply_edits(self.source.start or 0, self.source.nbytes, self.changes(spelling))
 
     def changes(self, spelling: LocationEdits) -> list[Edit]:
@@ -269,6 +273,8 @@ class Stream:
         gaps = {at: gap.nbytes for at, gap in self._fetched.gaps.items()}
         self.is_whole = True  #: whether all of it could be read
         if broken:
+            from ..pickles.prefix import walk_prefix
+
             self.pickle, self.is_whole = walk_prefix(self.data, self.base, gaps, budget)
         else:
             self.pickle = walk(self.data, self.base, gaps, budget)
@@ -324,6 +330,8 @@ class Stream:
 
         If `exact`, the pickle must keep its length: None where that can't be had.
         """
+        from ..pickles.splice import edits
+
         respelling = spelling.of(self)
         inside: list[Edit] = []
         for nested in self.nested:
@@ -353,6 +361,9 @@ class Stream:
 
         Nothing is walked: the plan is proved, and the bytes are those of the plan.
         """
+        from ..pickles.respelled import is_respelling
+        from ..pickles.splice import applied
+
         edits, texts = spelling.respellings.get(self.base, ((), {}))
         return (
             bool(edits)
@@ -363,6 +374,8 @@ class Stream:
 
     def _replace(self, nested: Nested, plan: Plan, respelling: Respelling) -> Iterator[Edit]:
         """Have the content of a container be what a plan makes of it."""
+        from ..plans.plan import Edit, apply_plan
+
         node, source = nested.node, nested.container.source
         at = node.at - self.base
         start = self._payload_at(node) if isinstance(node, Blob) else None
@@ -401,6 +414,9 @@ class Stream:
 
     def _join(self, found: list[Edit]) -> Edit:
         """Neighbouring changes of `data` as one change of the source."""
+        from ..pickles.splice import applied
+        from ..plans.plan import Edit
+
         start, end = found[0].start, found[-1].end
         new = applied(self.data, found, start, end)
         return Edit(self._place(start), self._place(end - 1) + 1, new)

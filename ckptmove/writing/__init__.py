@@ -6,15 +6,21 @@ It appears only after all of it is verified.
 
 from __future__ import annotations
 
-from ..errors import StrPath
-from ..sources import choose
-from .destination import Destination, LocalDestination, StagedFolder
+from typing import TYPE_CHECKING
 
-__all__ = ["Destination", "StagedFolder", "destination_of"]
+from ..sources import choose
+
+if TYPE_CHECKING:
+    from ..errors import StrPath
+    from .destination import Destination
+
+__all__ = ["destination_of"]
 
 
 def destination_of(path: StrPath) -> Destination:
     """Where a path or a URL leads, to write there."""
+    from .destination import LocalDestination  # not for who only looks for journals
+
     return choose(path, LocalDestination, _remote)
 
 

@@ -15,7 +15,6 @@ from ..sources.place import walk
 from ..sources.source import Source
 from .final_name import check_file, check_room
 from .staged_file import LocalFile
-from .staged_folder import LocalFolder, check_folder
 from .verify import Progress
 
 _Self = TypeVar("_Self")
@@ -109,6 +108,8 @@ class LocalDestination(Destination):
         check_file(self.path, sources, force=force)
 
     def check_folder(self, sources: Sequence[Source], *, force: bool) -> None:
+        from .staged_folder import check_folder  # here and below: not for a file
+
         check_folder(self.path, sources, force=force)
 
     def check_room(
@@ -131,4 +132,6 @@ class LocalDestination(Destination):
     def new_folder(
         self, sources: Sequence[Source], *, force: bool, like: str | None = None
     ) -> StagedFolder:
+        from .staged_folder import LocalFolder
+
         return LocalFolder(self.path, sources, force=force, like=like)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Sequence
 
@@ -214,6 +213,8 @@ def remove_tree(path: str) -> None:
     are removed from below.
     """
     with contextlib.suppress(RecursionError):
+        import shutil
+
         shutil.rmtree(path, ignore_errors=True)
     if not os.path.lexists(path):
         return

@@ -10,13 +10,14 @@ import torch
 
 import ckptmove
 from ckptmove import formats
-from ckptmove.formats.base import Format, PickledFormat
+from ckptmove.formats.base import Format, PickledFormat, WritableFormat
 from ckptmove.formats.checkpoint import Carries, Checkpoint
 from ckptmove.formats.folders.parts import PartsContainer, number_files
 from ckptmove.formats.probe import Probe
 from ckptmove.formats.safetensors.file import Placed, TensorsContainer
 from ckptmove.formats.safetensors.header import Entry
 from ckptmove.formats.session import ReadSession
+from ckptmove.formats.table import Row, in_file, in_folder
 from ckptmove.sources.source import Memory, Readable, Source
 from tests.oracles.sameness import assert_same_tree
 
@@ -32,7 +33,6 @@ class Gguf(PickledFormat):
     summary = "llama.cpp"
     refused = "nothing"
     carries = Carries(False, False, False, False, dtypes="float32 and float16")
-    nestable = False
 
     def sniff(self, probe: Probe) -> bool:
         return probe.head.startswith(b"GGUF")
@@ -93,7 +93,11 @@ class TrainingFolder(Format):
 
 @pytest.fixture(autouse=True)
 def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "FORMATS", (TrainingFolder(), Gguf(), *formats.FORMATS))
+    rows = (
+        Row("training-folder", in_folder, f"{__name__}.TrainingFolder"),
+        Row("gguf", in_file, f"{__name__}.Gguf"),
+    )
+    monkeypatch.setattr(formats, "FORMATS", (*rows, *formats.FORMATS))
 
 
 def gguf(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
@@ -185,8 +189,15 @@ def test_a_batch_takes_such_a_folder_as_one_item(tmp_path: Path) -> None:
     assert sorted(task.item.name for task in batch.plan.tasks) == ["run", "w.gguf"]
 
 
-@pytest.mark.parametrize("format", formats.FORMATS, ids=lambda each: each.name)
-def test_no_format_takes_a_folder_or_no_bytes_for_a_file(format: Format) -> None:
+@pytest.mark.parametrize("row", formats.FORMATS, ids=lambda each: each.name)
+def test_no_format_takes_a_folder_or_no_bytes_for_a_file(row: Row) -> None:
     session = ReadSession(lambda source, session: None)
-    assert not format.sniff(Probe(Memory(b"", "x"), session, None, []))
-    assert not format.sniff(Probe(Memory(b"", "x"), session))
+    assert not row.format.sniff(Probe(Memory(b"", "x"), session, None, []))
+    assert not row.format.sniff(Probe(Memory(b"", "x"), session))
+
+
+@pytest.mark.parametrize("row", formats.FORMATS, ids=lambda each: each.name)
+def test_a_row_names_its_format(row: Row) -> None:
+    assert row.format.name == row.name
+    assert isinstance(row.format, WritableFormat) == (row.name in formats.WRITABLE)
+    assert isinstance(row.format, PickledFormat) or not row.nestable

@@ -9,6 +9,7 @@ import torch
 
 from ckptmove import formats
 from ckptmove.errors import CkptmoveError, WriteError
+from ckptmove.formats.checkpoint import Checkpoint
 from ckptmove.placement.place import Moves, place
 from ckptmove.placement.rules import rules_of
 from ckptmove.plans.plan import apply_plan
@@ -26,7 +27,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "a.pt"
 
 
-def is_accepted(before: formats.Checkpoint, moves: Moves, content: bytes, path: Path) -> bool:
+def is_accepted(before: Checkpoint, moves: Moves, content: bytes, path: Path) -> bool:
     path.write_bytes(content)
     with open_source(path) as written:
         try:
@@ -57,7 +58,7 @@ def test_each_byte_of_a_pickle_counts(source: Path, tmp_path: Path) -> None:
             assert accepted == says_the_same(before, other, moves), at
 
 
-def says_the_same(before: formats.Checkpoint, path: Path, moves: Moves) -> bool:
+def says_the_same(before: Checkpoint, path: Path, moves: Moves) -> bool:
     """What a walk of the whole written file finds."""
     with open_source(path) as written:
         try:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptmove
 from ckptmove import CheckFailed, CorruptError, InputError, UnsupportedError, formats, inspect, load
+from ckptmove.formats.folders.training_folder import FolderCheckpoint
 from tests.conftest import RunCli
 from tests.making import libraries, model_folders, training_folders
 from tests.making.frameworks import hf_trainer_folder
@@ -129,7 +130,7 @@ def test_each_file_of_a_librarys_folder_is_told(layout: str, tmp_path: Path) -> 
     make, files = WRITTEN[layout]
     folder = make(tmp_path / "made")
     with formats.opened(folder) as found:
-        assert isinstance(found, formats.FolderCheckpoint)
+        assert isinstance(found, FolderCheckpoint)
         assert found.layout == layout
     told = {each.name: each for each in inspect(folder).files}
     for name, (part, sections, devices) in files.items():

@@ -37,7 +37,7 @@ def outcome(path: Path, *, expand: bool) -> object:
             assert not (expand and any(map(is_compact, plain)))
             said = draft.list_contents()
             told = [emit(draft.graph.root), fingerprint(draft.graph), said.tensors, said.objects]
-            (target,) = (each for each in formats.WRITABLE if each.name == "safetensors")
+            target = formats.writable("safetensors")
             written = target.plan_write(draft, WriteOptions("stem")).files[""]
             return told, written.writes, written.copies, written.gathers
     except CkptmoveError as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from ckptmove.pickles.opcodes import table
 from ckptmove.pickles.scan import Scan, Survey
 
 
@@ -63,3 +65,19 @@ def test_parts_are_the_beginning_of_a_scan(name: str) -> None:
             (part.ints, whole.ints),
         ):
             assert mine == all_of_it[: len(mine)]
+
+
+def test_the_table_has_the_opcodes_of_python() -> None:
+    counts = {
+        pickletools.TAKEN_FROM_ARGUMENT1: -1,
+        pickletools.TAKEN_FROM_ARGUMENT4: -4,
+        pickletools.TAKEN_FROM_ARGUMENT4U: -4,
+        pickletools.TAKEN_FROM_ARGUMENT8U: -8,
+        pickletools.UP_TO_NEWLINE: table.LINES,
+    }
+    widths = dict[int, int]()
+    for each in pickletools.opcodes:
+        n = 0 if each.arg is None else each.arg.n
+        widths[ord(each.code)] = 1 + n if n >= 0 else counts[n]
+    assert {ord(each.code): each.name for each in pickletools.opcodes} == table.NAMES
+    assert [widths.get(code, table.UNKNOWN) for code in range(256)] == table.WIDTHS

@@ -33,8 +33,17 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 #: What is there before a program begins that may need torch: nothing of ckptmove, nor of the tests.
 _WITH_TORCH = ("numpy", "torch", "torch._dynamo", "torch.export", "safetensors.torch", "pytest")
-#: What is there before a command begins; torch is not.
-_WITH_COMMANDS = ("ckptmove.cli", *(f"ckptmove.api.{verb}" for verb in ("convert", "relocate")))
+_OF_TORCH = ("runtime", "live", "trial", "training")  # rooms
+#: What is there before a command begins: all that it may import in the middle of its work, so that
+#: the system calls of a run are those of the work. torch is not.
+_WITH_COMMANDS = (
+    *("difflib", "hashlib", "json", "locale", "shutil", "tempfile"),
+    *(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted((ROOT / "ckptmove").rglob("*.py"))
+        if path.relative_to(ROOT).parts[1] not in (*_OF_TORCH, "__main__.py")
+    ),
+)
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 #: Variables that Python, C or torch read when they start: a fork must have those of its server.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "MALLOC_", "LD_", "LC_", "LANG", "TORCH")

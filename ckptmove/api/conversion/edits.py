@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import RefusedError, UsageError
-from ...graph.draft import CheckpointGraph
 from ...graph.edit.cast import Casts, Dtype, cast, casts_of
-from ...graph.edit.flatten_modules import flatten
-from ...graph.edit.model_weights import section_asked
-from ...graph.edit.narrow import leave
-from ...graph.edit.numpy_arrays import tensors_for_arrays
-from ...graph.edit.optimizer_ids import OptimizerIds, call_parameters
-from ...graph.edit.subtree import rename_keys, renaming, state_dicts
 from ...graph.patterns import covers, no_match
 from ...manifest.manifest import Role, Section, TensorEntry
 from ...pickles.nodes import Mapping as MappingNode
-from ...placement.place import Kept, place
-from ...placement.rules import Device, Rules, rules_of
 from ...reports.display.phrases import join_names, plural
 from ...torch_pickle.values.tensors import Recogniser
 from ..options import OF_ZERO
+
+if TYPE_CHECKING:
+    from ...graph.draft import CheckpointGraph
+    from ...graph.edit.optimizer_ids import OptimizerIds
+    from ...placement.device import Device
+    from ...placement.outcome import Kept
+    from ...placement.rules import Rules
 
 _SECTIONS_OF_WEIGHTS = frozenset(("model", "ema"))
 #: What DistributedDataParallel and torch.compile put into names.
@@ -94,18 +92,21 @@ class Edits(NamedTuple):
         if weights in OF_ZERO:  # the format gives those alone
             weights = Section.MODEL.value
         if weights is not None:
+            from ...graph.edit.model_weights import section_asked  # what few conversions need
+
             section_asked(weights)
         strip = added.get("strip_prefix") if strip_prefix is None else strip_prefix
+        renames = (*added.get("rename", ()), *texts(rename))
         to = added.get("to") if to is None else to
         return cls(
             texts(select),
             texts(exclude_tensors),
             root,
             weights,
-            renaming((*added.get("rename", ()), *texts(rename)), strip, add_prefix),
+            _renaming(renames, strip, add_prefix),
             bool(rename or strip_prefix or add_prefix),
             casts_of(dtype, texts(keep_dtype)),
-            None if to is None else rules_of(to=to),
+            _rules(to),
             bool(added.get("bare") if bare is None else bare),
             optimizer_ids,
         )
@@ -153,26 +154,42 @@ class Edits(NamedTuple):
     def apply(self, draft: CheckpointGraph) -> Changes:
         """Change a graph; raises RefusedError if it lacks something, or a device cannot be set."""
         if self.bare or self.weights or not _SECTIONS_OF_WEIGHTS.isdisjoint(self.select):
+            from ...graph.edit.numpy_arrays import tensors_for_arrays
+
             arrays = tensors_for_arrays(draft)
             if arrays:
                 draft.warnings.append(f"{plural(len(arrays), 'numpy array')} written as tensors")
-        wanted = leave(
-            draft, root=self.root, weights=self.weights, select=self.select, exclude=self.exclude
-        )
-        left_out = list(wanted.left_out)
+        left_out, weights = list[str](), None
+        if self.narrow or self.exclude:
+            from ...graph.edit.narrow import leave
+
+            wanted = leave(
+                draft,
+                root=self.root,
+                weights=self.weights,
+                select=self.select,
+                exclude=self.exclude,
+            )
+            left_out, weights = list(wanted.left_out), wanted.to_json()
         if self.bare or self.renames is not None or set(self.select) == {"model"}:
+            from ...graph.edit.flatten_modules import flatten
+
             left_out += flatten(draft)
         draft.warnings[:] = dict.fromkeys(draft.warnings)
         renamed = self._rename(draft)
         if self.optimizer_ids is not None:
+            from ...graph.edit.optimizer_ids import call_parameters
+
             call_parameters(draft, self.optimizer_ids)
         casts = self._cast(draft)
-        return Changes(tuple(left_out), wanted.to_json(), renamed, casts, self._move(draft))
+        return Changes(tuple(left_out), weights, renamed, casts, self._move(draft))
 
     def _rename(self, draft: CheckpointGraph) -> int:
         """Rename keys of state dicts, and count them."""
         if self.renames is None:
             return 0
+        from ...graph.edit.subtree import rename_keys, state_dicts
+
         recogniser = Recogniser(draft.graph.ids)
         count = rename_keys(state_dicts(draft.graph.root, recogniser), self.renames)
         if not count and self.warns:
@@ -196,6 +213,8 @@ class Edits(NamedTuple):
         """Tag tensors with another device; gives what stays."""
         if self.rules is None:
             return ()
+        from ...placement.place import place
+
         moves = place(draft.manifest(), self.rules)
         if moves.tensors or moves.meshes or moves.remotes:
             raise RefusedError(
@@ -205,6 +224,24 @@ class Edits(NamedTuple):
         draft.move(moves.storages)
         draft.warnings += moves.warnings
         return tuple(moves.kept)
+
+
+def _renaming(
+    renames: tuple[str, ...], strip: str | None, prefix: str | None
+) -> Callable[[str], str] | None:
+    if not renames and strip is None and prefix is None:
+        return None
+    from ...graph.edit.subtree import renaming
+
+    return renaming(renames, strip, prefix)
+
+
+def _rules(to: Device | None) -> Rules | None:
+    if to is None:
+        return None
+    from ...placement.rules import rules_of
+
+    return rules_of(to=to)
 
 
 def _speaks_of(glob: str, tensors: Sequence[TensorEntry]) -> bool:

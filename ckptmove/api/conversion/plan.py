@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import RefusedError
-from ...formats import WritableFormat
+from ...formats.base import WritableFormat
 from ...formats.writing import WriteOptions
 from ...graph.draft import CheckpointGraph
 from ...graph.patterns import covers
@@ -13,9 +14,27 @@ from ...pickles.terms import TooLong
 from ...reports.convert import Loss
 from .trust import TrustedPlan, plan_trusted
 
+if TYPE_CHECKING:
+    from ...writing.verify import Progress
+
 _MOST_LISTED = 6  # losses
 _MOST_TIMES = 8  # as long as the source, unless somebody insists
 _MOST_AT_LEAST = 1 << 20  # bytes that even the smallest may become
+
+
+class ConversionOptions(NamedTuple):
+    """How a checkpoint is converted, besides what changes in it."""
+
+    options: WriteOptions  #: of the weights
+    drops: Sequence[str]
+    keep_files: Collection[str]
+    strict: bool
+    otherwise: str  #: what happens without `strict`
+    trusted: bool
+    follow_links: bool
+    force: bool
+    dry_run: bool
+    progress: Progress | None
 
 
 def plan_conversion(

@@ -7,21 +7,21 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import isfinite
-from pathlib import PurePath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ... import formats
 from ...errors import InputError, RefusedError, StrPath, UsageError, WriteError
-from ...formats import WritableFormat
-from ...formats.distributed.rank_groups import is_of_dcp
-from ...formats.folders.weight_names import is_weights, stem_for, usual_name
+from ...formats.base import WritableFormat
 from ...formats.writing import Check, WriteOptions, WritePlan, check_metadata, check_shared
 from ...sources import place_of
 from ...sources.place import Place
 from ...sources.source import Source
-from ...writing import StagedFolder, destination_of
+from ...writing import destination_of
 from ...writing.verify import Progress
-from ..folders.files import Companion
+
+if TYPE_CHECKING:
+    from ...writing.destination import StagedFolder
+    from ..folders.files import Companion
 
 _UNITS = {"": 1, **{unit: 1000**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}}
 _UNITS |= {f"{unit}I": 1024**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}
@@ -54,6 +54,8 @@ class Target(NamedTuple):
 
     def stem_of(self, stem: str) -> str:
         """What files are named like in this folder that were named like `stem` where they were."""
+        from ...formats.folders.weight_names import stem_for, usual_name
+
         if self.format.name not in ("safetensors", "torch-zip"):
             return self.stem if usual_name(f"{stem}.bin") else stem
         return stem_for(stem, is_safe=self.format.name == "safetensors")
@@ -139,6 +141,9 @@ class Target(NamedTuple):
         self, parts: Sequence[PlannedPart], companions: Sequence[Companion]
     ) -> None:
         """Raises RefusedError if a folder has files that are neither weights nor written again."""
+        from ...formats.distributed.rank_groups import is_of_dcp
+        from ...formats.folders.weight_names import is_weights, usual_name
+
         again = {each.name for each in companions}
         again.update(name for part in parts for name in part.sizes)
         for name in destination_of(self.path).names_below():
@@ -181,16 +186,16 @@ def beside(source: Place, format: str | None, *, single: bool) -> str:
 
     Raises UsageError unless a `single` file is to become another.
     """
-    name = PurePath(source.name)
-    suffixes = {each.name: each.suffixes[0] for each in formats.WRITABLE if each.suffixes}
-    usual, other, *_ = suffixes.values()
+    stem, suffix = os.path.splitext(source.name)
+    usual, other = (formats.writable(each).suffixes[0] for each in formats.WRITABLE[:2])
     if format is not None:
-        usual = suffixes.get(format, "")
-    elif name.suffix.lower() == usual:
+        found = formats.writable(format) if format in formats.WRITABLE else None
+        usual = found.suffixes[0] if found is not None and found.suffixes else ""
+    elif suffix.lower() == usual:
         usual = other
-    if not single or not usual or name.suffix == ".json":
+    if not single or not usual or suffix == ".json":
         raise UsageError("the destination is missing", hint="ckptmove convert SRC DST")
-    return source.parent.child(name.stem + usual).path
+    return source.parent.child(stem + usual).path
 
 
 def target_of(
@@ -209,32 +214,33 @@ def target_of(
     limit = None if max_shard_size is None else nbytes_of(max_shard_size)
     sharded = limit is not None
     path = os.fspath(dst)
-    suffix = PurePath(path).suffix.lower()
-    writable = {each.name: each for each in formats.WRITABLE}
-    known = any(suffix in each.suffixes for each in writable.values())
+    bare, written = os.path.splitext(path.rstrip("/"))
+    suffix = written.lower()
+    by_suffix = (each for each in formats.WRITABLE if suffix in formats.writable(each).suffixes)
+    named = next(by_suffix, None)
+    known = named is not None
     is_folder = path.endswith("/") or destination_of(path).is_folder()
     if sharded and known and not is_folder:
         raise UsageError(
             f"{path!r} is called like a file, and --max-shard-size makes a folder",
-            hint=f"name one, e.g. {path.removesuffix(PurePath(path).suffix)}/",
+            hint=f"name one, e.g. {bare}/",
         )
     is_folder = is_folder or sharded or (from_folder and not known)
     if format is None:
-        found = next((each for each in formats.WRITABLE if suffix in each.suffixes), None)
-        if found is None and not is_folder:
+        if named is None and not is_folder:
             says = f"the suffix {suffix!r} names" if suffix else f"{path!r} has no suffix and names"
             folder = "" if suffix else f"{path}/ is a folder; or "
             raise UsageError(
                 f"{says} no format to write",
-                hint=f"{folder}--format {' or --format '.join(writable)}",
+                hint=f"{folder}--format {' or --format '.join(formats.WRITABLE)}",
             )
-        found = found or next(iter(writable.values()))
-    elif format in writable:
-        found = writable[format]
-    else:
+        format = named or formats.WRITABLE[0]
+    elif format not in formats.WRITABLE:
         raise UsageError(
-            f"{format!r} is no format that can be written", hint=f"one of {', '.join(writable)}"
+            f"{format!r} is no format that can be written",
+            hint=f"one of {', '.join(formats.WRITABLE)}",
         )
+    found = formats.writable(format)
     if sharded and not found.shards:
         what = "divided by ranks" if found.of_ranks else "one file"
         what = "divided by parameters" if found.is_folder and not found.of_ranks else what
@@ -243,7 +249,7 @@ def target_of(
     if found.is_folder and known and not is_folder:
         raise UsageError(f"{path!r} is called like a file, and {found.name} is a folder")
     is_folder = is_folder or found.is_folder
-    stem = found.folder_stem if is_folder else PurePath(path).stem
+    stem = found.folder_stem if is_folder else os.path.basename(bare)
     return Target(path, stem, found, is_folder, limit, ranks)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ... import formats
 from ...errors import InputError, RefusedError
+from ...formats.base import WritableFormat
 from ...formats.checkpoint import unknown_callables_in
 from ...formats.writing import WriteOptions, WritePlan
 from ...graph.draft import CheckpointGraph
@@ -38,7 +39,7 @@ class TrustedPlan(NamedTuple):
 
 def plan_trusted(
     draft: CheckpointGraph,
-    format: formats.WritableFormat,
+    format: WritableFormat,
     options: WriteOptions,
     drops: Sequence[str],
     *,

@@ -24,9 +24,8 @@ from ...manifest.manifest import Section, TensorEntry
 from ...reports.convert import ConvertReport, Loss
 from ...sources import place_of
 from ...sources.joined import Joined
-from ...writing.verify import Progress
 from ..conversion.edits import Changes, Edits, is_state_dict
-from ..conversion.plan import check_losses, plan_conversion, refused_losses
+from ..conversion.plan import ConversionOptions, check_losses, plan_conversion, refused_losses
 from ..conversion.target import PlannedPart, Target
 from ..conversion.trust import TrustedPlan
 from ..strict import refuse_unknown, refuse_unknown_in
@@ -49,21 +48,6 @@ _WEIGHTS = frozenset((Section.MODEL, Section.EMA))
 _OF_TRAINING = frozenset(("trainer_state.json",))
 
 
-class FolderOptions(NamedTuple):
-    """How a folder is converted."""
-
-    options: WriteOptions  #: of the weights
-    drops: Sequence[str]
-    keep_files: Collection[str]
-    strict: bool
-    otherwise: str  #: what happens without `strict`
-    trusted: bool
-    follow_links: bool
-    force: bool
-    dry_run: bool
-    progress: Progress | None
-
-
 class Part(NamedTuple):
     """How one checkpoint of the folder is written."""
 
@@ -79,7 +63,7 @@ def convert_folder(
     src: str,
     target: Target,
     edits: Edits,
-    options: FolderOptions,
+    options: ConversionOptions,
 ) -> ConvertReport:
     """Convert all of a folder; raises as `convert`. The report lacks the time that it took."""
     check_apart(src, target.path)
@@ -117,7 +101,7 @@ class _FolderConversion:
         path: str,
         target: Target,
         edits: Edits,
-        options: FolderOptions,
+        options: ConversionOptions,
         files: FolderFiles,
         warnings: list[str],
     ) -> None:

@@ -33,9 +33,9 @@ from ...reports.convert import Loss
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, Place, folders_above
 from ...sources.source import Source
-from ...writing import StagedFolder
-from ...writing.destination import StagedPart
-from ...writing.in_place.undo import journaled_files, recover_if_interrupted
+from ...writing.destination import StagedFolder, StagedPart
+from ...writing.in_place import recover_if_interrupted
+from ...writing.in_place.undo import journaled_files
 from ...writing.verify import Progress
 
 _MOST = 100_000  # files, and folders

@@ -35,10 +35,9 @@ from ...reports.convert import ConvertReport, Loss
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, Place, folders_above
 from ..conversion.edits import Edits, is_state_dict
-from ..conversion.plan import check_sum, plan_conversion
+from ..conversion.plan import ConversionOptions, check_sum, plan_conversion
 from ..conversion.target import PlannedPart, Target
 from ..conversion.trust import TrustedPlan
-from .convert import FolderOptions
 from .files import CONFIGURATION, Companion, main_dtype, with_dtype
 from .weight_copies import used_name
 
@@ -104,8 +103,8 @@ def _form_of(format: str) -> str | None:
 
 def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
     """Leave copies of weights, and what leads to no form of a folder, out of a checkpoint."""
-    of_ranks = {each.name for each in formats.FORMATS if each.in_parts}
-    leads_back = of_ranks.isdisjoint(part.checkpoint.format for part in found.parts)
+    named = {part.checkpoint.format for part in found.parts}
+    leads_back = not any(row.format.in_parts for row in formats.FORMATS if row.name in named)
     losses = [Loss(each.name, f"can't be read: {each.why}") for each in found.unread]
     left_out, parts, gone = list[str](), list[RecordedPart](), list[Path]()
     taken = {each.name for each in found.parts}
@@ -196,7 +195,7 @@ def unpack(
     src: str,
     target: Target,
     edits: Edits,
-    options: FolderOptions,
+    options: ConversionOptions,
 ) -> ConvertReport | None:
     """Make the folder of a file again; None if the file does not tell of one. Raises as `convert`.
 
@@ -259,7 +258,7 @@ def _dtype_of(draft: CheckpointGraph) -> str | None:
 
 
 def _plan(
-    whole: CheckpointGraph, part: RecordedPart, options: FolderOptions
+    whole: CheckpointGraph, part: RecordedPart, options: ConversionOptions
 ) -> tuple[PlannedPart, TrustedPlan]:
     """How to write one part."""
     graph = copy.copy(whole.graph)
@@ -269,7 +268,7 @@ def _plan(
     name = part.name.rpartition("/")[2]
     stem = name.rpartition(".")[0] or name
     bare = part.format == "safetensors" and is_state_dict(draft)
-    format = next(each for each in formats.WRITABLE if each.name == part.format)
+    format = formats.writable(part.format)
     try:
         plan = plan_conversion(
             draft,

@@ -40,7 +40,7 @@ from ...sources.range_request import CHANGED
 from ...system.files import sync_folder, with_those_above
 from ...writing.execute import summing_written
 from ...writing.final_name import failure_of, syncing_later
-from ...writing.in_place.undo import recover_if_interrupted
+from ...writing.in_place import recover_if_interrupted
 from ..fingerprints import begun_key_of, is_done, key_of, refresh_entry, source_stamp, tags_of
 from ..forecast import forecast_item
 from ..run_item import ItemOutcome, contents_of, do_item, is_copied

@@ -6,19 +6,20 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from ...api.options import options_of
 from ...reports.display.blocks import Block, text_of
-from ...reports.display.plain import json_text
 from ...reports.display.report import Report
 from ...reports.display.text import cut_words, printable
 from ...sources import mask_secrets, place_of
-from ...writing.verify import Progress
 from ..declare import Command, Decorator, Function, option, verb_options, with_options, with_values
 from .terminal import terminal_of
+
+if TYPE_CHECKING:
+    from ...writing.verify import Progress
 
 _LONGEST_WORD = 200  # bytes of a path or name in a warning
 
@@ -144,4 +145,6 @@ def emit(lines: Iterable[str]) -> None:
 
 def emit_json(value: object) -> None:
     """Print a result for programs."""
+    from ...reports.display.json_text import json_text
+
     emit([json_text(value)])

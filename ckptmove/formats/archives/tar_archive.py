@@ -13,11 +13,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
-from ...plans.plan import Edit
 from ...sources.source import Readable
+
+if TYPE_CHECKING:
+    from ...plans.plan import Edit
 
 BLOCK = 512
 _SIZE, _CHECKSUM = slice(124, 136), slice(148, 156)  # fields of a header
@@ -164,6 +166,8 @@ def edits_to_resize(source: Readable, member: Member, nbytes: int) -> list[Edit]
 
     UnsupportedError if its header has no room for that.
     """
+    from ...plans.plan import Edit
+
     padding = bytes(_pad_to_block(nbytes) - nbytes)
     changes = [Edit(member.end, _pad_to_block(member.end), padding)]
     at, old = member.size or Size(0, b"")

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.manifest import Extent
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ...pickles.opcodes.literals import may_be_checkpoint
 from ...pickles.reach import names_reached
-from ...plans.plan import Plan, apply_edits, apply_plan
 from ...sources.source import MAX_NBYTES, Memory, Readable
 from ...torch_pickle.callables.uses import not_surely_harmless
 from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ...zips.archive import DEFLATED, STORED, Archive
-from ...zips.checking import damage
-from ...zips.layout import ALIGNMENT
 from ...zips.members import Record
-from ...zips.rewrite import rewrite
 from ..session import ReadSession
+
+if TYPE_CHECKING:
+    from ...plans.plan import Plan
 
 _NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
 #: What only says how the file is laid out.
@@ -127,6 +127,8 @@ class ArchiveContainer(Container):
         return content_of(self.archive, record)
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        from ...zips.checking import damage
+
         return damage(self.archive, report)
 
     def crc32(self, storage: str) -> int:
@@ -248,6 +250,9 @@ class ZipContainer(ArchiveContainer):
 
     def plan(self, spelling: LocationEdits) -> Plan:
         """Patch a clone if the pickles can keep their lengths, else lay the zip out anew."""
+        from ...plans.plan import apply_edits, apply_plan
+        from ...zips.rewrite import rewrite
+
         for exact in (True, False):
             new: dict[str, bytes] = {}
             for record, stream in zip(self.pickled, self.streams, strict=True):
@@ -274,6 +279,8 @@ class ZipContainer(ArchiveContainer):
         return {}
 
     def _alignment(self) -> int:
+        from ...zips.layout import ALIGNMENT
+
         record = self.archive.records.get(f"{self.prefix}.storage_alignment")
         if record is None:
             return ALIGNMENT

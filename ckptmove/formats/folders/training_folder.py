@@ -96,6 +96,7 @@ class FolderCheckpoint(Checkpoint):
     """All that a folder holds."""
 
     container: PartsContainer
+    spans_folder = True
     #: Folders in it that are checkpoints of their own, and were not looked at.
     own: Sequence[str] = ()
     #: What should be in it, as the names of the other files say, and is not.

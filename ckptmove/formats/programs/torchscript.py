@@ -53,7 +53,6 @@ class TorchScript(PickledFormat):
 
     name = "torchscript"
     suffixes = (".pt", ".pth", ".jit", ".ptl")
-    nestable = True
     summary = "torch.jit.save, archive version 2 and newer; also for phones (`.ptl`)"
     refused = (
         "nothing; devices that its code names are listed, and moved only by `--values`, "

@@ -11,21 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import UnsupportedError
-from ...graph.array_order import Latest, Order, Reordered
-from ...graph.canonical import Graph
-from ...graph.draft import CheckpointGraph
-from ...graph.edit.callables import callables_in, unlisted_callable
+from ...graph.array_order import Latest, Reordered
 from ...graph.tensor_terms import Reader
 from ...graph.tree_text import TREE, read_tree
 from ...manifest.dtypes import CARRIERS
 from ...manifest.manifest import Extent, Role, Section, Storage
 from ...manifest.paths import Path
 from ...pickles.nodes import Node
-from ...plans.plan import Plan
-from ...reports.convert import Loss
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
 from ...torch_pickle.values.persistent_ids import StorageId
@@ -33,10 +28,16 @@ from ...torch_pickle.values.strided import MOST_DIMENSIONS
 from ..base import PickledFormat, WritableFormat, runs_nothing
 from ..checkpoint import Carries, Checkpoint
 from ..probe import Probe
-from ..writing import WriteOptions, WritePlan
 from .header import LENGTH_NBYTES, Entry, quote, read_header
 from .metadata import other_names
-from .writing import plan_write
+
+if TYPE_CHECKING:
+    from ...graph.array_order import Order
+    from ...graph.canonical import Graph
+    from ...graph.draft import CheckpointGraph
+    from ...plans.plan import Plan
+    from ...reports.convert import Loss
+    from ..writing import WriteOptions, WritePlan
 
 #: Under which torch.distributed.checkpoint says which part of each tensor a file holds.
 SHARDING = "DCP_SHARDING_INFO"
@@ -91,6 +92,8 @@ class SafetensorsFile(PickledFormat, WritableFormat):
         """Nothing, unless the tree is left out that tells of what has no form of its own."""
         if not options.bare:
             return []
+        from ...reports.convert import Loss
+
         losses = []
         for entry in draft.list_contents().tensors:
             what = entry.dtype if entry.layout == "strided" else entry.layout
@@ -99,6 +102,8 @@ class SafetensorsFile(PickledFormat, WritableFormat):
         return losses
 
     def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
+        from .writing import plan_write
+
         return plan_write(draft, options)
 
 
@@ -209,6 +214,8 @@ class TensorsContainer(Container):
     def unknown_callables(self) -> Iterator[str]:
         """What its tree names: loading it runs nothing, but a pickle made of it would run that."""
         if not self.is_canonical:
+            from ...graph.edit.callables import callables_in, unlisted_callable
+
             yield from callables_in(self.graph.root, unlisted_callable)
 
     def _bytes(self, name: str, order: Order | None, latest: Latest) -> Readable:

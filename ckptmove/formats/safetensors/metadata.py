@@ -11,12 +11,10 @@ left out as a key, whose text is the name that it wrote.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Mapping
 
 from ...errors import CorruptError, UnsupportedError
 from ...zips.archive import Archive
-from .header import LONGEST, read_json
 
 #: The record, without the folder that all records are in.
 RECORD = ".data/ckptmove_metadata.json"
@@ -26,6 +24,8 @@ _WHAT = f"the record {RECORD!r}"
 
 def metadata_record(metadata: Mapping[str, str]) -> bytes:
     """The content of the record; the order of the keys says nothing."""
+    import json  # only here, and below what few files need
+
     said = {"version": _VERSION, "metadata": dict(sorted(metadata.items()))}
     return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
@@ -35,6 +35,8 @@ def read_metadata(archive: Archive, prefix: str) -> dict[str, str]:
     record = archive.records.get(f"{prefix}{RECORD}")
     if record is None:
         return {}
+    from .header import LONGEST, read_json
+
     said = read_json(archive.read(record, at_most=min(LONGEST, archive.source.nbytes)), _WHAT)
     if not isinstance(said, dict) or said.keys() != {"version", "metadata"}:
         raise CorruptError(f"{_WHAT} is malformed")

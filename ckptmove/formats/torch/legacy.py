@@ -50,7 +50,6 @@ class TorchLegacy(PickledFormat):
 
     name = "torch-legacy"
     suffixes = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
-    nestable = True
     summary = "torch.save, torch 0.2 to 1.5, or with `_use_new_zipfile_serialization=False`"
     refused = "nothing"
     carries = Carries(
@@ -72,8 +71,6 @@ class TorchLegacy(PickledFormat):
 
 class LegacyBehind(TorchLegacy):
     """The same, after something that is no checkpoint."""
-
-    nestable = False
 
     def sniff(self, probe: Probe) -> bool:
         """A pickle of torch's magic number comes within the first bytes."""

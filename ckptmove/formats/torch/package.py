@@ -21,13 +21,14 @@ Sources: torch/package/package_exporter.py (`_persistent_id`); package_importer.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.manifest import Extent
 from ...manifest.other_records import RecordKind
 from ...pickles.fetch import fetch
 from ...pickles.nodes import Global, Persistent, Tuple
 from ...pickles.walk import walk
-from ...plans.plan import Plan
 from ...sources.budget import Excess
 from ...sources.source import Memory
 from ...torch_pickle.streams import LocationEdits
@@ -39,6 +40,9 @@ from ..base import PickledFormat
 from ..checkpoint import Carries
 from ..probe import Probe
 from ..session import ReadSession
+
+if TYPE_CHECKING:
+    from ...plans.plan import Plan
 
 _STORAGES = ".data/"
 _CODE = (f"{_STORAGES}extern_modules", f"{_STORAGES}ts_code/")

@@ -19,31 +19,23 @@ Sources: torch/serialization.py (`_save`, `_load`); caffe2/serialize/inline_cont
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ...errors import UnsupportedError, WriteError
-from ...graph.draft import CheckpointGraph, Pieces, StorageBytes
-from ...graph.edit.callables import names_are_harmless
-from ...graph.fill import fill
-from ...graph.reach import nodes_of
 from ...manifest.other_records import RecordKind
-from ...pickles.emit import Emitter
-from ...pickles.nodes import Persistent
-from ...pickles.opcodes.plain_tensors import StorageReference
-from ...plans.plan import CrcRange
-from ...reports.convert import Loss
 from ...sources.source import Readable
 from ...zips.archive import Archive
-from ...zips.checking import holds_patched
 from ..archives.zip_container import ZipContainer, prefix_of
 from ..base import PickledFormat, WritableFormat
 from ..checkpoint import Carries
 from ..probe import Probe
-from ..safetensors.metadata import RECORD, metadata_record, read_metadata, still_true
+from ..safetensors.metadata import RECORD, read_metadata
 from ..session import ReadSession
-from ..writing import WriteOptions, WritePlan, assemble
-from .frame import Frame
+
+if TYPE_CHECKING:
+    from ...graph.draft import CheckpointGraph
+    from ...reports.convert import Loss
+    from ..writing import WriteOptions, WritePlan
 
 _LONGEST_NUMBER = 8  # digits of a storage's number; those of an address are more
 
@@ -53,7 +45,6 @@ class TorchZip(PickledFormat, WritableFormat):
 
     name = "torch-zip"
     suffixes = (".pt", ".pth", ".bin", ".ckpt")
-    nestable = True
     folder_stem = "pytorch_model"
     shards = False
     annotates = False
@@ -84,67 +75,9 @@ class TorchZip(PickledFormat, WritableFormat):
 
     def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         """How to write a draft as torch.save of torch 2.13 would, with numbers for the storages."""
-        fill(draft)
-        stored = _numbered(draft)
-        emitter = Emitter()
-        pickle = emitter.run(draft.graph.root)
-        is_harmless = names_are_harmless(emitter.names.keys(), draft.graph.root)
-        del emitter  # which has a slot for each tensor
-        tensors = draft.list_contents().tensors
-        metadata = still_true(draft.metadata, {each.name for each in tensors})
-        further = {RECORD: metadata_record(metadata)} if metadata else {}
-        crcs = [_known_crc(each) for each in stored]
-        sizes = [(each.nbytes, crc32) for each, crc32 in zip(stored, crcs, strict=True)]
-        frame = Frame(options.stem, pickle, sizes, further)
-        pieces = Pieces()
-        for write in frame.writes():
-            pieces.write(*write)
-        for n, each in enumerate(stored):
-            pieces.put(each, 0, each.nbytes, frame.data_at(n), each.dtype or "uint8")
-        measured = [n for n, each in enumerate(stored) if each.nbytes and not crcs[n]]
-        plan = assemble(frame.nbytes, pieces)._replace(
-            measures=tuple(CrcRange(frame.data_at(n), stored[n].nbytes) for n in measured),
-            seal=lambda crcs: frame.final_writes(dict(zip(measured, crcs, strict=True))),
-        )
+        from .zip_writing import plan_write
 
-        name = f"{options.stem}.bin" if options.in_folder else ""
-
-        def check(files: Mapping[str, Readable]) -> None:
-            _check(files[name], pickle, metadata)
-
-        return WritePlan({name: plan}, len(tensors), {}, (), check, pickle, is_harmless)
-
-
-def _numbered(draft: CheckpointGraph) -> list[StorageBytes]:
-    """Name the storages by numbers, in the order of the pickle."""
-    graph, stored = draft.graph, list[StorageBytes]()
-    for node in nodes_of(graph.root):
-        found = graph.ids.get(id(node))
-        if found is not None and isinstance(node, StorageReference):
-            node.respell(node.form, str(len(stored)), node.location)
-            stored.append(draft.stored[found.id])
-        elif isinstance(node, Persistent):
-            raise UnsupportedError("it refers to something outside the file that is not a storage")
-    return stored
-
-
-def _known_crc(stored: StorageBytes) -> int:
-    """The checksum of a storage as it will be, or 0 where it must be measured."""
-    if stored.is_made:
-        return 0
-    return stored.crc32 if stored.content is None else zlib.crc32(stored.content)
-
-
-def _check(source: Readable, pickle: bytes, metadata: Mapping[str, str]) -> None:
-    """Raises WriteError unless a file that was written can be read, and says what it should."""
-    archive = Archive(source)
-    prefix = prefix_of(archive)
-    record = archive.records[f"{prefix}data.pkl"]
-    archive.check_layout()
-    if read_metadata(archive, prefix) != metadata:
-        raise WriteError("the written file has other metadata than planned")
-    if archive.read(record, at_most=len(pickle)) != pickle:
-        raise WriteError("the written file has another pickle than planned")
+        return plan_write(draft, options)
 
 
 class TorchZipContainer(ZipContainer):
@@ -161,6 +94,8 @@ class TorchZipContainer(ZipContainer):
         return None if name == RECORD else super().kind_of(name)
 
     def patched_pickles(self, written: Readable) -> Sequence[bytes] | None:
+        from ...zips.checking import holds_patched
+
         if not holds_patched(self.archive, written, self.pickled):
             return None
         if any(stream.nested or stream.unread for stream in self.streams):

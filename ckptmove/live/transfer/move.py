@@ -15,8 +15,9 @@ from torch import nn
 from ...errors import RefusedError, StrPath, UsageError
 from ...manifest.manifest import Manifest, Role, Section, TensorEntry
 from ...manifest.paths import Path, spell
+from ...placement.device import Device
 from ...placement.place import place as placed
-from ...placement.rules import Device, Rules, rules_of
+from ...placement.rules import Rules, rules_of
 from ...reports.display.phrases import first_line, quote
 from ...reports.move import MoveReport
 from ..inventory.findings import packed

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from pickletools import opcodes
 
 from ...errors import UnsupportedError
 from ...placement.device import may_be_tag
@@ -33,6 +32,7 @@ from .memo import UNFILLED, Memo
 from .pairs import keys_of, with_pairs
 from .python2_names import from_python2
 from .rows import extended, packed, words
+from .table import NAMES as OPCODE_NAMES
 
 _LONGEST_NAME = 2000  # characters of a module and a name in it
 
@@ -374,9 +374,9 @@ _WORD = struct.Struct("<I").unpack_from
 def _handlers() -> list[str | None]:
     """For each byte, the name of the method that carries it out."""
     table: list[str | None] = [None] * 256
-    for opcode in opcodes:
-        if opcode.name != "STOP":
-            table[ord(opcode.code)] = f"op_{opcode.name.lower()}"
+    for code, name in OPCODE_NAMES.items():
+        if code != _STOP:
+            table[code] = f"op_{name.lower()}"
     return table
 
 

@@ -6,7 +6,6 @@ The HTML loads nothing from elsewhere and uses the colors of the page.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .text import printable, table
@@ -14,8 +13,7 @@ from .text import printable, table
 _CELL = "padding:.1em 1.2em .1em 0"
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows of cells, and a head; without both it shows nothing."""
 
     rows: Sequence[Sequence[str]]
@@ -25,7 +23,7 @@ class Table:
     gap: int = 2  #: blanks between two columns of text
     widths: Sequence[int] = ()  #: how wide columns are at least, the first ones of text
     #: from the number of a row to lines below it
-    details: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    details: Mapping[int, Sequence[str]] = {}
 
 
 class Wrong(str):
@@ -66,8 +64,7 @@ class Lanes(NamedTuple):
     marked: str  #: what it means that a row is marked: the last column says something
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """A table of very many rows, column by column: pages show it so that one can search in it."""
 
     head: Sequence[str]

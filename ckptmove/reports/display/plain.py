@@ -6,13 +6,11 @@ changes that, and `derived` adds computed keys. `Any` stays as it is.
 
 from __future__ import annotations
 
-import json
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, cached_property
-from json.encoder import encode_basestring_ascii
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as hints_of
@@ -92,30 +90,6 @@ class Plain:
 def to_json(value: Any) -> dict[str, Any]:
     """A dataclass or named tuple as plain data for JSON."""
     return _object(type(value)).plain(value)
-
-
-_LITERALS: dict[type, Callable[[Any], str]] = {
-    str: encode_basestring_ascii,
-    int: int.__repr__,
-    bool: lambda value: "true" if value else "false",
-    type(None): lambda value: "null",
-}
-
-
-def json_text(value: object, line: str = "\n") -> str:
-    """The same as `json.dumps(value, indent=2)`, in half the time; keys must be strings."""
-    inner = f"{line}  "
-    if isinstance(value, dict) and value:
-        items = (f"{encode_basestring_ascii(k)}: {_item(v, inner)}" for k, v in value.items())
-        return f"{{{inner}{f',{inner}'.join(items)}{line}}}"
-    if isinstance(value, (list, tuple)) and value:
-        return f"[{inner}{f',{inner}'.join([_item(each, inner) for each in value])}{line}]"
-    return json.dumps(value)
-
-
-def _item(value: object, line: str) -> str:
-    literal = _LITERALS.get(type(value))
-    return json_text(value, line) if literal is None else literal(value)
 
 
 # -- types -----------------------------------------------------------------------------------------

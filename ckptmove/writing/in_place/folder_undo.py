@@ -5,21 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import ExitStack
-from contextvars import ContextVar
 
-from ...errors import CorruptError, InputError, RefusedError, UnsupportedError
+from ...errors import CorruptError, InputError, RefusedError
 from ...reports.recover import Recovered
-from ...system.files import AT_ONCE, NO_LINK, READ, user
-from ..copy import read_at
 from ..final_name import failure_of
-from .folder_journal import FOLDER_JOURNAL, journals_in, names_in
+from .folder_journal import FOLDER_JOURNAL, journals_in
 from .journal import UNFINISHED, Change, Read
+from .journaled import name_folder
 from .locked_file import PATIENCE, LockedFile, LockedFolder, may_change
 
 _IN_USE = (OSError, InputError, RefusedError)
-_KNOWN: ContextVar[FoldersWithoutJournal | None] = ContextVar("_KNOWN", default=None)
 
 
 def undo_in_folder(folder: str) -> Recovered:
@@ -43,15 +39,8 @@ def undo_in_folder(folder: str) -> Recovered:
     except OSError as error:
         raise failure_of(error, folder) from error
     except InputError as error:
-        _name(error, folder)
+        name_folder(error, folder)
         raise
-
-
-def _name(error: InputError, folder: str) -> None:
-    """Have an error say which folder it is of, and what to do about its journal."""
-    error.about(folder)
-    if isinstance(error, CorruptError):
-        error.hint = f"if the files are whole, remove {os.path.join(folder, FOLDER_JOURNAL)}"
 
 
 def _undo(held: LockedFolder, read: Read, nbytes: int, owner: int) -> Recovered:
@@ -93,90 +82,3 @@ def _stat(folder: str, name: str) -> os.stat_result:
     ):
         raise CorruptError("is not the file that its journal belongs to", path=path)
     return about
-
-
-def journaled_folder(path: str) -> str | None:
-    """The folder that a file is in, however deep, if its journal is of this file among others.
-
-    Raises CorruptError or UnsupportedError if a journal of ours, or of root, can't be read.
-    """
-    if "\0" in path:  # nothing is called so; whoever opens it says it
-        return None
-    path, known = os.path.abspath(path), _KNOWN.get()
-    above = os.path.dirname(path)
-    if known is not None and above in known.clear and not os.path.islink(path):
-        return None
-    found = False
-    for each in dict.fromkeys((path, os.path.realpath(path))):
-        for folder in _with_journal_above(each):
-            found = True
-            if _is_of(folder, os.path.relpath(each, folder)):
-                return folder
-    if known is not None and not found and not os.path.islink(path):
-        known.clear.add(above)
-    return None
-
-
-class FoldersWithoutJournal:
-    """Folders in which no journal was found, nor in those above them, by any way that leads there.
-
-    Of many small files that are read within a moment, most lie in few folders.
-    """
-
-    def __init__(self) -> None:
-        self.clear = set[str]()  #: their absolute paths
-
-    def are_clear(self) -> bool:
-        """Whether there is no journal now either: no process was killed there meanwhile."""
-        each_way = {way for each in self.clear for way in (each, os.path.realpath(each))}
-        return not any(any(_with_journal_above(f"{each}/_")) for each in each_way)
-
-
-@contextlib.contextmanager
-def looking_once() -> Iterator[FoldersWithoutJournal]:
-    """A context in which a folder that had no journal is not looked at again for each file."""
-    known = FoldersWithoutJournal()
-    token = _KNOWN.set(known)
-    try:
-        yield known
-    finally:
-        _KNOWN.reset(token)
-
-
-def _with_journal_above(path: str) -> Iterator[str]:
-    """The folders above it that have a journal."""
-    while True:
-        path, before = os.path.dirname(path), path
-        if path == before:
-            return
-        if os.path.lexists(os.path.join(path, FOLDER_JOURNAL)):
-            yield path
-
-
-def _is_owned_by(path: str, user: int) -> bool:
-    try:
-        return os.lstat(path).st_uid == user
-    except OSError:
-        return False
-
-
-def _is_of(folder: str, name: str) -> bool:
-    try:
-        fd = os.open(os.path.join(folder, FOLDER_JOURNAL), READ | AT_ONCE | NO_LINK)
-    except OSError:  # gone meanwhile, or none of ours
-        return False
-    try:
-        about = os.fstat(fd)
-        ours = about.st_uid in (0, user())
-        if not ours and not _is_owned_by(os.path.join(folder, name), about.st_uid):
-            return False  # a trap, which nobody undoes
-        return stat.S_ISREG(about.st_mode) and name in names_in(
-            lambda at, nbytes: read_at(fd, at, nbytes), about.st_size
-        )
-    except (CorruptError, UnsupportedError) as error:
-        if ours:  # nobody knows whether it is of this file
-            _name(error, folder)
-            raise
-        return False
-    finally:
-        os.close(fd)

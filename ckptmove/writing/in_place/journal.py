@@ -28,10 +28,12 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
-from ...plans.plan import Write
+
+if TYPE_CHECKING:
+    from ...plans.plan import Write
 
 SUFFIX = ".ckptmove-journal"
 UNFINISHED = "-new"  # after the name of the journal, until it is whole

@@ -12,8 +12,9 @@ from ...sources import place_of
 from ...sources.place import walk
 from ..final_name import failure_of
 from .folder_journal import FOLDER_JOURNAL
-from .folder_undo import journaled_folder, undo_in_folder
+from .folder_undo import undo_in_folder
 from .journal import SUFFIX, UNFINISHED, Journal, journal_name
+from .journaled import is_journaled, journaled_folder, real_path
 from .locked_file import PATIENCE, LockedFile
 
 
@@ -28,17 +29,15 @@ def undo(path: StrPath) -> Recovered:
     holds the file; WriteError if undoing failed, and can be tried again.
     """
     path = os.fspath(path)
-    if not place_of(path).changes_in_place:
+    if not is_journaled(path):
         return Recovered(path, "nothing")
     folder = path if os.path.isdir(path) else journaled_folder(path)
     if folder is not None:
         return undo_in_folder(folder)
-    real = os.path.realpath(path) if os.path.islink(path) else path
-    folder, name = os.path.split(real)
+    folder, name = os.path.split(real_path(path))
     beside = os.path.join(folder, journal_name(name))
-    if not name or not os.path.lexists(beside):
-        if name and os.path.lexists(beside + UNFINISHED):
-            _remove_unfinished(path)
+    if not os.path.lexists(beside):
+        _remove_unfinished(path)
         return Recovered(path, "nothing")
     try:
         with LockedFile(path, PATIENCE) as held:
@@ -76,7 +75,7 @@ def _remove_unfinished(path: str) -> None:
             held.remove_unfinished()
 
 
-def recover_if_interrupted(path: StrPath) -> tuple[str, ...]:
+def notes_of_undoing(path: StrPath) -> tuple[str, ...]:
     """Undo an interrupted change before a file is read; gives notes for the user."""
     try:
         outcome = undo(path).outcome

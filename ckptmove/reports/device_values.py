@@ -1,0 +1,59 @@
+"""What reports of moves say of values that name a device, and of what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..manifest.other_records import NamedDevice
+from .display.plain import derived
+from .display.report import Report
+from .display.text import first_names
+
+if TYPE_CHECKING:
+    from ..placement.outcome import Kept
+
+
+@dataclass(frozen=True)
+class RewrittenDevice(NamedDevice):
+    """A value that named a device and was rewritten; `to` is the new device."""
+
+    to: str = ""
+
+
+class DeviceValuesReport(Report):
+    """A report that tells what became of such values; its own docstring says what each is."""
+
+    values_rewritten: tuple[NamedDevice, ...]
+    rewritten_to: tuple[str, ...]
+    values_rewritable: tuple[NamedDevice, ...]
+    values_unchanged: tuple[NamedDevice, ...]
+
+    @derived(after="values_naming_devices", name="values_rewritten")
+    def rewrites(self) -> tuple[RewrittenDevice, ...]:
+        """`values_rewritten`, each with its new device."""
+        pairs = zip(self.values_rewritten, self.rewritten_to, strict=True)
+        return tuple(
+            RewrittenDevice(each.path, each.name, each.value, each.kind, each.fixed, device)
+            for each, device in pairs
+        )
+
+    @derived(after="values_unchanged")
+    def values_could_follow(self) -> tuple[NamedDevice, ...]:
+        """The old name of `values_rewritable`."""
+        return self.values_rewritable
+
+    @derived(after="values_unchanged")
+    def values_left_behind(self) -> tuple[NamedDevice, ...]:
+        """The old name of `values_unchanged`."""
+        return self.values_unchanged
+
+
+def what_stays(kept_ones: Iterable[Kept], *, full: bool = False) -> Iterator[str]:
+    """What was named and stays, a line for each reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for kept in kept_ones:
+        reasons.setdefault((kept.device, kept.why), []).append(kept.name)
+    for (device, why), names in reasons.items():
+        yield f"kept on {device}: {first_names(names, len(names) if full else 1)} ({why})"

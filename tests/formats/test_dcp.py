@@ -473,6 +473,31 @@ def test_any_damaged_byte_is_told_or_harmless(seed: int, folder: Path, tmp_path:
     assert not list(tmp_path.glob("*.pt"))
 
 
+def test_lists_with_very_many_holes_are_refused(tmp_path: Path) -> None:
+    """An empty dict is not saved, so that its place in a list is empty."""
+    some = [*({} for _ in range(3)), torch.ones(2)]
+    save_dcp(tmp_path / "few", {"a": some})
+    assert ckptmove.load(tmp_path / "few")["a"][:3] == [None] * 3
+    long = [*({} for _ in range(40_000)), torch.ones(2)]
+    save_dcp(tmp_path / "many", {"a": long, "b": long})
+    for verb in (ckptmove.inspect, ckptmove.load):
+        with pytest.raises(CorruptError, match="lists have 80,000 places that nothing was saved"):
+            verb(tmp_path / "many")
+
+
+def test_strides_of_empty_tensors_can_be_counted(tmp_path: Path) -> None:
+    folder = save_dcp(tmp_path / "in", {"t": torch.empty(0, 4, 4)})
+
+    def widen(told: Metadata) -> None:
+        about: Any = told.state_dict_metadata["t"]
+        about.size = about.chunks[0].sizes = torch.Size((0, 1 << 40, 1 << 40))
+
+    change(folder, widen)
+    for verb in (ckptmove.inspect, lambda path: ckptmove.convert(path, tmp_path / "out.pt")):
+        with pytest.raises(CorruptError, match="more elements than are possible"):
+            verb(folder)
+
+
 # -- saved by ranks --------------------------------------------------------------------------------
 
 

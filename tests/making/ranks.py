@@ -19,6 +19,8 @@ from torch.distributed._shard.sharded_tensor.metadata import (
     TensorProperties,
 )
 from torch.distributed._shard.sharded_tensor.shard import Shard
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -66,6 +68,26 @@ def save_ranks(
                 raise
             if apart:
                 os._exit(0)
+    return folder
+
+
+def save_dcp_ranks(folder: Path, world: int, state: Callable[[int], dict[str, Any]]) -> Path:
+    """Have each rank plan and write its part of a folder of torch.distributed.checkpoint."""
+    planners, writers, plans = list[DefaultSavePlanner](), list[FileSystemWriter](), list[Any]()
+    for rank in range(world):
+        with as_rank(rank, world):
+            planners.append(DefaultSavePlanner())
+            planners[-1].set_up_planner(state(rank), is_coordinator=not rank)
+            writers.append(FileSystemWriter(folder))
+            writers[-1].set_up_storage_writer(not rank)
+            plans.append(writers[-1].prepare_local_plan(planners[-1].create_local_plan()))
+    plans, metadata = planners[0].create_global_plan(plans)
+    plans = writers[0].prepare_global_plan(plans)
+    results = [
+        writer.write_data(planner.finish_plan(plan), planner).value()
+        for writer, planner, plan in zip(writers, planners, plans, strict=True)
+    ]
+    writers[0].finish(metadata, results)
     return folder
 
 

@@ -9,7 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 from ...errors import CorruptError
-from ...torch_pickle.values.strided import contiguous_stride
+from ...torch_pickle.values.strided import contiguous_stride, count_of
 
 _PRIME = (1 << 61) - 1
 
@@ -46,6 +46,7 @@ def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> lis
                 raise CorruptError(f"a chunk of {name!r} reaches outside it")
         if box.numel:
             filled.append(box)
+    count_of(tuple(filter(None, shape)))  # torch counts strides of empty ones, too
     filled.sort()
     covered, wanted = sum(box.numel for box in filled), prod(shape)
     if covered < wanted:

@@ -12,6 +12,7 @@ import torch
 
 import ckptmove
 from ckptmove.errors import CkptmoveError
+from tests.formats.distributed.test_dcp_beside import megatron
 from tests.formats.distributed.test_fsdp_ranks import save_verl
 from tests.making.distributed import save_dcp, save_hf_rank
 from tests.making.zero import run, save_universal, save_zero
@@ -58,8 +59,14 @@ def hf_shards(folder: Path) -> Path:
     return save_hf_rank(folder, {"a": torch.randn(11, 3), "b": torch.randn(5)})
 
 
+def torch_dist(folder: Path) -> Path:
+    megatron(folder)
+    return folder
+
+
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "dcp": dcp,
+    "megatron": torch_dist,
     "hf shards": hf_shards,
     "verl": lambda folder: save_verl(folder, (2,)),
     "zero 2": lambda folder: save_zero(folder, run(stage=2)),

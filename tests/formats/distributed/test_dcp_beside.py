@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def megatron(folder: Path) -> dict[str, Any]:
     common = {"iteration": 5, "args": arguments, "rng": {"t": torch.arange(3)}}
     save_dcp(folder, {"decoder.weight": WEIGHT}, {"decoder.weight": ROWS})
     torch.save(common, folder / "common.pt")
-    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
+    (folder / "metadata.json").write_text(json.dumps(backends))
     return {"decoder.weight": WEIGHT, **common}
 
 
@@ -58,6 +60,14 @@ def test_it_is_one_state(maker: Any, tmp_path: Path) -> None:
         assert ckptmove.diff(folder, tmp_path / name).equal
     assert_same_tree(torch.load(tmp_path / "all.pt", weights_only=False), whole)
     ckptmove.validate(folder).raise_if_failed()
+
+
+def test_what_megatron_saves_beside_must_be_there(tmp_path: Path) -> None:
+    megatron(tmp_path / "a")
+    (tmp_path / "a" / "common.pt").unlink()
+    for verb in (ckptmove.inspect, lambda path: ckptmove.convert(path, tmp_path / "all.pt")):
+        with pytest.raises(InputError, match=r"its file 'common\.pt' is missing"):
+            verb(tmp_path / "a")
 
 
 @pytest.mark.parametrize("maker", [lightning, megatron])

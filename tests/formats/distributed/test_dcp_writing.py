@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -50,7 +51,8 @@ def written(source: Path, out: Path, ranks: int = 1, **options: Any) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {each.name: each.read_bytes() for each in sorted(folder.iterdir())}
+    files = sorted(each for each in folder.rglob("*") if each.is_file())
+    return {str(each.relative_to(folder)): each.read_bytes() for each in files}
 
 
 def metadata_of(folder: Path) -> Metadata:
@@ -366,10 +368,16 @@ def test_a_full_disk_leaves_nothing(source: Path, tmp_path: Path) -> None:
 
 @needs_strace
 @pytest.mark.slow
-def test_a_kill_or_a_full_disk_at_any_call(source: Path, tmp_path: Path) -> None:
-    place = tmp_path / "there"
+@pytest.mark.parametrize("how", [("dcp", "--ranks", "2"), ("universal",)])
+def test_a_kill_or_a_full_disk_at_any_call(how: Sequence[str], tmp_path: Path) -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(3)).sum().backward()
+    optimizer.step()
+    source, place = tmp_path / "in.pt", tmp_path / "there"
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, source)
     place.mkdir()
-    convert = command("convert", "-q", source, place / "out", "--format", "dcp", "--ranks", "2")
+    convert = command("convert", "-q", source, place / "out", "--format", *how)
     names = (*WRITING, "mkdir", "mkdirat", "rmdir")
     calls: list[Call] = [
         each

@@ -49,7 +49,7 @@ from .items import Item, archive_of, frame_of, open_item, strip_of, unpacked, va
 from .metadata import METADATA, ReadMetadata, Saved, SavedTensor, read_metadata
 from .metadata_walk import Lies
 from .packed import MOST_OPEN, Packed
-from .saves import check_saves
+from .saves import COMMON, check_common, check_saves
 from .tree import tree_of
 
 _OF_RANK = re.compile(r"__(\d+)\.metadata")
@@ -58,7 +58,7 @@ _LONGEST_RANK = 9  # digits
 _BESIDE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 #: Files beside the items that are parts of the state.
 #: Sources: lightning/pytorch/strategies/fsdp.py; megatron/core/dist_checkpointing/strategies.
-_COMMON = ("meta.pt", "common.pt")
+_COMMON = ("meta.pt", COMMON)
 _OF_ITEMS = re.compile(r"__(\d+)_\d+\.distcp$")
 _MOST_NAMED = 3
 _NO_RANK = "copy the files of all ranks into one folder"
@@ -101,6 +101,7 @@ class Dcp(WritableFormat):
             metadata.append(read_metadata(index, probe.session.budget))
             saved.join(metadata[-1].saved)
         files = _open(probe, saved)
+        check_common(probe)
         container = DcpContainer(probe, saved, files, metadata)
         sources = [container.joined, *files.values()]
         for name in _COMMON:

@@ -15,10 +15,18 @@ from itertools import islice
 
 from ....errors import CorruptError
 from ....sources.place import FolderEntry
+from ...folders.parts import IncompleteError
+from ...probe import Probe
+from ...safetensors.header import read_json
 from ..boxes import Box
 from .items import Item
 from .metadata import METADATA, Saved
 
+#: What Megatron saves beside the items, and the file that says so.
+#: Source: megatron/core/dist_checkpointing/core.py, strategies/common.py.
+COMMON, _CONFIGURATION = "common.pt", "metadata.json"
+_BACKENDS = {"sharded_backend": "torch_dist", "common_backend": "torch"}
+_LARGEST_CONFIGURATION = 1 << 16
 _FAR = 60  # seconds that the files of one save may be written apart, or be copied
 _STEP = "step"
 _MOST_STEPS = 4  # that are read of each file
@@ -58,6 +66,17 @@ def check_saves(
         yield (
             f".metadata is older than {older}: if that is not because of how they were copied, a "
             "later save did not finish"
+        )
+
+
+def check_common(probe: Probe) -> None:
+    """Raises IncompleteError if a folder lacks what Megatron has saved beside the items."""
+    if COMMON in probe.entries or _CONFIGURATION not in probe.entries:
+        return
+    said = read_json(probe.content(_CONFIGURATION, _LARGEST_CONFIGURATION), _CONFIGURATION)
+    if isinstance(said, dict) and said.items() >= _BACKENDS.items():
+        raise IncompleteError(
+            f"its file {COMMON!r} is missing, of which {_CONFIGURATION} tells", path=probe.path
         )
 
 

@@ -17,7 +17,7 @@ from ....graph.edit.optimizer_ids import params_of
 from ....pickles.nodes import Dict, List, Mapping, Node
 from .metadata import Keys
 
-_MOST_HOLES = 1024  # places of a list that nothing was saved for
+_MOST_HOLES = 1 << 16  # places of all lists that nothing was saved for
 _STATE, _GROUPS = "state", "param_groups"
 
 
@@ -57,6 +57,7 @@ class _Tree:
     def __init__(self, graph: Graph, warnings: list[str]) -> None:
         self.graph = graph
         self.warnings = warnings
+        self.holes = 0
 
     def node_of(self, top: _Inner) -> Node:
         root = self.empty(top)
@@ -95,8 +96,9 @@ class _Tree:
             return inner.held.items()
         last = max(int(key) for key in inner.held)
         holes = last + 1 - len(inner.held)
-        if holes > _MOST_HOLES:
-            raise CorruptError(f"a list has {holes:,} places that nothing was saved for")
+        self.holes += holes
+        if self.holes > _MOST_HOLES:
+            raise CorruptError(f"lists have {self.holes:,} places that nothing was saved for")
         if holes:
             self.warnings.append(f"a list has {holes:,} places that nothing was saved for: None")
         return [(n, inner.held.get(n)) for n in range(last + 1)]

@@ -261,6 +261,9 @@ def test_a_terminal_shows_one_bar_and_what_is_being_done(tmp_path: Path) -> None
     assert re.search(r"run-\d/step-00\d", printed)
     assert "relocated 6 items, " in printed
     assert re.search(r"\d done, \d left", printed)
+    words = (*CLI[3:], "relocate", "tree", "again", "--to", "cpu")
+    printed = on_a_terminal(tmp_path, *words, width=0, height=0)
+    assert "%|" in printed, "a terminal may not say how large it is"
     for option in ("-q", "--no-progress", "--json"):
         printed = on_a_terminal(
             tmp_path, *CLI[3:], "relocate", "tree", f"out{option}", "--to", "cpu", option

@@ -207,6 +207,9 @@ def test_progress_is_lines_json_or_a_bar(tmp_path: Path, run_cli: RunCli) -> Non
     for each in said:
         assert each["items"] == 5 == each["done"] + each["failed"] + each["left"]
         assert 0 <= each["nbytes"] <= each["total_nbytes"]
+    assert (said[-1]["done"], said[-1]["failed"], said[-1]["left"]) == (4, 1, 0)
+    assert said[-1]["nbytes"] == said[-1]["total_nbytes"]
+    assert said[-1]["current"] == []
     (tree / "bad.pt").unlink()
     printed = on_a_terminal(tmp_path, *CLI[3:], "convert", "tree", "other", "-v")
     assert "%|" in printed  # and the lines of -v as well

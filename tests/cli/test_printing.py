@@ -137,11 +137,16 @@ def test_version(run_cli: RunCli) -> None:
 
 
 def on_a_terminal(
-    folder: Path, *arguments: object, width: int = 80, exit: int = 0, **env: str
+    folder: Path,
+    *arguments: object,
+    width: int = 80,
+    height: int = 24,
+    exit: int = 0,
+    **env: str,
 ) -> str:
     """What a command prints on a terminal."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     taken = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
     kept = {key: os.environ[key] for key in os.environ if key not in taken}
     environment = {**kept, "PYTHONPATH": os.fspath(ROOT), "TERM": "xterm", **env}

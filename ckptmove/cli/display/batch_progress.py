@@ -18,6 +18,7 @@ from ...reports.display.text import cut, printable, size
 from ...sources import mask_secrets
 from .batch_metrics import MetricsFile
 from .output import emit
+from .terminal import byte_bar
 
 FORMS = ("auto", "json", "none")
 _OFTEN = 0.1  # seconds between two looks at what is being done
@@ -58,7 +59,10 @@ class BatchProgress:
             with self._show_bar(work):
                 yield
         finally:
-            self._metrics.write(self.facts(), running=False)
+            facts = {**self.facts(), "current": []}
+            self._metrics.write(facts, running=False)
+            if self._form == "json":
+                _say(json.dumps(facts))
 
     @contextlib.contextmanager
     def _show_bar(self, work: Batch) -> Iterator[None]:
@@ -66,12 +70,7 @@ class BatchProgress:
         if self._form != "bar":
             yield
             return
-        from tqdm import tqdm  # only here: it takes a while to import
-
-        tqdm.monitor_interval = 0  # no thread is needed: the bar is drawn again and again
-        with tqdm(
-            total=work.plan.nbytes, unit="B", unit_scale=True, unit_divisor=1000, leave=False
-        ) as self._bar:
+        with byte_bar(work.plan.nbytes) as self._bar:
             yield
         self._bar = None
 

@@ -16,7 +16,7 @@ from ...reports.display.report import Report
 from ...reports.display.text import cut_words, printable
 from ...sources import mask_secrets, place_of
 from ..declare import Command, Decorator, Function, option, verb_options, with_options, with_values
-from .terminal import terminal_of
+from .terminal import byte_bar, terminal_of
 
 if TYPE_CHECKING:
     from ...writing.verify import Progress
@@ -68,12 +68,7 @@ class Output(NamedTuple):
         if not shown or self.quiet or self.no_progress or not sys.stderr.isatty():
             yield None
             return
-        from tqdm import tqdm  # only here: it takes a while to import
-
-        total = place_of(src).nbytes()
-        with tqdm(
-            total=total, desc=label, unit="B", unit_scale=True, unit_divisor=1000, leave=False
-        ) as bar:
+        with byte_bar(place_of(src).nbytes(), label) as bar:
             yield bar.update
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -34,12 +35,23 @@ def records(store: Store) -> list[str]:
 
 
 @pytest.fixture
-def killed(tmp_path: Path, store: Store) -> Path:
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    torch.save({"w": torch.rand(6_000_000)}, tmp_path / "tree" / "large.pt")
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def killed(tree: Path, store: Store) -> Path:
     """The tree of a batch that was killed while it uploaded."""
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    torch.save({"w": torch.rand(6_000_000)}, tree / "large.pt")
-    store.front.faults.append(Fault("held", method="PUT", path="partNumber"))
+    kill_at(Fault("held", method="PUT", path="partNumber"), tree, store)
+    assert uploads(store) == len(records(store)) == 1
+    return tree
+
+
+def kill_at(fault: Fault, tree: Path, store: Store) -> None:
+    """Kill a batch at a request of an upload."""
+    store.front.faults.append(fault)
     process = start("convert", tree, store.url("out"), "--jobs", "1")
     store.front.wait_for_held()
     (path,) = records(store)
@@ -50,8 +62,6 @@ def killed(tmp_path: Path, store: Store) -> Path:
     process.communicate()
     store.front.faults.clear()
     store.front.free()
-    assert uploads(store) == len(records(store)) == 1
-    return tree
 
 
 @pytest.mark.slow
@@ -72,10 +82,48 @@ def test_recover_aborts_it(killed: Path, store: Store, run_cli: RunCli) -> None:
 
 
 @pytest.mark.slow
+def test_an_upload_whose_number_nobody_has_learned_is_aborted(tree: Path, store: Store) -> None:
+    begun = 0
+
+    def begin() -> None:  # the store does, and the one who asked is killed before it hears of that
+        nonlocal begun
+        store.say("POST", f"/{store.bucket}/out/large.safetensors?uploads")
+        begun = uploads(store)
+
+    kill_at(Fault("held", method="POST", path="?uploads", act=begin), tree, store)
+    assert begun == 1
+    store.say("POST", f"/{store.bucket}/out/large.safetensors.more?uploads")
+    assert uploads(store) >= 2
+    (found,) = {each.outcome for each in ckptmove.recover(store.url("out")).files}
+    assert found == "aborted"
+    assert uploads(store) == 1, "that of another object is not ours"
+    assert not records(store)
+
+
+def test_uploads_that_may_be_of_others_are_kept(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.say("POST", f"/{store.bucket}/out/a?uploads")
+    dead = {"key": "out/a", "machine": unfinished._machine(), "pid": 1, "started": "gone"}
+    alive = {**dead, "pid": os.getpid(), "started": unfinished._start_of(os.getpid())}
+    store.put(f"out/{OBJECT_LEDGER}/uploads/a.json", json.dumps(dead).encode())
+    alive_one = store.put(f"out/{OBJECT_LEDGER}/uploads/b.json", json.dumps(alive).encode())
+    files = ckptmove.recover(store.url("out")).files
+    assert [each.outcome for each in files] == ["uploading", "uploading"]
+    assert (uploads(store), len(records(store))) == (1, 2)
+    fsspec.filesystem("s3").rm_file(alive_one)
+    monkeypatch.setattr(unfinished, "_NEAR", -1.0)  # as if the record was far older
+    assert not ckptmove.recover(store.url("out")).files
+    assert (uploads(store), len(records(store))) == (1, 0)
+
+
+@pytest.mark.slow
 def test_what_somebody_may_be_at_is_kept(killed: Path, store: Store) -> None:
     (path,) = records(store)
     fs = fsspec.filesystem("s3")
-    said = json.loads(fs.cat_file(path))
+    number = re.search(b"<UploadId>(.+?)<", store.say("GET", f"/{store.bucket}?uploads"))
+    assert number is not None
+    said = {**json.loads(fs.cat_file(path)), "upload": number[1].decode()}
     fs.pipe_file(path, json.dumps({**said, "machine": "another"}).encode())
     (found,) = ckptmove.recover(store.url("out")).files
     assert found.outcome == "uploading"

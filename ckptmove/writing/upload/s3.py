@@ -7,9 +7,9 @@
     abort_multipart_upload         its parts are removed
 
 A process that is killed before either leaves parts that nobody sees, but that take space until they
-are aborted. Those of a batch are recorded, and the next run aborts them (`unfinished`). A rule in
-the bucket's lifecycle, `AbortIncompleteMultipartUpload`, aborts all, also uploads whose first
-answer was lost.
+are aborted. Those of a batch are recorded, and the next run aborts them (`unfinished`), also those
+whose first answer was lost. A rule in the bucket's lifecycle, `AbortIncompleteMultipartUpload`,
+aborts all.
 """
 
 from __future__ import annotations
@@ -63,8 +63,13 @@ class MultipartUpload:
     def begin(self) -> None:
         """As `Upload.begin`. Parts keep their numbers, so that nothing needs to be forgotten."""
         if self._id is None:
-            self._id = str(self._ask("create_multipart_upload")["UploadId"])
-            self._record.begin(self._where["Key"], self._id)
+            self._record.announce(self._where["Key"])
+            try:
+                self._id = str(self._ask("create_multipart_upload")["UploadId"])
+            except RefusedError:
+                self._record.remove()
+                raise
+            self._record.begin(self._id)
 
     def _ask(self, method: str, **given: Any) -> Mapping[str, Any]:
         return with_write_retries(

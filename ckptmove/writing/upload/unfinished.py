@@ -2,23 +2,23 @@
 
     ROOT/.ckptmove-batch/uploads/ID.json      {"key": …, "upload": …, "machine": …, "pid": …, …}
 
-An upload is recorded when it is begun, and the record removed when it is completed or aborted. Who
-uploads writes the record again every minute. So an upload is dead if its process is gone, which is
-known on its own machine, or if its record is a quarter of an hour old by the store's own clock. A
-process that is killed between the two requests of a beginning leaves an upload without record: the
-bucket's lifecycle rule `AbortIncompleteMultipartUpload` is for that.
+An upload is recorded before it is begun, and the record removed when it is completed or aborted.
+Who uploads writes the record again every minute, then with the number that the store gave the
+upload. So an upload is dead if its process is gone, which is known on its own machine, or if its
+record is a quarter of an hour old by the store's own clock. Of a record without a number, the
+uploads of its object are dead that were begun about when it was written, unless somebody alive has
+recorded one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 from ...errors import CkptmoveError, RefusedError
 from ...sources.filesystem import Missing, StorePath, is_s3, open_store
-from ...sources.place import FolderEntry
 from ...sources.remote_place import RemotePlace
 from ...system import WINDOWS
 from .errors import is_gone, with_write_retries
 
 _RENEWED = 60.0  # seconds
 _SILENT = 900.0  # seconds after which nobody is uploading any more
+_NEAR = 900.0  # seconds between a record and the beginning of its upload, by the store's clock
 _LONGEST = 1 << 13  # bytes of a record
 _RECORDS = ".ckptmove-batch/uploads"  # below the destination of a batch
 _ROOT: ContextVar[str] = ContextVar("_ROOT", default="")
@@ -54,20 +54,23 @@ class UploadRecord:
     def __init__(self) -> None:
         self._root = _ROOT.get()
         self._place: StorePath | None = None
-        self._data = b""
+        self._said = dict[str, str | int]()
         self._next = 0.0
         self._guard = threading.Lock()
 
-    def begin(self, key: str, upload: str) -> None:
-        """Write it. Raises as `with_write_retries`."""
+    def announce(self, key: str) -> None:
+        """Write it, before the upload of an object is begun. Raises as `with_write_retries`."""
         if not self._root:
             return
-        name = hashlib.sha256(f"{key} {upload}".encode()).hexdigest()[:32]
-        self._place = open_store(RemotePlace(self._root).child(f"{_RECORDS}/{name}.json").path)
-        pid = os.getpid()
-        said = {"key": key, "upload": upload, "machine": _machine(), "pid": pid}
-        self._data = json.dumps({**said, "started": _start_of(pid)}).encode()
+        name = f"{_RECORDS}/{os.urandom(16).hex()}.json"
+        self._place = open_store(RemotePlace(self._root).child(name).path)
+        self._said = {"key": key, "machine": _machine(), "pid": os.getpid()}
+        self._said["started"] = _start_of(os.getpid())
         self._write()
+
+    def begin(self, upload: str) -> None:
+        """Take note of the number of the upload; it is written with the next renewal."""
+        self._said["upload"] = upload
 
     def renew(self) -> None:
         """Write it again if it is a minute old; if that fails, the next time will do."""
@@ -78,9 +81,9 @@ class UploadRecord:
                 self._write()
 
     def _write(self) -> None:
-        place = self._place
+        place, data = self._place, json.dumps(self._said).encode()
         assert place is not None
-        with_write_retries(lambda: place.fs.pipe_file(place.path, self._data), place.url)
+        with_write_retries(lambda: place.fs.pipe_file(place.path, data), place.url)
         self._next = time.monotonic() + _RENEWED
 
     def remove(self) -> None:
@@ -107,43 +110,92 @@ def abort_dead(root: str) -> list[Unfinished]:
     store = open_store(root)
     if not is_s3(store.fs):
         return []
-    try:
-        records = RemotePlace(root).child(_RECORDS).files_below()
-    except Missing:
-        return []
-    return [each for record in records for each in _ended(record, store)]
+    records = list(_records(root, store))
+    unnamed = {each.key for each in records if not each.upload and not _is_alive(each, store)}
+    begun = {key: list(_uploads_of(key, store)) for key in unnamed}
+    busy = {each.key for each in _records(root, store) if _is_alive(each, store)} if begun else ()
+    return [
+        ended for each in records for ended in _ended(each, store, begun.get(each.key, ()), busy)
+    ]
 
 
-def _ended(record: FolderEntry, store: StorePath) -> Iterator[Unfinished]:
+class _Recorded(NamedTuple):
+    """What a record says."""
+
+    path: str
+    mtime: float
+    key: str
+    upload: str  #: its number; empty if it was not begun, or a moment ago
+    machine: str
+    pid: int
+    started: str
+
+
+def _records(root: str, store: StorePath) -> Iterator[_Recorded]:
+    """The records of uploads below a destination."""
+    prefix = store.fs.split_path(store.path)[1].strip("/")
     try:
-        said: Any = json.loads(RemotePlace(record.path).read_small(_LONGEST))
-        key, upload = str(said["key"]), str(said["upload"])
-        machine, pid, started = str(said["machine"]), int(said["pid"]), str(said["started"])
+        found = RemotePlace(root).child(_RECORDS).files_below()
     except Missing:
-        return  # it has ended just now
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return  # it is no record of ours
+        return
+    for each in found:
+        try:
+            said: Any = json.loads(RemotePlace(each.path).read_small(_LONGEST))
+            key, upload = str(said["key"]), str(said.get("upload", ""))
+            machine, pid, started = str(said["machine"]), int(said["pid"]), str(said["started"])
+        except Missing:
+            continue  # it has ended just now
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError):
+            continue  # it is no record of ours
+        if not prefix or key.startswith(f"{prefix}/"):
+            yield _Recorded(each.path, each.mtime, key, upload, machine, pid, started)
+
+
+def _is_alive(record: _Recorded, store: StorePath) -> bool:
+    """Whether somebody may be at the upload."""
+    if record.machine == _machine():
+        return _start_of(record.pid) == record.started
+    return _time_in(store) - record.mtime < _SILENT
+
+
+def _uploads_of(key: str, store: StorePath) -> Iterator[tuple[str, float]]:
+    """The numbers of all uploads of an object that have not ended, and when they were begun."""
+    about = {"Bucket": store.fs.split_path(store.path)[0], "Prefix": key}
+    answer = with_write_retries(
+        lambda: store.fs.call_s3("list_multipart_uploads", **about), store.url
+    )
+    for each in answer.get("Uploads", ()):
+        if each["Key"] == key:
+            yield str(each["UploadId"]), each["Initiated"].timestamp()
+
+
+def _ended(
+    record: _Recorded,
+    store: StorePath,
+    begun: Sequence[tuple[str, float]],
+    busy: Collection[str],
+) -> Iterator[Unfinished]:
+    """Abort the upload of a record if it is dead, or those of its object that it may be of."""
     bucket, prefix, _ = store.fs.split_path(store.path)
-    prefix = prefix.strip("/")
-    if prefix and not key.startswith(f"{prefix}/"):
-        return
-    url = f"{store.url.rstrip('/')}/{key[len(prefix) :].lstrip('/')}"
-    if machine == _machine() and _start_of(pid) == started:
+    url = f"{store.url.rstrip('/')}/{record.key[len(prefix.strip('/')) :].lstrip('/')}"
+    if _is_alive(record, store) or (not record.upload and record.key in busy):
         yield Unfinished(url, aborted=False)
         return
-    if machine != _machine() and _time_in(store) - record.mtime < _SILENT:
-        yield Unfinished(url, aborted=False)
-        return
-    about = {"Bucket": bucket, "Key": key, "UploadId": upload}
+    near = [upload for upload, at in begun if abs(at - record.mtime) <= _NEAR]
+    for upload in [record.upload] if record.upload else near:
+        _abort(store, url, {"Bucket": bucket, "Key": record.key, "UploadId": upload})
+        yield Unfinished(url, aborted=True)
+    place = open_store(record.path)
+    with contextlib.suppress(Exception):
+        place.fs.rm_file(place.path)
+
+
+def _abort(store: StorePath, url: str, about: Mapping[str, str]) -> None:
     try:
         with_write_retries(lambda: store.fs.call_s3("abort_multipart_upload", **about), url)
     except RefusedError as error:
         if not is_gone(error):  # it was completed, or aborted
             raise
-    place = open_store(record.path)
-    with contextlib.suppress(Exception):
-        place.fs.rm_file(place.path)
-    yield Unfinished(url, aborted=True)
 
 
 def _time_in(store: StorePath) -> float:

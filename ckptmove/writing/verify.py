@@ -26,6 +26,7 @@ Progress = Callable[[int], object]
 
 _BUFFER = 1 << 17  # bytes read at once: more than a processor's cache holds is slower
 _SMALL = 1 << 12  # bytes of a piece of which several are read at once
+_SUMMED_TWICE = 1 << 14  # bytes that are summed again sooner than their sum is put to another
 
 
 class Verifier:
@@ -58,7 +59,8 @@ class Verifier:
         self._summed = summed
         self.crc32 = 0  #: of the whole file, once it has finished, if it was to be summed
         self._measured = Measured(plan.measures)
-        self._buffer, self._other = bytearray(_BUFFER), bytearray(_BUFFER)
+        size = min(_BUFFER, plan.nbytes)
+        self._buffer, self._other = bytearray(size), bytearray(size)
         self._held = 0, 0  # what range of the destination the buffer has
         self._files = NearbyFiles()
 
@@ -132,17 +134,18 @@ class Verifier:
     def _verify(self, check: Check) -> None:
         crc32 = 0
         source = self._sources[check.source]
+        combined = check.checksum is not None and check.nbytes > _SUMMED_TWICE
         for at, view in self._read_back(check.at, check.at + check.nbytes):
             if check.checksum is not None:
                 crc32 = extend_crc32(crc32, view)
             elif not self._same_in(source, check.source_at + at - check.at, view):
                 raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
-            elif self._summed:
+            if self._summed and not combined:
                 self.crc32 = extend_crc32(self.crc32, view)
             self.done += len(view)
         if check.checksum is not None and crc32 != check.checksum.crc32:
             self._blame(check)
-        if check.checksum is not None and self._summed:
+        if self._summed and combined:
             self.crc32 = combine_crc32(self.crc32, crc32, check.nbytes)
 
     def _read_back(self, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
@@ -178,7 +181,9 @@ class Verifier:
                     other = memoryview(self._other)[: piece.nbytes]
                     piece.source.read_into(piece.at, other)
                     same = (
-                        self._other if piece.nbytes == _BUFFER else self._other[: piece.nbytes]
+                        self._other
+                        if piece.nbytes == len(self._other)
+                        else self._other[: piece.nbytes]
                     ) == part
                 if not same:
                     return False

@@ -185,7 +185,8 @@ def named(node: Node) -> Node:
 
 def are_plain(nodes: Sequence[Node]) -> bool:
     """Whether these are all numbers or None, which hold nothing; soon told even of millions."""
-    return isinstance(nodes, (array, FlagRow)) or _PLAIN.issuperset(map(type, nodes))
+    is_row = type(nodes) is not list and isinstance(nodes, (array, FlagRow))
+    return is_row or _PLAIN.issuperset(map(type, nodes))
 
 
 _PLAIN = frozenset((type(None), bool, int, float))

@@ -37,6 +37,7 @@ _TEXTS = frozenset((str, Text))
 _LONGEST_COPY = 1000  # characters of a key
 _LONGEST_IN_KEY = 64  # characters of a text in a tuple that is a key and shown as it is
 _MOST_IN_KEY = 8  # items of a tuple that is a key and shown as it is
+_FEW = 8  # items that are soon looked at again
 _SAFE_BITS = 60  # of a number that is its own hash
 
 
@@ -105,7 +106,13 @@ def _leads_on(node: Node, barren: set[int], opened: Container[int]) -> bool:
     if isinstance(node, Text):
         return names_device(node)
     if isinstance(node, (Tuple, List, Set)):
-        return bool(node.items) and id(node) not in barren
+        if not node.items or id(node) in barren:
+            return False
+        if isinstance(node, Set) or not are_plain(node.items):
+            return True
+        if len(node.items) > _FEW:
+            barren.add(id(node))
+        return False  # of numbers alone, as there may be a million of them: a visit takes long
     return bool(node.pairs) if isinstance(node, Dict) else isinstance(node, _HOLDING)
 
 

@@ -19,6 +19,7 @@ from ckptmove.pickles.nodes import List, Node, Text, Tuple
 from ckptmove.pickles.opcodes.rows import packed, same_numbers
 from ckptmove.pickles.terms import from_terms, parsed, spelled, spelled_parts, to_terms
 from ckptmove.pickles.walk import walk
+from ckptmove.torch_pickle.children import visits_of
 from tests.making.bombs import headed, zipped
 
 RANDOM = random.Random(0)
@@ -181,6 +182,20 @@ def test_text_that_stands_for_a_row_is_text() -> None:
 
 def _nothing(_: object) -> None:
     """No node is known."""
+
+
+def test_tuples_of_numbers_are_not_visited_one_by_one() -> None:
+    """A list of a million pairs takes as long, and as much, as to walk it."""
+    pairs = walk(pickle.dumps([(n, 0.5) for n in range(100)] + [[1, 2], (1, "cuda:0")], 2)).root
+    assert isinstance(pairs, List)
+    inside, children = visits_of(pairs, set(), {})
+    assert list(inside) == [((101,), pairs.items[101])]
+    assert children == pairs.items
+    row = walk(pickle.dumps([[0.5, None] * 50] * 2, 2)).root
+    assert isinstance(row, List)
+    barren: set[int] = set()
+    assert not list(visits_of(row, barren, {})[0])
+    assert barren == {id(row), id(row.items[0])}  # a long one is looked at once
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ _MANY_AGAIN = 1 << 16  # from which on it is worth to foretell
 _LONG = 64  # characters or bytes; what is longer is shared
 _PART = 1 << 16  # numbers of a row that are looked at together
 _MADE = (Call, Persistent, Blob)
+_INTEGERS = frozenset((int,))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -82,6 +83,8 @@ def shareable(node: Node) -> bool:
 
 def are_terms(nodes: Sequence[Node]) -> bool:
     """Whether these are all terms themselves; soon told even of millions."""
+    if type(nodes) is list and len(nodes) <= _SHORT_ROW:  # of which there may be very many
+        return are_plain(nodes) and _are_in_range(nodes)
     if isinstance(nodes, array):
         return nodes.typecode != "d" or all(map(isfinite, nodes))
     if isinstance(nodes, FlagRow):
@@ -93,6 +96,9 @@ def are_terms(nodes: Sequence[Node]) -> bool:
 
 
 def _are_in_range(numbers: Sequence[Node]) -> bool:
+    if _INTEGERS.issuperset(map(type, numbers)):
+        low, high = min(numbers, default=0), max(numbers, default=0)  # type: ignore[type-var]
+        return max(low.bit_length(), high.bit_length()) <= MAX_BITS  # type: ignore[union-attr]
     ints = [each for each in numbers if type(each) is int]
     floats = [each for each in numbers if type(each) is float]
     longest = max(max(ints, default=0).bit_length(), min(ints, default=0).bit_length())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ..errors import StrPath, UsageError
 from ..placement.device import with_index
 from ..reports.doctor import Diagnosis, Verdict
+from ..runtime.torch_import import NOT_INSTALLED, why_no_torch
 from .options import Input, Option, Simulate, declare_options
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _LONGEST = 120.0  # seconds from the first call of a model to the first step
 #: How a process ends, by signals, in which something took a tensor to have values.
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")
 _NO_TORCH = Verdict("no-torch", "torch is not installed in this Python", "pip install torch")
+_REPAIR = "make python -c 'import torch' work; a limit such as ulimit -v may be too low"
 
 _MODEL, _SCRIPT = "Model", "Script"
 
@@ -115,11 +117,13 @@ def doctor(
     if model is None and (specs or optimizer is not None):
         raise UsageError("an input and an optimizer are for a model, and there is none")
     subject = os.fspath(script) if script is not None else _name_of(model)
-    try:
-        from ..runtime.environment.facts import facts
-        from ..runtime.environment.usable import best, usable
-    except ImportError:
-        return Diagnosis(subject, device, verdicts=(_NO_TORCH,), complete=not subject)
+    no_torch = why_no_torch()
+    if no_torch is not None:
+        verdict = _NO_TORCH if no_torch == NOT_INSTALLED else Verdict("no-torch", no_torch, _REPAIR)
+        return Diagnosis(subject, device, verdicts=(verdict,), complete=not subject)
+    from ..runtime.environment.facts import facts
+    from ..runtime.environment.usable import best, usable
+
     known = facts()
     wanted = best(known) if device == "auto" else with_index(device)
     unusable = usable(wanted, known)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from .. import formats
 from ..errors import StrPath
 from ..formats.loading import object_in
+from ..runtime.torch_import import why_no_torch
 from .options import OF_WHICH_WEIGHTS, OF_ZERO, FollowLinks, Option, Weights, declare_options
 from .strict import refuse_unknown
 
@@ -54,6 +55,7 @@ def load(
         The object.
 
     Raises:
+        ImportError: torch is not installed, or can't be imported.
         UsageError: `map_location` or `weights` makes no sense.
         UntrustedError: the file names unknown callables, and `strict` is set.
         DeviceError: a tensor is tagged with, or mapped to, a device that this machine does not
@@ -62,6 +64,9 @@ def load(
         RefusedError: a glob matches nothing; or `weights` is given, and the file holds no such
             weights, or those of several models.
     """
+    no_torch = why_no_torch()
+    if no_torch is not None:
+        raise ImportError(no_torch, name="torch")
     from ..runtime.storages import Restoring
 
     patterns = (select,) if isinstance(select, str) else tuple(select)

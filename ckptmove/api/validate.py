@@ -14,7 +14,7 @@ from ..formats.folders.layouts import common_folder
 from ..formats.folders.training_folder import FolderCheckpoint
 from ..manifest.manifest import Manifest
 from ..placement.device import with_index
-from ..reports.display.phrases import format_error, plural
+from ..reports.display.phrases import plural
 from ..reports.validate import (
     ALL_CHECKS,
     FAILED,
@@ -24,14 +24,10 @@ from ..reports.validate import (
     TrialResult,
     ValidationReport,
 )
+from ..runtime.torch_import import why_no_torch
 from ..sources import place_of
 from ..sources.downloads import Downloads
-from ..trial.state.loaders import (
-    check_room_for_torch,
-    not_loaded,
-    reserve_for_safetensors,
-    usual_device,
-)
+from ..trial.state.loaders import not_loaded, reserve_for_safetensors, usual_device
 from ..writing.verify import Progress
 from .against import compare
 from .folders.checks import check_folder
@@ -41,8 +37,6 @@ from .strict import refuse_unknown_around
 
 _MOST_LISTED = 8  # faults
 _WITHOUT_STRICT = "without --strict it is checked all the same"
-#: What the import of torch raises; of these the last two for lack of memory.
-_IMPORT_ERRORS = (ImportError, OSError, MemoryError)
 
 
 @declare_options
@@ -284,12 +278,8 @@ def _fetch(
     path: str, found: Checkpoint, copies: Downloads, has_trial: bool
 ) -> Sequence[str] | RefusedError:
     """Copies of the files that hold tensors, if anybody here is to open them."""
-    try:
-        check_room_for_torch()
-        from ..trial.state import reload
-    except (ImportError, MemoryError):
+    if why_no_torch():
         return ()
-    del reload  # whoever opens the files imports it again
     try:
         folder = place_of(path).is_folder()
         paths = copies.take(path, found.sources, folder=folder, beside=has_trial)
@@ -309,11 +299,11 @@ def _run_trial(
     **options: Any,  # noqa: ANN401 those of `rehearse`
 ) -> TrialResult:
     """Run the model, and take a step, with files that can be opened here."""
-    try:
-        check_room_for_torch()
-        from ..trial.trial import rehearse
-    except _IMPORT_ERRORS as error:
-        return TrialResult(device, False, _skip(ALL_CHECKS[3:], _why_no_torch(error)))
+    no_torch = why_no_torch()
+    if no_torch is not None:
+        return TrialResult(device, False, _skip(ALL_CHECKS[3:], no_torch))
+    from ..trial.trial import rehearse
+
     other = _local_path(against, copies)
     try:
         return rehearse(copies.here(path), device=device, against=other, **options)
@@ -347,10 +337,11 @@ def _about_source(finding: Finding, copies: Downloads) -> Finding:
 
 def _library_faults(path: str) -> list[str]:
     """What the safetensors library has against a file of its own, if it is there to be asked."""
+    if why_no_torch():  # which the library imports
+        return []
     try:
-        check_room_for_torch()  # which the library imports
         from safetensors import SafetensorError, safe_open
-    except (ImportError, MemoryError):
+    except ImportError:
         return []
     try:
         reserve_for_safetensors(path)
@@ -374,23 +365,16 @@ def _check_reload(
     is_on_cpu = device == "cpu" or (device == "auto" and usual_device(manifest) == "cpu")
     if is_on_cpu and len(skipped) == len(kinds) == 1:
         return "cpu", skipped[0]
-    try:
-        check_room_for_torch()
-        from ..trial.state.reload import reloaded, there
-    except _IMPORT_ERRORS as error:
-        return device, Finding("reload", SKIPPED, _why_no_torch(error))
+    no_torch = why_no_torch()
+    if no_torch is not None:
+        return device, Finding("reload", SKIPPED, no_torch)
+    from ..trial.state.reload import reloaded, there
+
     wanted = there(manifest, device)
     if len(files) == 1:
         (format, only), *_ = files
         return wanted, reloaded(only, format, wanted)
     return wanted, _of_all([(of_part, reloaded(of_part, each, wanted)) for each, of_part in files])
-
-
-def _why_no_torch(error: BaseException) -> str:
-    """Why nothing can be done with torch: it is not there, or its import failed."""
-    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        return "torch is not installed"
-    return f"torch can't be imported: {format_error(error)}"
 
 
 def _of_all(findings: Sequence[tuple[Sequence[str], Finding]]) -> Finding:

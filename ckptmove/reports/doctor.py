@@ -178,7 +178,7 @@ def _watched(trace: Trace) -> str:
 def _machine(facts: Mapping[str, Any]) -> str:
     """Python, torch and its devices."""
     if not facts:
-        return "torch is not installed"
+        return "no torch"
     build = f"built for CUDA {facts['cuda']}" if facts.get("cuda") else "built for CPU only"
     build = f"built for ROCm {facts['hip']}" if facts.get("hip") else build
     devices = [f"{each['tag']} {each['name']}".strip() for each in facts.get("devices", ())]

@@ -208,6 +208,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "graph",
     ),
     (
+        "runtime.torch_import",
         "runtime.environment.wheels",
         "runtime.environment.machine",
         "runtime.environment.facts",

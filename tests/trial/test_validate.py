@@ -499,20 +499,25 @@ print(json.dumps(ckptmove.validate(sys.argv[1]).to_json()))
 @pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize("megabytes", [420, 500, 400, 450, 550])
-@pytest.mark.parametrize("name", ["run.safetensors", "run.pt"])
-def test_torch_with_too_little_room_does_not_end_us(name: str, megabytes: int, made: Path) -> None:
+@pytest.mark.parametrize("what", ["run.safetensors", "run.pt", "load", "doctor"])
+def test_torch_with_too_little_room_does_not_end_us(what: str, megabytes: int, made: Path) -> None:
     """C++ and OpenBLAS end a process in which their allocations fail, with torch half imported."""
     room = megabytes << 20
+    code = f"import ckptmove\ntry: ckptmove.load({os.fspath(made / 'run.pt')!r})\n"
+    code += "except ImportError as error: print(error)"
+    command = {"load": ["-c", code], "doctor": ["-m", "ckptmove", "doctor"]}
+    validate = ["-m", "ckptmove", "validate", os.fspath(made / what)]
     done = subprocess.run(
-        [sys.executable, "-m", "ckptmove", "validate", os.fspath(made / name)],
+        [sys.executable, *command.get(what, validate)],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (room, room)),
         env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
         capture_output=True,
         text=True,
-        check=True,
     )
-    assert "torch can't be imported: " in done.stdout
-    assert not done.stderr
+    assert done.returncode == (what == "doctor")
+    assert "torch can't be imported: it needs more memory than this process" in done.stdout
+    assert "not installed" not in done.stdout
+    assert done.stderr == "ckptmove: something is wrong\n" * (what == "doctor")
 
 
 # -- model and step --------------------------------------------------------------------------------

@@ -5,18 +5,14 @@ To import torch takes a hundred megabytes and a second.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from ...manifest.manifest import Manifest, Role, Total
 from ...placement.device import is_tag
 from ...reports.validate import SKIPPED, Finding
-from ...sources.budget import NO_MEMORY, reserve
-from ...system import memory
+from ...sources.budget import reserve
 
 #: Not tars: torch refuses them, and until 2.5 it unpacked them wherever they said, CVE-2025-32434.
 BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-sharded")
@@ -27,23 +23,6 @@ _BY_RANKS = ("dcp", "dcp-safetensors", "deepspeed", "universal", "fsdp-ranks")
 #: Bytes of memory that the library takes for any file, and for each byte of its header: 1300 for a
 #: tensor, of which the shortest takes 60.
 _SAFETENSORS_FLOOR, _PER_HEADER_BYTE = 32 << 20, 24
-#: Imports torch with as much address space taken as its argument says.
-_IMPORT_TORCH = """
-import mmap, resource, sys
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-there = mmap.mmap(-1, int(sys.argv[1]))
-try:
-    import torch
-except ModuleNotFoundError:
-    sys.exit()
-try:
-    import numpy
-    import safetensors.torch
-except ImportError:
-    pass
-"""
-#: Bytes that are taken between the question and the import.
-_MARGIN = 32 << 20
 _WITHOUT_DEVICE = (Role.ARRAY, Role.UNTAGGED)
 
 
@@ -64,23 +43,6 @@ def reserve_for_safetensors(path: str) -> None:
     with Path(path).open("rb") as file:
         header_nbytes = int.from_bytes(file.read(8), "little")
     reserve(_SAFETENSORS_FLOOR + _PER_HEADER_BYTE * header_nbytes)
-
-
-def check_room_for_torch() -> None:
-    """Raise MemoryError where the import of torch would end us, for lack of memory.
-
-    It is not Python that is out of memory then, but C++ (SIGABRT), or OpenBLAS, which exits.
-    """
-    if "torch" not in sys.modules and memory.is_limited() and not _torch_fits():
-        raise MemoryError(NO_MEMORY)
-
-
-@cache
-def _torch_fits() -> bool:
-    """Whether a process with our limits, in which as much is taken, imports torch."""
-    command = [sys.executable, "-c", _IMPORT_TORCH, str(memory.address_space() + _MARGIN)]
-    quiet = subprocess.DEVNULL
-    return not subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet).returncode
 
 
 def usual_device(manifest: Manifest) -> str:

@@ -230,14 +230,14 @@ MUTANTS = (
     # -- tensors
     Mutant(
         "gather off by one",
-        "runtime/gather.py",
+        "runtime/strided.py",
         "(shape, stride, (gather.offset + offset) * units)\n",
         "(shape, stride, max(0, gather.offset + offset - 1) * units)\n",
         "tests/runtime/test_gather.py",
     ),
     Mutant(
         "strides reversed",
-        "runtime/gather.py",
+        "runtime/strided.py",
         "        shape, stride = [n for n, _ in dims], [step for _, step in dims]\n",
         "        shape, stride = [n for n, _ in dims], [step for _, step in dims][::-1]\n",
         "tests/runtime/test_gather.py",

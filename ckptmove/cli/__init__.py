@@ -6,6 +6,7 @@ Data goes to stdout, everything else to stderr. The exit code says what happened
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import signal
 import sys
@@ -16,12 +17,13 @@ from typing import NoReturn
 
 import click
 
-from ..errors import CkptmoveError, CorruptError, UsageError
+from ..errors import CkptmoveError, CorruptError, InputError, UsageError
 from ..system.signals import ENDING, end_by
 from ..version import __version__
 from .display.streams import Signalled, take_streams
 
 _BUG = 70
+_TOO_MANY_FILES = "no more files can be opened at the same time"
 _OURS = "ckptmove: "
 _ISSUES = "please report it, with the output of the same command and -v"
 
@@ -129,6 +131,8 @@ def run(args: list[str]) -> int:
     except Signalled as error:
         return end_by(error.number)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return _say(InputError(_TOO_MANY_FILES, hint="ulimit -n"))  # an import opens files, too
         if "-v" in args or "--verbose" in args:
             raise
         _complain(f"a bug in ckptmove: {type(error).__name__}: {error}; {_ISSUES}")

@@ -146,9 +146,10 @@ def _explaining(probe: Probe) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        from .diagnosis import explain
+        with contextlib.suppress(OSError):  # as where no more files can be opened
+            from .diagnosis import explain
 
-        explain(error, probe.path, None if probe.is_folder else probe.file)
+            explain(error, probe.path, None if probe.is_folder else probe.file)
         raise
 
 

@@ -20,7 +20,7 @@ def _fastest() -> Callable[[bytes | bytearray | memoryview, int], int]:
     """That of isal, which is ten times as fast as that of zlib, where it is installed."""
     try:
         from isal.isal_zlib import crc32  # only here: small files need none of this
-    except ImportError:
+    except (ImportError, OSError):  # an import opens files, and calls on these may fail
         return zlib.crc32
     return crc32
 

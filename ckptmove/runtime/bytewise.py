@@ -166,33 +166,31 @@ class Comparison:
 
     def gathered(self, shown: Shown, dtype: str) -> Iterator[bytearray]:
         """The elements of a tensor that do not lie as they are wanted, in chunks."""
-        try:
-            from .gather import gather_chunks  # what lies as it is compared needs no torch
+        from .gather import gather_chunks
+
+        view, stored = shown.view, shown.stored
+        held = stored.content is not None
+        gather = Gather(
+            at=0,
+            nbytes=nbytes_of(prod(view.shape), dtype),
+            source=stored.source,
+            source_at=0 if held else stored.start,
+            source_nbytes=stored.nbytes_before,
+            dtype=view.dtype,
+            shape=view.shape,
+            stride=view.stride,
+            offset=view.offset,
+            conj=view.conj,
+            neg=view.neg,
+            big_endian=stored.big_endian,
+            to=None if dtype == view.dtype else dtype,
+        )
+        try:  # what lies as it is compared needs no torch
+            return gather_chunks(self.source(shown), gather)
         except ImportError as error:
             raise UnsupportedError(
                 "needs torch to compare strided or cast tensors", hint="pip install torch"
             ) from error
-
-        view, stored = shown.view, shown.stored
-        held = stored.content is not None
-        return gather_chunks(
-            self.source(shown),
-            Gather(
-                at=0,
-                nbytes=nbytes_of(prod(view.shape), dtype),
-                source=stored.source,
-                source_at=0 if held else stored.start,
-                source_nbytes=stored.nbytes_before,
-                dtype=view.dtype,
-                shape=view.shape,
-                stride=view.stride,
-                offset=view.offset,
-                conj=view.conj,
-                neg=view.neg,
-                big_endian=stored.big_endian,
-                to=None if dtype == view.dtype else dtype,
-            ),
-        )
 
     def source(self, shown: Shown) -> Source:
         """The file that has the bytes of a storage; where memory has them, one is made."""

@@ -193,15 +193,17 @@ def read_gather(
 
     Raises UnsupportedError if torch is missing.
     """
-    try:
-        from ..runtime.gather import gather_chunks  # what needs no gather needs no torch
+    from ..runtime.gather import gather_chunks
+
+    try:  # what needs no gather needs no torch
+        chunks = gather_chunks(sources[gather.source] if gather.content is None else None, gather)
     except ImportError as error:
         raise UnsupportedError(
             "needs torch to write strided or cast tensors", hint="pip install torch"
         ) from error
 
     at, left = gather.at, gather.nbytes
-    for chunk in gather_chunks(sources[gather.source] if gather.content is None else None, gather):
+    for chunk in chunks:
         data = memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b"")
         left -= len(data)
         if left < 0:

@@ -573,6 +573,8 @@ def test_it_rounds_as_torch_does(dtype: str, suffix: str, deflated: bool, tmp_pa
     model = saved["model"]
     floating = {key: each for key, each in model.items() if each.is_floating_point()}
     model.update({key: each.to(DTYPES[dtype]) for key, each in floating.items()})
+    if dtype == "bf16":  # torch's NaN differs by processor, and by its place in the tensor
+        model["w"].view(torch.int16)[floating["w"].isnan()] = 0x7FC0
     assert sum(report.cast.values()) == sum(
         numbers()["model"][key].dtype is not DTYPES[dtype] for key in floating
     )

@@ -16,7 +16,8 @@ import ckptmove
 from ckptmove.errors import CorruptError, UnsupportedError
 from ckptmove.manifest.dtypes import BITS, nbytes_of
 from ckptmove.plans.plan import Gather
-from ckptmove.runtime import gather as rooms
+from ckptmove.runtime import bfloat16, strided
+from ckptmove.runtime import gather as gather_module
 from ckptmove.runtime.gather import gather_chunks
 from ckptmove.sources.file import File
 from tests.whole.test_memory import PROJECT
@@ -110,8 +111,8 @@ def views(draw: st.DrawFn, dtypes: tuple[str, ...]) -> tuple[bytes, Gather]:
 
 def small_chunks(patch: pytest.MonkeyPatch, draw: int) -> None:
     """Have even small views be cut."""
-    patch.setattr(rooms, "_PICKED_NBYTES", draw)
-    patch.setattr(rooms, "_READ_NBYTES", draw // 16 * 16)
+    patch.setattr(strided, "_PICKED_NBYTES", draw)
+    patch.setattr(gather_module, "_READ_NBYTES", draw // 16 * 16)
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +200,40 @@ def test_casts_round_as_torch_does(
 def without_nan8(content: bytes, dtype: str, big_endian: bool) -> bytes:
     """As `without_nan`; bytes that are floats have few, which cast one way only."""
     return content if dtype.startswith("float8") else without_nan(content, dtype, big_endian)
+
+
+def test_bfloat16_is_cast_without_torch_as_by_torch() -> None:
+    upper = torch.arange(1 << 16, dtype=torch.int64) << 16
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    bits = (upper[:, None] + lower).reshape(-1).to(torch.uint32).view(torch.int32)
+    numbers = bits.view(torch.float32)
+    got = torch.frombuffer(bfloat16.to_bfloat16(bytearray(raw(bits))), dtype=torch.bfloat16)
+    is_nan = numbers.isnan()
+    assert torch.equal(
+        got.view(torch.int16)[~is_nan], numbers.to(torch.bfloat16).view(torch.int16)[~is_nan]
+    )
+    assert got[is_nan].isnan().all()
+    assert torch.equal(got[is_nan].signbit(), numbers[is_nan].signbit())
+    every = (upper >> 16).to(torch.uint16).view(torch.int16)
+    back = torch.frombuffer(bfloat16.from_bfloat16(bytearray(raw(every))), dtype=torch.int32)
+    assert torch.equal(back, every.to(torch.int32) << 16)
+
+
+def test_bfloat16_is_cast_without_torch(tmp_path: Path) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(raw(torch.arange(8.0)))
+    script = f"""
+import sys
+from ckptmove.plans.plan import Gather
+from ckptmove.runtime.gather import gather_chunks
+from ckptmove.sources.file import File
+with File.open({str(path)!r}) as source:
+    gather = Gather(0, 16, 0, 0, 32, "float32", (2, 4), (4, 1), 0, to="bfloat16")
+    sys.stdout.buffer.write(b"".join(gather_chunks(source, gather)))
+assert "torch" not in sys.modules
+"""
+    made = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, check=True, stdout=-1)
+    assert made.stdout == raw(torch.arange(8.0).to(torch.bfloat16))
 
 
 def test_nan_payloads_and_minus_zero_are_kept(tmp_path: Path) -> None:
@@ -309,7 +344,7 @@ GROWTH = """
 import sys
 from pathlib import Path
 from ckptmove.plans.plan import Gather
-from ckptmove.runtime.gather import gathered
+from ckptmove.runtime.gather import gather_chunks
 from ckptmove.sources.file import File
 
 def anonymous():
@@ -324,7 +359,7 @@ with File.open(sys.argv[1]) as source:
     ):
         nbytes = 4 * n * n * (shape[0] // n or 2) * {"bfloat16": 1, None: 2, "float64": 4}[to] // 2
         gather = Gather(0, nbytes, 0, 0, 4 * n * n, "float32", shape, stride, 0, to=to)
-        chunks = gathered(source, gather)
+        chunks = gather_chunks(source, gather)
         next(chunks)
         before, most = anonymous(), 0
         for chunk in chunks:

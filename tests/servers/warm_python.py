@@ -37,7 +37,7 @@ _OF_TORCH = ("runtime", "live", "trial", "training")  # rooms
 #: What is there before a command begins: all that it may import in the middle of its work, so that
 #: the system calls of a run are those of the work. torch is not.
 _WITH_COMMANDS = (
-    *("difflib", "hashlib", "json", "locale", "shutil", "tempfile"),
+    *("difflib", "hashlib", "isal.isal_zlib", "json", "locale", "shutil", "tempfile"),
     *(
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in sorted((ROOT / "ckptmove").rglob("*.py"))

@@ -1,12 +1,13 @@
 """Measure what is promised, row by row, and print it as a table.
 
-Usage: scripts/acceptance [--write] [--from REPORT.xml] [ROW...]
+Usage: scripts/acceptance [--write] [--from REPORT.xml] [--planted LOG] [ROW...]
 
 Most rows are tests, run with more trials than usual. With `--from` they are looked up in the report
 of a run of all tests (pytest's `--junitxml`), with the trials of that. What they measure besides is
 what they record (pytest's `record_property`): numbers are added up, but for those called `peak` or
-`longest`, of which the largest counts. `--write` puts the rows into CONTRIBUTING.md, where those
-that were not run stay as they are. Ends with 1 if a row does not hold.
+`longest`, of which the largest counts. `--planted` is what `scripts/mutants` printed, in one run or
+several, of which the last counts: the faults are not planted again. `--write` puts the rows into
+CONTRIBUTING.md, where those that were not run stay as they are. Ends with 1 if a row does not hold.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from mutants import MUTANTS
+
 ROOT = Path(__file__).parents[1]
 _START, _END = "<!-- acceptance: by scripts/acceptance --write -->", "<!-- end of acceptance -->"
 _TRIALS = {"CKPTMOVE_ROUNDS": "100", "CKPTMOVE_TEST_ALL": "1", "OMP_NUM_THREADS": "1"}
 _MANY = 100_000  # tensors
+_VERDICT = re.compile(r"(?m)^(noticed|SURVIVED) +\d+ s  (.+)$")  # as `scripts/mutants` prints it
 
 
 class Outcome(NamedTuple):
@@ -117,12 +121,19 @@ def inspect_many() -> Outcome:
     return Outcome(seconds <= 5, f"{_MANY:,} tensors of one storage in {seconds:.1f} s")
 
 
-def planted() -> Outcome:
-    """How many planted faults the tests let pass."""
-    command = [sys.executable, os.fspath(ROOT / "scripts" / "mutants.py")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    return Outcome(done.returncode == 0, f"{len(lines) - 1} planted, {lines[-1] if lines else '?'}")
+def planted(log: Path | None = None) -> Outcome:
+    """How many planted faults the tests let pass, by what `scripts/mutants` prints, or printed."""
+    if log is None:
+        command = [sys.executable, os.fspath(ROOT / "scripts" / "mutants.py")]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    else:
+        said = log.read_text(encoding="utf-8")
+    verdicts = {name: verdict for verdict, name in _VERDICT.findall(said)}
+    left = [mutant.name for mutant in MUTANTS if mutant.name not in verdicts]
+    survived = [mutant.name for mutant in MUTANTS if verdicts.get(mutant.name) == "SURVIVED"]
+    told = f"{len(MUTANTS) - len(left)} planted, {len(survived)} survived"
+    told += f"; not planted: {', '.join(left)}" if left else ""
+    return Outcome(not left and not survived, told)
 
 
 ROWS = {
@@ -250,11 +261,15 @@ def write(lines: dict[int, str]) -> None:
     )
 
 
-def measured(numbers: list[int], report: Path | None) -> Iterator[tuple[int, Outcome]]:
+def measured(
+    numbers: list[int], report: Path | None, log: Path | None
+) -> Iterator[tuple[int, Outcome]]:
     """What the rows came to, one by one."""
     for number in numbers:
         how = ROWS[number].how
-        if not isinstance(how, str):
+        if how is planted:
+            yield number, planted(log)
+        elif not isinstance(how, str):
             yield number, how()
         else:
             yield number, tested(how) if report is None else looked_up(how, report)
@@ -265,10 +280,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what is promised, row by row.")
     parser.add_argument("--write", action="store_true", help="put the rows into CONTRIBUTING.md")
     parser.add_argument("--from", dest="report", type=Path, help="report of a run of all tests")
+    parser.add_argument("--planted", type=Path, help="what scripts/mutants printed")
     parser.add_argument("rows", nargs="*", type=int, choices=[[], *ROWS], help="all by default")
     asked = parser.parse_args()
     failed = False
-    for number, outcome in measured(asked.rows or list(ROWS), asked.report):
+    for number, outcome in measured(asked.rows or list(ROWS), asked.report, asked.planted):
         row = line(number, outcome)
         print(row, flush=True)
         failed |= not outcome.holds

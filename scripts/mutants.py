@@ -314,6 +314,20 @@ MUTANTS = (
         "tests/whole/test_payloads.py::test_attributes_that_unpickling_calls_are_unknown",
     ),
     Mutant(
+        "records passed over not looked into",
+        "formats/archives/zip_container.py",
+        "        yield from self._beside\n",
+        "        yield from ()\n",
+        "tests/whole/test_payloads.py -k records",
+    ),
+    Mutant(
+        "object of a program taken for a tensor",
+        "formats/programs/export_archive.py",
+        "            if file.startswith(tuple(_OBJECTS)) or (is_pickled and meta is None):\n",
+        "            if is_pickled and meta is None:\n",
+        "tests/whole/test_payloads.py -k constants",
+    ),
+    Mutant(
         "field of a dtype anywhere",
         "torch_pickle/callables/numpy_dtypes.py",
         " and 0 <= at <= size - each\n",

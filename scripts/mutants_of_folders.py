@@ -83,15 +83,15 @@ OF_FOLDERS = (
     Mutant(
         "upload of a living process aborted",
         "writing/upload/unfinished.py",
-        "    if machine == _machine() and _start_of(pid) == started:\n",
-        "    if False:\n",
+        "        return _start_of(record.pid) == record.started\n",
+        "        return False\n",
         "tests/batches/test_batch_uploads.py",
     ),
     Mutant(
         "upload elsewhere aborted",
         "writing/upload/unfinished.py",
-        '    if prefix and not key.startswith(f"{prefix}/"):\n',
-        "    if False:\n",
+        '        if not prefix or key.startswith(f"{prefix}/"):\n',
+        "        if True:\n",
         "tests/batches/test_batch_uploads.py",
     ),
 )

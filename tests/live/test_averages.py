@@ -10,7 +10,10 @@ import pytest
 
 import ckptmove
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+pytestmark = [
+    pytest.mark.usefixtures("warm"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+]
 
 HEAD = """
 import copy, sys, torch

@@ -9,7 +9,10 @@ import pytest
 
 import ckptmove
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+pytestmark = [
+    pytest.mark.usefixtures("warm"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+]
 
 ANEW = "make the module once, in __init__: there model.to moves it, and it is trained"
 MOVED = 'head.to("cuda:0"), as the model'

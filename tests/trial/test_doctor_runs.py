@@ -76,7 +76,6 @@ def is_running(process: int) -> bool:
 # -- whether everything was watched ----------------------------------------------------------------
 
 
-@pytest.mark.cold
 @pytest.mark.slow
 def test_a_run_that_took_its_steps_is_complete(tmp_path: Path) -> None:
     found = run(tmp_path, "for _ in range(9):\n    step()\n")
@@ -217,7 +216,6 @@ def test_a_process_that_ends_itself_after_its_steps_is_complete(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.cold
 @posix
 def test_a_killed_process_loses_nothing_that_was_found(tmp_path: Path) -> None:
     found = run(tmp_path, "step(); os.kill(os.getpid(), 9)")

@@ -520,6 +520,7 @@ def salvaged_apart(broken: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_overlapping_entries_of_a_directory_do_not_hang(tmp_path: Path) -> None:
     """Each entry claims the longest extra fields: short ones, made of the entries behind it."""
     local = b"PK\3\4" + bytes(22) + b"\x08\0\0\0x/data.p" + bytes(64)
@@ -534,6 +535,7 @@ ESCAPED = b'\\"' * 10_000  # each quote of which could begin a string
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_escaped_quotes_in_an_index_do_not_hang(tmp_path: Path) -> None:
     pair = b'"a": "model-00001-of-00002.safetensors", "'
     index = tmp_path / "model.safetensors.index.json"
@@ -542,6 +544,7 @@ def test_escaped_quotes_in_an_index_do_not_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_escaped_quotes_in_a_header_do_not_hang(tmp_path: Path) -> None:
     entry = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"'
     header = b"{" + (entry + ESCAPED) * 800

@@ -14,6 +14,7 @@ import torch
 from tests.devices.hosted import hosted
 
 pytestmark = [
+    pytest.mark.usefixtures("warm"),
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there"),
 ]

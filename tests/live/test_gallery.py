@@ -134,11 +134,13 @@ def test_every_program_is_expected_and_asks_a_question() -> None:
         assert 12 <= len(rest) <= 42, path
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_every_program_on_a_played_gpu() -> None:
     check("simulated")
 
 
+@pytest.mark.usefixtures("warm")
 @needs_second_device
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_every_program_on_a_second_device() -> None:

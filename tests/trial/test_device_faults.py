@@ -11,6 +11,7 @@ from tests.conftest import ALL
 from tests.devices.scores import SETS, Judged, set_judged
 
 pytestmark = [
+    pytest.mark.usefixtures("warm"),
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there"),
 ]

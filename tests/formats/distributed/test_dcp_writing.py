@@ -203,6 +203,7 @@ def test_training_goes_on(ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("world", "mesh"), [(2, "2"), (4, "4"), (4, "2x2")])
 def test_ranks_of_another_mesh_go_on(world: int, mesh: str, tmp_path: Path) -> None:
     """FSDP2 over gloo: what DTensors get is bit-equal, and so are the steps after it."""

@@ -387,7 +387,8 @@ def test_a_kill_or_a_full_disk_at_any_call(how: Sequence[str], tmp_path: Path) -
     ]
     whole = contents(place / "out")
     for call in calls:
-        for what in ("signal=KILL", "error=ENOSPC"):
+        takes_room = call.name not in ("close", "fchmod", "ioctl", "rmdir", "unlink", "unlinkat")
+        for what in ("signal=KILL", "error=ENOSPC")[: 1 + takes_room]:
             for each in place.iterdir():
                 subprocess.run(["rm", "-r", each], check=True)
             ended = run(convert, f"{call.name}:{what}:when={call.ordinal}", names=names)

@@ -49,7 +49,7 @@ class LogLine(Plain):
         cut: whether something was left out because the line would be too long.
     """
 
-    schema: int = Report.schema
+    schema = Report.schema
     time: str
     host: str
     shard: str | None

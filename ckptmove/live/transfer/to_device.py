@@ -7,6 +7,7 @@ containers with a new tensor are rebuilt, inner ones first where necessary.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 import sys
@@ -56,9 +57,9 @@ def to_device(
     obj: Any, device: Any, *, non_blocking: bool = False, keep: str | Iterable[str] = ()
 ) -> Any:
     """The same batch on a device; `ckptmove.to_device` says how."""
-    if not keep and not non_blocking:
-        named = _named(device) if type(device) is str else device
-        if type(named) is torch.device and (named.index is not None or named.type == "cpu"):
+    if not keep and not non_blocking and isinstance(device, (str, torch.device)):
+        named = _named(device)
+        if named is not None:
             if is_there(obj, named):
                 return obj
             found = sent(obj, named)
@@ -67,12 +68,14 @@ def to_device(
     return deliver(obj, reachable(device), non_blocking=non_blocking, keep=keep).value
 
 
-def _named(device: str) -> torch.device | None:
-    """The device that a string names; None if it names none, as `reachable` says in words."""
+@functools.lru_cache(maxsize=64)  # to ask torch takes as long as the rest for a single tensor
+def _named(device: str | torch.device) -> torch.device | None:
+    """The CPU or device with a number that is named; None for what `reachable` has to look at."""
     try:
-        return torch.device(device)
+        named = torch.device(device)
     except RuntimeError:
         return None
+    return named if named.index is not None or named.type == "cpu" else None
 
 
 def deliver(

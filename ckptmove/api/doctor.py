@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ..runtime.environment.facts import Facts
 
 _NOT_SIMULATED = "nothing was simulated: the CPU is there; name another, e.g. --device cuda:0"
+_NO_GPU = (
+    "no GPU was found on this machine: --device cuda:0 says why torch can't use one, and "
+    "--script FILE --device cuda:0 --simulate what a script does on one"
+)
 _NOT_RUN = "it was not run; --simulate simulates the device"
 _STEPS = 2
 _ONWARD = 20.0  # seconds that a script runs on after its steps, to evaluate and save
@@ -130,13 +134,17 @@ def doctor(
     alone = model is None and script is None
     if alone or (unusable and not simulate):
         found = Diagnosis(subject, wanted, facts=known.to_json(), verdicts=unusable)
-        return found if alone else _with_notes(replace(found, complete=False), _NOT_RUN)
+        if alone:
+            return _with_notes(found, _NO_GPU) if wanted == "cpu" else found
+        return _with_notes(replace(found, complete=False), _NOT_RUN)
     run = _Run(subject, wanted, simulate and bool(unusable), known, timeout)
     if script is not None:
         found = _diagnose_script(run, args, steps, quiet)
     else:
         assert model is not None
         found = _diagnose_model(run, model, specs, optimizer)
+    if wanted == "cpu" and device == "auto" and not simulate:
+        found = _with_notes(found, _NO_GPU)
     return _with_notes(found, _NOT_SIMULATED) if simulate and wanted == "cpu" else found
 
 

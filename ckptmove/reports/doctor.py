@@ -119,6 +119,8 @@ class Diagnosis(Report):
             yield from (f"  {line}" for line in self.placed)
         if self.trace is not None:
             yield from _ran(self.trace, full)
+        if self.not_run and (self.verdicts or not self.complete):  # else it is told at the top
+            yield _missed(self)
 
     def page(self) -> Iterator[PageBlock]:
         """Show the verdicts, the timeline of a step, and then modules and events as tables."""
@@ -145,13 +147,16 @@ def _nothing(found: Diagnosis) -> str:
     if found.complete:
         host = found.device == "cpu" and not found.simulated
         rest = "; of a GPU this says nothing" if host else ""
+        missed = f"; {_missed(found)}" if found.not_run else ""
+        if host and not found.subject:
+            return "no GPU was found on this machine, so training runs on the CPU"
         if trace is None or not trace.steps:
             return f"nothing is wrong{rest}"
         if trace.watched < trace.steps:
             first = f"{trace.watched:,} of {trace.steps:,} training steps that were watched"
-            return f"no device fault in the {first}{_missed(found)}{rest}"
+            return f"no device fault in the {first}{missed}{rest}"
         first = "training step" if trace.steps == 1 else f"{trace.steps:,} training steps"
-        return f"no device fault in the first {first}{_missed(found)}{rest}"
+        return f"no device fault in the first {first}{missed}{rest}"
     if trace is None or not trace.calls:
         return "could not be simulated" if found.not_simulated else "nothing was watched"
     much = "simulated" if found.not_simulated else "watched"
@@ -159,11 +164,9 @@ def _nothing(found: Diagnosis) -> str:
 
 
 def _missed(found: Diagnosis) -> str:
-    if not found.not_run:
-        return ""
     missed = " and ".join((", ".join(found.not_run[:-1]), found.not_run[-1])).removeprefix(" and ")
     were = "was" if found.not_run in (("evaluation",), ("saving",)) else "were"
-    return f"; {missed} {were} not run"
+    return f"{missed} {were} not run"
 
 
 def _watched(trace: Trace) -> str:

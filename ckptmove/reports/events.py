@@ -43,6 +43,7 @@ class Operand(NamedTuple):
         module: the module that holds it, or in which it was made.
         variable: the variable in the code that used it, or "".
         owner: the user's variable of the model that holds it, or its class; or "".
+        source: what made the owner and where, or where it was called and gave this; or "".
     """
 
     name: str
@@ -52,6 +53,7 @@ class Operand(NamedTuple):
     module: str = ""
     variable: str = ""
     owner: str = ""
+    source: str = ""
 
     def __str__(self) -> str:
         comma = "," if ", made by " in self.name else ""

@@ -254,7 +254,7 @@ class _Run:
         if excuse is not None:
             return _noted(replace(self._latest(), not_simulated=True), f"{_LIMIT}: {excuse}")
         line = self._call(said(error))
-        found = self.diagnosed(line, error)
+        found = replace(self.diagnosed(line, error), not_run=self._not_run())
         copied = "" if found.ok else self._copied_at(error)
         if copied:
             first = found.verdicts[0]

@@ -59,6 +59,7 @@ SETS = {
     "later": programs("later"),
     "libraries": programs("libraries"),
     "posts": programs("posts"),
+    "answers": programs("answers"),
 }
 #: The halves of the recipes, for which clones of the repositories are needed.
 PUBLIC = {"public": False, "public, unseen": True}

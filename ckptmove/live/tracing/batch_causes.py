@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ...reports.display.phrases import join_names
 from ...reports.doctor import WRONG, Verdict
@@ -27,7 +28,7 @@ def dropped(case: Evidence) -> Iterator[Verdict]:
             continue  # whatever was copied in vain, nobody misses it
         case.explain(names)
         mended = [name for name in names if root_variable(name)] or ["x"]
-        fix = f"{_brought(mended[0], case.device)}; .to never moves a tensor in place"
+        fix = f"{brought(mended[:1], case.device)}; .to never moves a tensor in place"
         yield Verdict(
             "to-result-dropped",
             f"the result of .to is not used at {each.site.source or 'an unknown line'}: "
@@ -63,15 +64,42 @@ def changed_operand(case: Evidence) -> Operand | None:
     return case.trace.operands[0] if name.endswith("_") else None
 
 
-def _brought(name: str, device: str) -> str:
-    """The code that brings `x`, `batch['x']` or, for `batch[0]`, all of `batch` to a device.
+def brought(names: Sequence[str], device: str) -> str:
+    """The code that brings tensors to a device: `x`, `batch['x']`; for `batch[0]` all of `batch`.
 
     A tuple takes no item, and a name with a dot or a number may be one's.
     """
-    variable = root_variable(name)
-    if is_assignable(name):
-        return f'{name} = {name}.to("{device}")'
-    return f'{variable} = ckptmove.to_device({variable}, "{device}")'
+    first = names[0]
+    if not is_assignable(first):
+        variable = root_variable(first)
+        return f'{variable} = ckptmove.to_device({variable}, "{device}")'
+    others = [each for each in names[1:] if is_assignable(each)]
+    likewise = f", likewise {join_names(others)}" if others else ""
+    return f'{first} = {first}.to("{device}"){likewise}'
+
+
+class Input(NamedTuple):
+    """What a model was called with on another device, or what else the user's loop takes."""
+
+    operand: Operand
+    looped: bool  #: of the loop alone
+    line: str  #: a line of evidence
+
+
+def inputs_away(case: Evidence, of: str = "") -> dict[str, Input]:
+    """Those by name, which are not explained yet; `of` the model of a class alone."""
+    found: dict[str, Input] = {}
+    for each in sorted(case.happened("input"), key=lambda each: each.site.op == LOOP):
+        looped, source = each.site.op == LOOP, each.site.source
+        where = f", of the same loop at {source}"
+        if not looped:
+            where = f" when {each.site.module} is called at {source}"
+        for operand in each.operands:
+            name = bare_name(operand.name)
+            meant = operand.held == "input" and name not in case.explained
+            if meant and name not in found and (not of or looped or each.site.module == of):
+                found[name] = Input(operand, looped, f"{operand}{where}")
+    return found
 
 
 def _is_target(operand: Operand, case: Evidence) -> bool:
@@ -106,29 +134,24 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
     broken = [each for each in broken if each != changed_operand(case)]
     if not broken:
         return
-    brought = [each for each in broken if _COPIED in each.name]
-    for operand in brought:
+    copied = [each for each in broken if _COPIED in each.name]
+    for operand in copied:
         name, _, source = operand.name.partition(_COPIED)
         case.explain([name])
         yield copied_away(name, operand.device, source, [case.failed or ""])
-    broken = [each for each in broken if each not in brought]
+    broken = [each for each in broken if each not in copied]
     if not broken:
         return
     names = {each.variable if each in targets else bare_name(each.name): each for each in broken}
     case.explain([each.name for each in targets])
-    lines = [f"{each}" for each in targets]
-    for each in case.happened("input"):
-        for operand in each.operands:
-            name = bare_name(operand.name)
-            if operand.held != "input" or name in case.explained:
-                continue
-            if each.site.op == LOOP:
-                if name not in names:
-                    lines.append(f"{operand}, of the same loop at {each.site.source}")
-                continue
-            lines.append(f"{operand} when {each.site.module} is called at {each.site.source}")
-            if "len" not in name:  # lengths of sequences belong on the host
-                names.setdefault(name, operand)
+    lines, looped = [f"{each}" for each in targets], list[str]()
+    for name, each in inputs_away(case).items():
+        if each.looped and name in names:
+            continue
+        lines.append(each.line)
+        if not each.looped and "len" not in name:  # lengths of sequences belong on the host
+            names.setdefault(name, each.operand)
+        looped += [name] if each.looped else []
     case.explain(list(names))
     first = next(iter(names))
     variable = root_variable(first)
@@ -140,7 +163,8 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
         to = f'"{case.device}")'
         fix = f"bring it before: .to({to}; of a batch, all of it: ckptmove.to_device(…, {to}"
     else:
-        one, whole = _brought(first, case.device), _brought(f"{variable}[0]", case.device)
+        one = brought([*names, *looped], case.device)
+        whole = brought([f"{variable}[0]"], case.device)
         item = first.startswith(f"{variable}[") and one != whole
         fix = f"{one} before it is used" + (f"; or the whole batch: {whole}" if item else "")
     if case.library is not None:  # which moves each batch

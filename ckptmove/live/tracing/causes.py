@@ -21,26 +21,27 @@ from ..inventory.ownership import OwnershipReport
 from .batch_causes import (
     bare_name,
     batch_away,
+    brought,
     changed_operand,
     copied_away,
     dropped,
+    inputs_away,
     is_assignable,
 )
+from .costs import runs_apart, waits
 from .device_choice import Choice
 from .evidence import DEVICES, MOST_LINES, UNKNOWN, Evidence
 from .library_calls import LibraryCall
 from .operations import COPY
 from .refusals import refusal
-from .source_lines import LAYER
-from .tensor_names import PARAMETER
+from .source_lines import CALLED, LAYER
+from .tensor_names import OUTPUT, PARAMETER
 
 _NO_MODEL = Manifest(path="", format="live model", nbytes=0, tensors=(), storages={})
 _OFFLOADED = "(offloaded)"
 #: Functions that take `device=`.
 _MAKERS = {f"torch.{each.__name__}" for each in _device_constructors()} | {"torch.tensor"}
 _HIDDEN = (Ownership.UNREGISTERED, Ownership.HOOK)
-#: Operations that give the host values it may not need, unlike shapes.
-_TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "item")
 
 
 def causes(
@@ -89,8 +90,8 @@ def causes(
     if moved:
         if not any(each.severity != SLOW for each in found):
             found += _elsewhere(case)
-            found += _apart(case)
-        found += _waits(case)
+            found += runs_apart(case)
+        found += waits(case)
     if failed is not None and not any(each.severity != SLOW for each in found):
         found.append(_unexplained(failed, trace))
     return tuple(found)
@@ -145,6 +146,10 @@ def _model(case: Evidence) -> Iterator[Verdict]:
         if case.trained:
             both = f'ckptmove.move({name}, optimizer, to="{case.device}")'
             fix = f"{fix} before the optimizer is created; or move both: {both}"
+        if case.choice is None or not case.choice.title:
+            inputs = inputs_away(case)
+            lines += [each.line for each in inputs.values()][:MOST_LINES]
+            fix += f"; and each batch: {brought(list(inputs), case.device)}" if inputs else ""
         if case.library is not None and case.library.moves_model:
             why = f"{case.library.name} at {case.library.line} is given no device"
             fix = f"give it: {case.library.given(case.device)}"
@@ -184,6 +189,8 @@ def _others(case: Evidence) -> Iterator[Verdict]:
     """Other modules that stayed behind: a loss with weights, another network."""
     owned: dict[str, list[Operand]] = {}
     for each in case.broken():
+        if each.held == OUTPUT:
+            yield _of_another(each, case)
         if each.held in REGISTERED and each.owner and each.name not in case.explained:
             owned.setdefault(each.owner, []).append(each)
     for owner, operands in owned.items():
@@ -195,8 +202,25 @@ def _others(case: Evidence) -> Iterator[Verdict]:
             f"{owner} was never moved: its {join_names(names)} "
             f"{'is' if len(names) == 1 else 'are'} on {operands[0].device}",
             f'{owner}.to("{case.device}"), as the model',
-            () if case.failed is None else (case.failed,),
+            tuple(each for each in (operands[0].source, case.failed) if each),
         )
+
+
+def _of_another(given: Operand, case: Evidence) -> Verdict:
+    """A model that runs elsewhere, and gives what the model here can't take."""
+    case.explain([given.name])
+    inputs = inputs_away(case, of=given.module)
+    case.explain(list(inputs))
+    it = given.owner if given.owner == given.module else f"{given.owner} ({given.module})"
+    before = f", and {brought(list(inputs), case.device)}" if inputs else ""
+    return Verdict(
+        "model-never-moved",
+        f"{it} is on {given.device}: what it gives at {given.source} is used on {case.device}, as "
+        f"{given.name}",
+        f'{given.owner}.to("{case.device}"){before}; or, if it is to stay, '
+        f"{brought([given.name], case.device)}",
+        (*(each.line for each in inputs.values()), *([case.failed] if case.failed else [])),
+    )
 
 
 # -- tensors of the model's own --------------------------------------------------------------------
@@ -239,7 +263,8 @@ def _hidden(case: Evidence) -> Iterator[Verdict]:
             worst[group] = min(worst.get(group, severity), severity, key=_rank)
     for group, told in lines.items():
         names[group] += _beside(names[group], case)
-        told += [made for name in names[group] if (made := case.made_at(name)) != name]
+        made = {name: case.made_at(name) for name in names[group]}
+        told += [f"{each} is on cpu" for name, each in made.items() if each != name]
         case.explain(names[group])
         entry = entries.get(names[group][0])
         those = sorted(names[group])
@@ -296,6 +321,9 @@ def _made(case: Evidence) -> Iterator[Verdict]:
             f"create it on the device of the tensor that it is used with: {op}(…, device=x.device)"
         )
         bring = f"{made} = {made}.to(x.device)" if is_assignable(made) else "it.to(x.device)"
+        if CALLED in source:  # in a library
+            what = bring if operand.variable else "move what it makes: .to(x.device)"
+            fix, known = f"give that call what is on {case.device}; or {what}", True
         if again:
             fix = "make the module once, in __init__: there model.to moves it, and it is trained"
         yield Verdict(
@@ -382,51 +410,5 @@ def _elsewhere(case: Evidence) -> Iterator[Verdict]:
         "keep the tensors on the device of the model: no .cpu() before the loss, "
         "and device= for new tensors",
         tuple(map(str, [*back, *strays][:MOST_LINES])),
-        SLOW,
-    )
-
-
-def _apart(case: Evidence) -> Iterator[Verdict]:
-    """Models that run on another device at each step, beside one where it should be."""
-    for each in case.happened("apart"):
-        often = max(1, case.often - 1)  # it is noted from the second step on
-        if not case.works or each.turns < often or each.site.module == case.variable:
-            continue
-        name, (kind, *_) = each.site.module, (each.operands[0].owner,)
-        the = f"{name} ({kind})" if name != kind else name
-        yield Verdict(
-            "runs-elsewhere",
-            f"{the} runs on {each.devices} at each step, beside the model on {case.device}, at "
-            f"{each.site.source}",
-            f'{name}.to("{case.device}") before the loop, and give it what is there',
-            (f"it was called {plural(each.count, 'time')} after the first step",),
-            SLOW,
-        )
-
-
-def _waits(case: Evidence) -> Iterator[Verdict]:
-    """Values that the host waits for at every step."""
-    if case.trace is None or kind_of(case.device) == "cpu" or not case.trace.steps:
-        return
-    syncs = [
-        each
-        for each in case.happened("sync")
-        if each.asked
-        and each.turns >= case.often
-        and not case.is_away(each.devices)
-        and each.site.op.partition(".")[2].partition(".")[0] in _TOLD
-        and each.site.source not in case.explained
-    ]
-    if not syncs:
-        return
-    count = sum(each.count for each in syncs) / case.often
-    times = "once a step" if count == 1 else f"{count:g} times a step"
-    lines = [f"{each.site.op} at {each.site.source}, {each.count:,} times" for each in syncs]
-    yield Verdict(
-        "host-waits",
-        f"the host waits for the device {times}, first at {syncs[0].site.source}",
-        "keep values on the device (loss.detach()), and read them (.item(), .cpu(), "
-        ".tolist(), if tensor:) only once in many steps",
-        tuple(lines[:MOST_LINES]),
         SLOW,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import linecache
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
@@ -18,12 +17,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ...placement.device import kind_of
+from .conditions import Conditions, Option, variable_of_environment
 from .library_calls import LibraryCall, call_without_device
 from .source_lines import is_library, line_in, locals_of
+from .syntax import tree_of
 
 _MOST_CALLERS = 8
 _MOST_ITEMS = 64  # of what holds settings
-_MOST_LINES = 1 << 16  # of a source
 _LONGEST = 100  # characters of code that is shown
 _KINDS = ("cpu", "cuda", "mps", "xpu")
 _MOST_SOURCES = 4  # that a value is followed through
@@ -45,6 +45,7 @@ class Seen(NamedTuple):
 
     files: tuple[str, ...]  #: the user's own files, the innermost first
     values: Mapping[str, str]  #: variables that name a device
+    truths: Mapping[str, bool]  #: variables that are True or False
 
 
 class Callers:
@@ -60,11 +61,13 @@ class Callers:
         if self.library is None:
             self.library = call_without_device(frame)
 
-    def note(self, model: torch.nn.Module, frame: FrameType) -> None:
-        """Remember what the first callers of a model say."""
-        if model not in self._seen:
-            self._seen[model] = seen_from(frame)
-            self.note_library(frame)
+    def note(self, model: torch.nn.Module, frame: FrameType) -> bool:
+        """Remember what the first callers of a model say; whether these are the first."""
+        if model in self._seen:
+            return False
+        self._seen[model] = seen_from(frame)
+        self.note_library(frame)
+        return True
 
     def choice_for(
         self, model: torch.nn.Module, variable: str, wanted: object, call: Callable[[str], str]
@@ -81,6 +84,15 @@ def seen_from(frame: FrameType | None) -> Seen:
     """The files and the variables that name devices, from a frame on."""
     files: dict[str, None] = {}
     values: dict[str, str] = {}
+    truths: dict[str, bool] = {}
+
+    def note(name: str, value: Any) -> None:
+        if isinstance(value, bool):
+            truths.setdefault(name, value)
+        named = str(value) if isinstance(value, (str, torch.device)) else ""
+        if kind_of(named) in _KINDS and len(named) < 16:
+            values.setdefault(name, named)
+
     for _ in range(_MOST_CALLERS):
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
@@ -88,22 +100,16 @@ def seen_from(frame: FrameType | None) -> Seen:
             break
         files[frame.f_code.co_filename] = None
         for name, value in {**frame.f_globals, **locals_of(frame)}.items():
-            _note(values, name, value)
+            note(name, value)
             held = {} if name.startswith("__") else getattr(value, "__dict__", {})
             if isinstance(held, dict) and len(held) <= _MOST_ITEMS:
                 for key, each in held.items():
-                    _note(values, f"{name}.{key}", each)
+                    note(f"{name}.{key}", each)
             if isinstance(value, dict) and len(value) <= _MOST_ITEMS and name != "__builtins__":
                 for key, each in value.items():
-                    _note(values, f"{name}[{key!r}]", each)
+                    note(f"{name}[{key!r}]", each)
         frame = frame.f_back
-    return Seen(tuple(files), values)
-
-
-def _note(values: dict[str, str], name: str, value: Any) -> None:
-    named = str(value) if isinstance(value, (str, torch.device)) else ""
-    if kind_of(named) in _KINDS and len(named) < 16:
-        values.setdefault(name, named)
+    return Seen(tuple(files), values, truths)
 
 
 def chosen(seen: Seen, model: str, is_on: str, wanted: str) -> Choice | None:
@@ -117,14 +123,10 @@ def chosen(seen: Seen, model: str, is_on: str, wanted: str) -> Choice | None:
     """
     made = ""
     for file in seen.files:
-        lines = linecache.getlines(file)
-        if not lines or len(lines) > _MOST_LINES:
+        tree = tree_of(file)
+        if tree is None:
             continue
-        try:
-            tree = ast.parse("".join(lines))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        source = _Source(tree, "".join(lines), file, wanted)
+        source = _Source(tree, "".join(linecache.getlines(file)), file, wanted, seen.truths)
         found = source.hidden() or source.assigned(seen.values, is_on) or source.guarded(model)
         found = found or source.uncalled(model or "model")
         if found is not None:
@@ -136,11 +138,15 @@ def chosen(seen: Seen, model: str, is_on: str, wanted: str) -> Choice | None:
 class _Source:
     """The source of a program."""
 
-    def __init__(self, tree: ast.Module, text: str, file: str, wanted: str) -> None:
+    def __init__(
+        self, tree: ast.Module, text: str, file: str, wanted: str, truths: Mapping[str, bool]
+    ) -> None:
         self._nodes = list(ast.walk(tree))
         self._text = text
         self._file = file
         self._wanted = wanted
+        given = {ast.unparse(target): value for target, value in self._assignments()}
+        self._conditions = Conditions(given, truths, self._option)
 
     def at(self, node: Any) -> str:
         """The line of a node."""
@@ -175,7 +181,8 @@ class _Source:
             if around is not None and _named(value):
                 told = list(dict.fromkeys(self._sources(around.test)))
                 lines = (f"it is chosen by `if {self.code(around.test)}` at {self.at(around)}",)
-                fix = self._fix(around.test, told)
+                within = any(value is n for part in around.body for n in ast.walk(part))
+                fix = self._fix(around.test, told, wanted=not within)
                 found = Choice(title, fix, (*lines, *(line for line, _ in told)))
         if found is not None:
             return found
@@ -247,7 +254,8 @@ class _Source:
                     f"{self.code(call)} at {self.at(call)} is not run: "
                     f"`if {test}` at {self.at(each)} does not hold"
                 )
-                return Choice(title, self._fix(each.test, told), tuple(line for line, _ in told))
+                fix = self._fix(each.test, told, wanted=True)
+                return Choice(title, fix, tuple(line for line, _ in told))
         return None
 
     def hidden(self) -> Choice | None:
@@ -330,56 +338,74 @@ class _Source:
                 if found is not None:
                     yield found
 
-    def _argument(self, name: str) -> tuple[str, str] | None:
-        """The option of a command line behind `args.NAME`, and how to give it."""
+    def _option(self, name: str) -> Option | None:
+        """The option of a command line behind `args.NAME`."""
         for each in self._nodes:
             if not isinstance(each, ast.Call) or not ast.unparse(each.func).endswith(
                 ("add_argument", "click.option")
             ):
                 continue
-            flags = [text for arg in each.args if (text := _text(arg))]
+            flags = tuple(text for arg in each.args if (text := _text(arg)))
             given = {key.arg: key.value for key in each.keywords}
             named = {flag.lstrip("-").replace("-", "_") for flag in flags}
             if "dest" in given:
                 named = {_text(given["dest"])}
-            if name not in named:
-                continue
-            flag = max(flags, key=len)
-            default = self.code(given["default"]) if "default" in given else ""
-            action = _text(given["action"]) if "action" in given else ""
-            if action.startswith("store_"):
-                return f"{flag} is a flag (action={action!r}) at {self.at(each)}", ""
-            number = "type" in given and ast.unparse(given["type"]) == "int"
-            wanted = (self._wanted.partition(":")[2] or "0") if number else self._wanted
-            told = f"{flag} is {default or 'None'} by default at {self.at(each)}"
-            if any(a == f or a.startswith(f"{f}=") for a in sys.argv[1:] for f in flags):
-                return f"{flag} was given on the command line", f"give {flag} {wanted}"
-            return told, f"give {flag} {wanted}, or make it the default"
+            if name in named:
+                action = _text(given["action"]) if "action" in given else ""
+                flag = max(flags, key=len)
+                number = "type" in given and ast.unparse(given["type"]) == "int"
+                return Option(flag, flags, action, given.get("default"), number, self.at(each))
         return None
+
+    def _argument(self, name: str) -> tuple[str, str] | None:
+        """The option of a command line behind `args.NAME`, and how to give it."""
+        found = self._option(name)
+        if found is None:
+            return None
+        flag = found.flag
+        if found.action.startswith("store_"):
+            return f"{flag} is a flag (action={found.action!r}) at {found.line}", ""
+        default = "None" if found.default is None else self.code(found.default)
+        told = f"{flag} is {default} by default at {found.line}"
+        if found.is_boolean:
+            return told, ""
+        wanted = (self._wanted.partition(":")[2] or "0") if found.is_number else self._wanted
+        if found.is_given:
+            return f"{flag} was given on the command line", f"give {flag} {wanted}"
+        return told, f"give {flag} {wanted}, or make it the default"
 
     def _environment(self, call: ast.Call) -> tuple[str, str] | None:
         """A variable of the environment that is read."""
-        if not ast.unparse(call.func).endswith(("environ.get", "getenv")) or not call.args:
+        name = variable_of_environment(call)
+        if not name:
             return None
-        name = _text(call.args[0])
         default = self.code(call.args[1]) if len(call.args) > 1 else "None"
         told = f"the environment has no {name}, and {default} stands for it, at {self.at(call)}"
         if name in os.environ:
             told = f"{name} is {os.environ[name]!r} in the environment, read at {self.at(call)}"
         return told, f"set {name}={self._wanted}, or make it the default"
 
-    def _fix(self, value: ast.expr, told: Iterable[tuple[str, str]]) -> str:
-        """What to change."""
-        fix = next((fix for _, fix in told if fix), "")
+    def _fix(
+        self, value: ast.expr, told: Iterable[tuple[str, str]], *, wanted: bool | None = None
+    ) -> str:
+        """What to change; `wanted` is what a condition should be."""
+        choice = next((each for each in ast.walk(value) if isinstance(each, ast.IfExp)), None)
+        test = value
+        if choice is not None and wanted is None:
+            test, wanted = choice.test, _named(choice.body) != "cpu"
+        fix = "" if wanted is None else self._conditions.fix(test, wanted=wanted)
+        fix = fix or next((fix for _, fix in told if fix), "")
         if fix:
             return fix
-        for each in ast.walk(value):
-            if isinstance(each, ast.IfExp):
-                one, other = _named(each.body), _named(each.orelse)
-                if one == "cpu" and other and other != "cpu":
-                    one, other = self.code(each.body), self.code(each.orelse)
-                    return f"swap the two: {other} if {self.code(each.test)} else {one}"
-                return f"mend the condition `{self.code(each.test)}`, which does not hold"
+        if choice is not None:
+            one, other = _named(choice.body), _named(choice.orelse)
+            if one == "cpu" and other and other != "cpu":
+                one, other = self.code(choice.body), self.code(choice.orelse)
+                return f"swap the two: {other} if {self.code(choice.test)} else {one}"
+            return f"mend the condition `{self.code(choice.test)}`, which does not hold"
+        if wanted is not None:
+            holds = "does not hold" if wanted else "holds"
+            return f"mend the condition `{self.code(test)}`, which {holds}"
         computed = isinstance(value, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Name, ast.Call))
         if computed and not _named(value):
             return f"mend `{self.code(value)}`, which does not give what it should"

@@ -61,9 +61,8 @@ class Evidence:
         away = [each for each in operands if self.is_away(each.device)]
         error = self.trace.error
         if error is not None and "index_put" in error.op and len(operands) > 2:
-            indexed, *indices, values = self.trace.operands
-            if not self.is_away(indexed.device) and self.is_away(values.device):
-                away = [each for each in away if each not in indices]  # which may be on the CPU
+            _, *indices, _ = self.trace.operands
+            away = [each for each in away if each not in indices]  # which may be on the CPU
         return away
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import linecache
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +16,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from .source_lines import is_installed, is_library, line_in, locals_of
+from .syntax import tree_of
 
 _MOST_FRAMES = 64
-_MOST_LINES = 1 << 16  # of a source
 #: Libraries that move the model to the device that they are given; others move batches alone.
 _MOVES_MODEL = frozenset(("skorch", "poutyne", "transformers"))
 #: Libraries that have `device=` for something else, or find the device by themselves.
@@ -66,14 +65,8 @@ def _calls(
     file: str, names: Mapping[str, Any], libraries: set[str], running: Sequence[Any]
 ) -> Iterator[tuple[tuple[bool, bool, int], LibraryCall]]:
     """The calls in a file, each with its rank."""
-    lines = linecache.getlines(file)
-    if not lines or len(lines) > _MOST_LINES:
-        return
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    nodes = list(ast.walk(tree))
+    tree = tree_of(file)
+    nodes = [] if tree is None else list(ast.walk(tree))
     targets = {id(e.value): e.targets[0] for e in nodes if isinstance(e, ast.Assign)}
     for call in (each for each in nodes if isinstance(each, ast.Call)):
         named = any(key.arg in ("device", None) for key in call.keywords)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Iterator
 from types import FrameType
 
 import torch
 
 from .source_lines import is_library, items_of, line_in, locals_of
+from .syntax import loops_around
 
 #: The operation of an event that tells of such tensors.
 LOOP = "for"
 _MOST_CALLERS = 8
-_MOST_LINES = 1 << 14  # of a source
 
 
 def loop_tensors(frame: FrameType | None) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -23,7 +22,7 @@ def loop_tensors(frame: FrameType | None) -> Iterator[tuple[str, str, torch.Tens
         if frame is None:
             return
         file, line = frame.f_code.co_filename, frame.f_lineno
-        loops = [] if is_library(file) else _loops_around(file, line)
+        loops = [] if is_library(file) else loops_around(file, line)
         for loop in loops:
             values = locals_of(frame)
             named = [each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
@@ -32,20 +31,6 @@ def loop_tensors(frame: FrameType | None) -> Iterator[tuple[str, str, torch.Tens
                 yield from ((line_in(file, loop.lineno), *each) for each in found)
                 return
         frame = frame.f_back
-
-
-def _loops_around(file: str, line: int) -> list[ast.For]:
-    """The loops around a line, the innermost first."""
-    lines = linecache.getlines(file)
-    if not lines or len(lines) > _MOST_LINES:
-        return []
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    loops = [each for each in ast.walk(tree) if isinstance(each, ast.For)]
-    around = [each for each in loops if each.lineno <= line <= (each.end_lineno or 0)]
-    return sorted(around, key=lambda each: -each.lineno)
 
 
 def _tensors(names: list[str], values: dict[str, object]) -> Iterator[tuple[str, torch.Tensor]]:

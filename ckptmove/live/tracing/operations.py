@@ -45,8 +45,7 @@ class Facts(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Facts:
         """The facts about a tensor."""
-        nbytes = tensor.numel() * tensor.element_size()
-        return cls(indexed(tensor.device), is_big(tensor), nbytes)
+        return cls(indexed(tensor.device), is_big(tensor), bytes_of([tensor]))
 
 
 class Kind(NamedTuple):
@@ -71,6 +70,12 @@ def kind_of_operation(func: Any) -> Kind:
     if len(KINDS) < _MOST_KINDS:
         KINDS[id(func)] = found
     return found
+
+
+def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
+    """The bytes of some tensors; of ragged ones that are nested nothing is known."""
+    nbytes = sum([each.numel() * each.element_size() for each in tensors])
+    return nbytes if type(nbytes) is int else 0
 
 
 def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -33,6 +33,7 @@ from .operations import (
     SYNCS,
     Facts,
     are_all_on,
+    bytes_of,
     indexed,
     is_big,
     is_table,
@@ -43,8 +44,10 @@ from .operations import (
     tensors_of,
 )
 from .places import Places
+from .remembered import key_of
 from .sampling import Sampling, TorchCalls
 from .source_lines import (
+    comes_from,
     frame_outside,
     is_asked,
     line_of,
@@ -52,13 +55,10 @@ from .source_lines import (
     made_site,
     user_frame,
     user_line,
-    variable,
 )
 from .tally import Noted, Place, Tally, happened
-from .tensor_names import Names, key_of
+from .tensor_names import Names
 from .unused_copies import Copies, Copy
-
-_MOST_CAUSES = 16  # of an exception
 
 
 class Recorder(TorchDispatchMode):
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):
 
     def trace(self, ended_by: BaseException | None = None) -> Trace:
         """What was recorded so far; caught failures that did not cause `ended_by` are left out."""
-        told_of = ended_by is None or self._is_known(ended_by)
+        told_of = ended_by is None or comes_from(ended_by, self._raised)
         noted = self._copies.noted(self._tally.happenings, self.names)
         return Trace(
             device=self._call(self._home),
@@ -185,6 +185,16 @@ class Recorder(TorchDispatchMode):
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self.running and runs_for(self._thread):
             self.running.pop()
+            if not self.running:
+                self._gave(module, output)
+
+    def _gave(self, module: torch.nn.Module, output: Any) -> None:
+        """Remember what a model gave that is elsewhere."""
+        parameter = next(module.parameters(), None)
+        if parameter is None or indexed(parameter.device) == self._home or is_table(module):
+            return
+        away = [each for each in tensors_of(output) if indexed(each.device) != self._home]
+        self.names.gave(module, away, line_of(user_frame(sys._getframe(2))))
 
     def _enter_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if runs_for(self._thread):
@@ -214,7 +224,7 @@ class Recorder(TorchDispatchMode):
         def spelled(argument: str, tensor: torch.Tensor) -> str:
             if frame is None or indexed(tensor.device) == self._home:
                 return argument
-            return variable(frame, tensor) or self.names.kept(frame, tensor) or argument
+            return self.names.spelled(argument, tensor, module, frame)
 
         given = self.names.called(module, args, kwargs, spelled, frame)
         self._copies.use(given, moved=False)
@@ -235,7 +245,8 @@ class Recorder(TorchDispatchMode):
             return
         if is_table(module):
             return  # it may be too large for the device
-        self.callers.note(module, frame)
+        if self.callers.note(module, frame):
+            self._note_loop()
         if not self.steps:
             return  # what runs once, before all steps, may be slow
         name = self.names.variable(module) or type(module).__name__
@@ -265,18 +276,9 @@ class Recorder(TorchDispatchMode):
     def _where(self) -> tuple[str, str]:
         return self._phase(), self.running[-1] if self.running else ""
 
-    def _is_known(self, error: BaseException) -> bool:
-        """Whether an exception came out of the failed operation, or is a consequence of it."""
-        known: BaseException | None = error
-        for _ in range(_MOST_CAUSES):
-            if known is None or self._raised == (id(known), format_error(known)):
-                return known is not None
-            known = known.__cause__ or known.__context__
-        return False
-
     def failed(self, error: BaseException, op: str, values: Any, site: Site | None = None) -> None:
         """Record a failed operation and its operands, unless its exception has a known cause."""
-        if self._is_known(error):
+        if comes_from(error, self._raised):
             return
         self._raised = id(error), format_error(error)  # an id may become another's
         if site is None:
@@ -325,9 +327,7 @@ class Recorder(TorchDispatchMode):
         if plain and are_all_on(home, made):
             if self._copies.watched:
                 self._copies.use(taken, moved=False)
-            self._tally.use(
-                place, self._called_home, sum([each.numel() * each.element_size() for each in made])
-            )
+            self._tally.use(place, self._called_home, bytes_of(made))
         else:
             self._record(place, func, taken, seen or list(map(Facts.of, taken)), made, kwargs)
         return out
@@ -400,7 +400,7 @@ class Recorder(TorchDispatchMode):
             if here != self._home and key_of(made) != key_of(source) and not known:
                 self.names.derived([made], source, site)
             return
-        nbytes = made.numel() * made.element_size()
+        nbytes = bytes_of([made])
         devices = f"{self._call(here)}→{self._call(there)}"
         self._note("transfer", site, devices, nbytes, [source])
         if there.type == "cpu" and not blocking.get("non_blocking"):

@@ -9,6 +9,7 @@ import re
 from typing import NamedTuple
 
 from ...reports.doctor import Verdict
+from .syntax import code_at, receiver_at
 
 _AT = re.compile(r" \(at (?P<line>[^()]*)\)$")
 
@@ -16,8 +17,8 @@ _AT = re.compile(r" \(at (?P<line>[^()]*)\)$")
 class Refusal(NamedTuple):
     """A text of torch, and what is wrong then.
 
-    Title and fix are formatted with the groups of the pattern, `line`, where it was raised, and
-    `device`, where everything is meant to be.
+    Title and fix are formatted with the groups of the pattern, `line`, where it was raised, the
+    `code` there, its `receiver`, and `device`, where everything is meant to be.
     """
 
     pattern: re.Pattern[str]
@@ -75,8 +76,18 @@ _REFUSALS = (
     Refusal(
         re.compile(r"Encountered different devices in metric .*`metric=(?P<kind>\w+)\("),
         "criterion-never-moved",
-        "the metric {kind} is on another device than what it is given, at {line}",
-        '{kind}(…).to("{device}"); as an attribute of the model, it is moved with that',
+        "the metric {kind} is on another device than what it is given: `{code}` at {line}",
+        '{receiver}.to("{device}"); as an attribute of the model, it is moved with that',
+    ),
+    Refusal(
+        re.compile(
+            r"Torch not compiled with (?P<kind>\w+) enabled|Found no (?P<maker>NVIDIA) driver"
+            r"|No CUDA GPUs are available"
+        ),
+        "device-not-usable",
+        "the script asks for a GPU at {line}, and torch can use none on this machine",
+        '"cuda" if torch.cuda.is_available() else "cpu" there; ckptmove doctor --device cuda:0 '
+        "says why torch can't, and with --simulate it runs the script on a simulated GPU",
     ),
     Refusal(
         re.compile(r"can't optimize a non-leaf Tensor"),
@@ -110,6 +121,7 @@ def refusal(failed: str, device: str) -> Verdict | None:
     for pattern, cause, title, fix in _REFUSALS:
         found = pattern.search(failed)
         if found is not None:
-            known = {**found.groupdict(), "line": line, "device": device}
+            known = {**found.groupdict(), "line": line, "device": device, "code": code_at(line)}
+            known["receiver"] = receiver_at(line) or known.get("kind")
             return Verdict(cause, title.format(**known), fix.format(**known), (failed,))
     return None

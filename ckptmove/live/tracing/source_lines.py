@@ -21,13 +21,16 @@ from ...reports.events import Site
 _MOST_FRAMES = 64  # that are searched for the user's code
 _MOST_CALLERS = 8  # whose variables are looked at for a module
 _DICT = type(vars(type("", (), {}))["__dict__"])  # of classes written in Python
+_MOST_CAUSES = 16  # of an exception
 _MOST_ITEMS = 64  # of a container that may hold a tensor
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 #: Libraries that know nothing of torch: what they raise is for the code that calls them.
 _WITHOUT_TORCH = re.compile(
     r"-packages[/\\](numpy|scipy|pandas|matplotlib|seaborn|sklearn|PIL)[/\\]"
 )
+CALLED = ", called at "  #: Between a line in a library and the user's own that called it.
 LAYER = "nn."  #: The beginning of the name of a layer of torch, which makes what it holds.
+_files: dict[str, str] = {}  # by how they are spelled
 _TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no file
 
 _OURS = str(Path(__file__).parents[2]) + os.sep
@@ -88,7 +91,11 @@ def made_site(site: Site, frame: FrameType | None) -> Site:
         elif is_users(frame.f_code.co_filename):
             break
         frame = frame.f_back
-    return site
+    own = users
+    while own is not None and is_library(own.f_code.co_filename):
+        own = own.f_back
+    within = own is not None and own is not users
+    return site._replace(source=f"{site.source}{CALLED}{line_of(own)}") if within else site
 
 
 @functools.lru_cache(maxsize=4096)  # asked for every operation, frame by frame
@@ -126,7 +133,15 @@ def line_of(frame: FrameType | None) -> str:
 @functools.lru_cache(maxsize=4096)
 def line_in(file: str, number: int) -> str:
     """A line of a file, `file.py:12`."""
-    return f"{_spell(file)}:{number}"
+    spelled = _spell(file)
+    _files[spelled] = file
+    return f"{spelled}:{number}"
+
+
+def file_of(line: str) -> tuple[str, int]:
+    """The file and the number of a line that `line_in` spelled; ("", 0) of another."""
+    spelled, _, number = line.rpartition(":")
+    return (_files[spelled], int(number)) if spelled in _files and number.isdigit() else ("", 0)
 
 
 def is_library(file: str) -> bool:
@@ -215,16 +230,27 @@ def items_of(value: object) -> Iterator[tuple[str, object]]:
             yield f".{fields[n]}" if n < len(fields) else f"[{n}]", each
 
 
-def modules_in(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The modules that the user's code knows from a frame on, by variable: `ema`, `self.shadow`."""
+def modules_in(
+    frame: FrameType | None,
+) -> Iterator[tuple[str, torch.nn.Module, FrameType]]:
+    """The modules that the user's code knows from a frame on, by variable: `ema`, `self.shadow`.
+
+    With the frame of the variable. What a function was given goes by the name at its caller.
+    """
+    given: list[tuple[str, torch.nn.Module, FrameType]] = []
     for _ in range(_MOST_CALLERS):
         if frame is None or not is_users(frame.f_code.co_filename):
-            return
+            break
+        code = frame.f_code
+        arguments = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]} - {"self"}
         own = list(locals_of(frame).items())
-        own += [(name, frame.f_globals.get(name)) for name in frame.f_code.co_names]
+        own += [(name, frame.f_globals.get(name)) for name in code.co_names]
         for name, value in own:
             if isinstance(value, torch.nn.Module):
-                yield name, value
+                if name in arguments:
+                    given.append((name, value, frame))
+                else:
+                    yield name, value, frame
                 continue
             held = list(items_of(value))
             if isinstance(value, types.SimpleNamespace) or (
@@ -234,8 +260,9 @@ def modules_in(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]
                 held += [(f".{key}", each) for key, each in list(fields.items())]
             for key, each in held:
                 if isinstance(each, torch.nn.Module):
-                    yield f"{name}{key}", each
+                    yield f"{name}{key}", each, frame
         frame = frame.f_back
+    yield from given
 
 
 def model_name(frame: FrameType, model: torch.nn.Module) -> str:
@@ -248,7 +275,7 @@ def model_name(frame: FrameType, model: torch.nn.Module) -> str:
         own = own.f_back
     if own is None:
         return variable(frame, model)
-    return variable(own, model) or next((n for n, each in modules_in(own) if each is model), "")
+    return variable(own, model) or next((n for n, each, _ in modules_in(own) if each is model), "")
 
 
 def raised_at(error: BaseException, *, own: bool = False) -> str:
@@ -280,12 +307,22 @@ def _raised_in_worker(error: BaseException) -> tuple[str, str] | None:
 def said(error: BaseException) -> str:
     """An exception in a line, and where it comes from."""
     where, own = raised_at(error), raised_at(error, own=True)
-    where += f", called at {own}" if own and own != where else ""
+    where += f"{CALLED}{own}" if own and own != where else ""
     worker = _raised_in_worker(error)
     if worker is not None:
         line, inner = worker
         return f"{line} (at {inner or where})" if inner or where else line
     return format_error(error) + (f" (at {where})" if where else "")
+
+
+def comes_from(error: BaseException, known: tuple[int, str]) -> bool:
+    """Whether an exception is the known one, by its id and text, or a consequence of it."""
+    found: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if found is None or known == (id(found), format_error(found)):
+            return found is not None
+        found = found.__cause__ or found.__context__
+    return False
 
 
 def raised_in(error: BaseException, module: torch.nn.Module) -> str:

@@ -6,32 +6,32 @@ import functools
 import inspect
 import itertools
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...reports.events import Operand, Site
 from ..inventory.holdings import COMPILED, Ownership, holdings, written
 from ..inventory.object_walk import Reach
 from .operations import COPY, UNNAMED, factory
+from .remembered import Remembered, key_of, shape_of
 from .source_lines import (
     LAYER,
     is_outer,
     is_within,
     items_of,
+    line_in,
     locals_of,
     model_name,
     modules_in,
     user_frame,
     variable,
 )
+from .syntax import arguments_of_call, assigned_at
 
-_MOST_KEPT = 4096  # inputs, and tensors that were made, of which something is remembered
 _MOST_SOURCES = 16  # of what was computed of another, one after the other
 _MOST_CALLERS = 8  # whose variables are looked at for what a tensor is of
 _MOST_WALKS = 32  # through the model to find a name
@@ -39,55 +39,10 @@ _MOST_WALKS = 32  # through the model to find a name
 _OUTSIDE, _GIVEN = "outside", "given"
 #: Shown for a parameter of no module that is known.
 PARAMETER = "a parameter"
+#: How an operand is held that a model elsewhere gave.
+OUTPUT = "output"
 _COPIED = f"what {COPY} "
 _LOOSE = ("", "made", _OUTSIDE, _GIVEN)
-
-
-def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """The storage of a tensor, if it has one of its own."""
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # sparse, or a wrapper
-        return None
-    except ValueError:  # a parameter without a shape yet
-        return None
-
-
-def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The sizes of a tensor; none for a parameter that has no shape yet."""
-    return () if nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
-
-
-def key_of(tensor: torch.Tensor) -> int | None:
-    """A key of a tensor's storage, unique while the storage lives."""
-    storage = storage_of(tensor)
-    return None if storage is None else int(storage._cdata)
-
-
-class Remembered(OrderedDict[int, tuple[StorageWeakRef, Any]]):
-    """Notes about storages, without keeping their bytes; only the latest are kept.
-
-    A weak reference prevents that another storage gets the same key.
-    """
-
-    def __init__(self, most: int | None = _MOST_KEPT) -> None:
-        """`most`: how many notes are kept; None: all."""
-        super().__init__()
-        self._most = most
-
-    def note(self, tensor: torch.Tensor, what: object) -> None:
-        """Remember something about a tensor's storage, unless there is something already."""
-        storage = storage_of(tensor)
-        if storage is not None and storage._cdata not in self:
-            self[storage._cdata] = StorageWeakRef(storage), what
-            if self._most is not None and len(self) > self._most:
-                self.popitem(last=False)
-
-    def about(self, tensor: torch.Tensor) -> Any:
-        """What is remembered about a tensor's storage, or None."""
-        key = key_of(tensor)
-        found = None if key is None else self.get(key)
-        return None if found is None else found[1]
 
 
 class _Name(NamedTuple):
@@ -115,6 +70,7 @@ class Names:
         self._sources = Remembered()  # key of what something was computed of
         self._parents = Remembered()  # the same, also within a model
         self._origins = Remembered()  # where something was computed
+        self._outputs = Remembered()  # the model elsewhere that gave something
 
     @property
     def models(self) -> list[nn.Module]:
@@ -192,6 +148,21 @@ class Names:
             found.append(tensor)
         return found
 
+    def spelled(
+        self, argument: str, tensor: torch.Tensor, model: nn.Module, frame: FrameType
+    ) -> str:
+        """The name that a frame has for an argument with which it calls a model."""
+        known = variable(frame, tensor) or self.kept(frame, tensor)
+        return known or self._code_of(argument, model, frame)
+
+    def _code_of(self, argument: str, model: nn.Module, frame: FrameType) -> str:
+        """What it gives for it, as in `net(batch.x)`."""
+        given, named = arguments_of_call(frame, self.variable(model) or model_name(frame, model))
+        names = _names_of(model)
+        at = names.index(argument) if argument in names else len(given)
+        code = given[at] if at < len(given) else named.get(argument, argument)
+        return code if code.replace(".", "").isidentifier() else argument
+
     def kept(self, frame: FrameType | None, tensor: torch.Tensor) -> str:
         """The variable, of a frame or its callers, that holds what a tensor is of; or ""."""
         keys = self._chain(tensor)
@@ -207,6 +178,12 @@ class Names:
     def made(self, tensor: torch.Tensor, site: Site) -> None:
         """Remember where a tensor was made."""
         self._made.note(tensor, site)
+
+    def gave(self, model: nn.Module, tensors: Sequence[torch.Tensor], line: str) -> None:
+        """Remember that a model gave tensors, and at which line it was called."""
+        kind = type(written(model)).__name__
+        for each in tensors:
+            self._outputs.note(each, (self.variable(model) or kind, kind, line))
 
     def derived(self, tensors: Sequence[torch.Tensor], source: torch.Tensor, site: Site) -> None:
         """Give a tensor that was computed at a site the name of its operand."""
@@ -240,12 +217,20 @@ class Names:
         """A tensor by its name; the frame of the code that uses it may have a variable for it."""
         found = self._of(tensor)
         name, held, other = found.name, found.held, ""
+        chain = self._chain(tensor, self._parents) if held in (*_LOOSE, "input") else ()
+        given = next((self._outputs[key][1] for key in chain if key in self._outputs), None)
+        if given is not None:
+            owner, kind, line = given
+            other = "" if frame is None else variable(frame, tensor)
+            name = other or (name if held == "input" else "what it gives")
+            name = name.partition(", made by ")[0]
+            return Operand(name, device, shape_of(tensor), OUTPUT, kind, other, owner, line)
         anew = held == "made" and name.startswith(f"what {LAYER}")  # with its module, in `forward`
         if frame is not None and not anew and (held in _LOOSE or held == "input"):
             of_other = self._of_other(tensor, frame)  # a model that was never called: averages, say
             if of_other is not None:
-                inner, owner, held = of_other
-                return Operand(inner, device, shape_of(tensor), held, "", "", owner)
+                inner, owner, held, line = of_other
+                return Operand(inner, device, shape_of(tensor), held, "", "", owner, line)
         if held in _LOOSE:
             other = "" if frame is None else variable(frame, tensor)
             if held == _OUTSIDE and frame is not None and _is_of_module(frame, other):
@@ -291,7 +276,7 @@ class Names:
             holder = holder or self.kept(user_frame(frame.f_back), tensor)
         if holder.startswith("self."):
             origin = _spell(self._origins.about(kept) or self._made.about(kept))
-            maker, _, line = origin.rpartition(" at ")
+            maker, _, line = origin.partition(" at ")
             if origin:
                 return "made", f"what {maker} makes at {line}", holder
         origin = "" if not holder or ", made by " in holder else self.origin(tensor)
@@ -332,15 +317,29 @@ class Names:
         sizes = ", ".join(map(str, shape_of(tensor)))
         return _Name(f"a {str(tensor.dtype).removeprefix('torch.')} tensor [{sizes}]", "", "")
 
-    def _of_other(self, tensor: torch.Tensor, frame: FrameType) -> tuple[str, str, str] | None:
-        """The name, owner and kind of a parameter or buffer of another module in the code."""
-        found: dict[int | None, tuple[str, str, str]] = {}
-        for owner, module in modules_in(frame):
+    def _of_other(self, tensor: torch.Tensor, frame: FrameType) -> tuple[str, str, str, str] | None:
+        """The name, owner and kind of a parameter or buffer of another module in the code.
+
+        And what made the owner, with its line.
+        """
+        found: dict[int | None, tuple[str, str, str, FrameType]] = {}
+        for owner, module, around in modules_in(frame):
             for name, each in module.named_buffers():
-                found.setdefault(key_of(each), (name, owner, str(Ownership.BUFFER)))
+                found.setdefault(key_of(each), (name, owner, str(Ownership.BUFFER), around))
             for name, each in module.named_parameters():
-                found.setdefault(key_of(each), (name, owner, str(Ownership.PARAMETER)))
-        return next((found[key] for key in self._chain(tensor) if key in found), None)
+                found.setdefault(key_of(each), (name, owner, str(Ownership.PARAMETER), around))
+        for key in self._chain(tensor):
+            if key in found:
+                *named, around = found[key]
+                name, owner, held = named
+                made = assigned_at(around, owner)
+                line = (
+                    ""
+                    if made is None
+                    else f"{made[0]} at {line_in(around.f_code.co_filename, made[1])}"
+                )
+                return name, owner, held, line
+        return None
 
     def _walk(self) -> None:
         """Search the models again, because attributes may change."""

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 
 from ...reports.events import Operand, Site
+from .remembered import Remembered, key_of
 from .tally import Key, Noted
-from .tensor_names import Names, Remembered, key_of
+from .tensor_names import Names
 
 _MOST_COPIES = 1024
 

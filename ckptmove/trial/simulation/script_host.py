@@ -28,6 +28,7 @@ _true_data: Any = torch._C.TensorBase.data
 _true_type: Any = torch.Tensor.type
 _true_device_of_storage: Any = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
 _truly_compatible: Any = torch._has_compatible_shallow_copy_type
+_truly_wrapped: Any = Tensor._make_wrapper_subclass
 
 
 @contextmanager
@@ -75,6 +76,7 @@ def _seen(device: torch.device) -> list[tuple[Any, str, Any]]:
         (storage, "device", property(_device_of_storage)),
         (storage, is_kind, property(lambda each: _device_of_storage(each) == shown.device)),
         (torch, "_has_compatible_shallow_copy_type", _compatible),
+        (Tensor, "_make_wrapper_subclass", staticmethod(_wrapped)),
         (RecursiveScriptModule, "_apply", _apply_to_script),
     ]
 
@@ -101,6 +103,14 @@ def _compatible(one: Tensor, other: Tensor) -> bool:
     if {device_of(one).type, device_of(other).type} == {"cpu", NAME}:
         return True
     return bool(_truly_compatible(one, other))
+
+
+def _wrapped(*args: Any, **kwargs: Any) -> Any:
+    """`Tensor._make_wrapper_subclass`, by which nested tensors and others are made."""
+    args = tuple(shown.meant(each) if isinstance(each, Device) else each for each in args)
+    if "device" in kwargs:
+        kwargs["device"] = shown.meant(kwargs["device"])
+    return _truly_wrapped(*args, **kwargs)
 
 
 def _set_data(tensor: Tensor, value: Tensor) -> None:

@@ -1,0 +1,66 @@
+"""Find what is right and slower than it need be: models on another device, waits of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...placement.device import kind_of
+from ...reports.display.phrases import plural
+from ...reports.doctor import SLOW, Verdict
+from ...reports.events import Site
+from .evidence import MOST_LINES, Evidence
+from .syntax import code_at
+
+#: Operations that give the host values it may not need, unlike shapes.
+_TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "item")
+
+
+def runs_apart(case: Evidence) -> Iterator[Verdict]:
+    """Models that run on another device at each step, beside one where it should be."""
+    for each in case.happened("apart"):
+        often = max(1, case.often - 1)  # it is noted from the second step on
+        if not case.works or each.turns < often or each.site.module == case.variable:
+            continue
+        name, (kind, *_) = each.site.module, (each.operands[0].owner,)
+        the = f"{name} ({kind})" if name != kind else name
+        yield Verdict(
+            "runs-elsewhere",
+            f"{the} runs on {each.devices} at each step, beside the model on {case.device}, at "
+            f"{each.site.source}",
+            f'{name}.to("{case.device}") before the loop, and give it what is there',
+            (f"it was called {plural(each.count, 'time')} after the first step",),
+            SLOW,
+        )
+
+
+def waits(case: Evidence) -> Iterator[Verdict]:
+    """Values that the host waits for at every step."""
+    if case.trace is None or kind_of(case.device) == "cpu" or not case.trace.steps:
+        return
+    syncs = [
+        each
+        for each in case.happened("sync")
+        if each.asked
+        and each.turns >= case.often
+        and not case.is_away(each.devices)
+        and each.site.op.partition(".")[2].partition(".")[0] in _TOLD
+        and each.site.source not in case.explained
+    ]
+    if not syncs:
+        return
+    count = sum(each.count for each in syncs) / case.often
+    times = "once a step" if count == 1 else f"{count:g} times a step"
+    lines = [f"{_read(each.site)}, {plural(each.count, 'time')}" for each in syncs]
+    yield Verdict(
+        "host-waits",
+        f"{_read(syncs[0].site)} waits for {case.device}; the host waits {times}",
+        "keep values on the device (loss.detach()), and read them (.item(), .cpu(), "
+        ".tolist(), if tensor:) only once in many steps",
+        tuple(lines[:MOST_LINES]),
+        SLOW,
+    )
+
+
+def _read(site: Site) -> str:
+    """The code that reads a value, and its line."""
+    return f"`{code_at(site.source) or site.op}` at {site.source}"

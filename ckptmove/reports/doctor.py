@@ -149,7 +149,7 @@ def _nothing(found: Diagnosis) -> str:
         rest = "; of a GPU this says nothing" if host else ""
         missed = f"; {_missed(found)}" if found.not_run else ""
         if host and not found.subject:
-            return "no GPU was found on this machine, so training runs on the CPU"
+            return f"torch can use the CPU{rest}"
         if trace is None or not trace.steps:
             return f"nothing is wrong{rest}"
         if trace.watched < trace.steps:

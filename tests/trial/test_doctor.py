@@ -400,8 +400,18 @@ def test_a_machine_without_the_device_is_told_and_nothing_runs(tmp_path: Path) -
 
 def test_the_machine_alone_is_looked_at(run_cli: RunCli) -> None:
     done = run_cli("doctor", "--device", "cpu", exit=0)
-    assert done.stdout.startswith("cpu: nothing is wrong; of a GPU this says nothing\n")
+    assert done.stdout.startswith("cpu: torch can use the CPU; of a GPU this says nothing\n")
     assert f"torch {torch.__version__}" in done.stdout
+
+
+@without_gpu
+def test_a_machine_without_a_gpu_is_told_and_what_shows_more(tmp_path: Path) -> None:
+    alone = ckptmove.doctor()
+    asked = script(tmp_path, "import torch; torch.nn.Linear(2, 2).to('cuda')", device="auto")
+    assert "no GPU was found on this machine" in alone.notes[0]
+    assert alone.notes == asked.notes
+    assert [each.cause for each in asked.verdicts] == ["device-not-usable"]
+    assert "asks for a GPU at" in asked.verdicts[0].title
 
 
 @pytest.mark.slow

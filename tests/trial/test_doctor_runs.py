@@ -157,6 +157,8 @@ def test_what_cant_be_simulated_is_not_told_to_be_right(tmp_path: Path) -> None:
         True,
         "could not be simulated",
     )
+    rows = "step(); torch.eye(3, device='cuda').to_sparse_csr()"  # no kernel of torch's C++
+    assert run(tmp_path, rows, "cuda:0").not_simulated
     found = run(tmp_path, "step(); torch.cuda.CUDAGraph()", "cuda:0")
     assert "in the part that was simulated; 1 step was watched" in headline(found)
 

@@ -6,7 +6,7 @@ import contextlib
 import heapq
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from operator import attrgetter
 from typing import TypeVar
@@ -19,6 +19,7 @@ from ..sources.source import Source
 from ..system.files import READ, READ_WRITE, OpenFolder, clone, free_nbytes, sync
 from .copy import Copier, Run, put, start_writeback
 from .final_name import check_free_space, failure_of, mode_from
+from .running_checksums import RunningChecksums, SummedSource
 from .verify import Progress, Verifier
 
 _Self = TypeVar("_Self", bound="PlanFile")
@@ -89,9 +90,14 @@ class PlanFile:
     ) -> Sequence[int]:
         """Copy (unless all was cloned), gather, write and verify; gives CRC-32s of the measures."""
         sums = None if plan.seal else _SUMS.get()
-        with Verifier(plan, self.sources, self.fd, self.path, summed=sums is not None) as verifier:
+        running = RunningChecksums(plan.source_checksums, self.sources)
+        with Verifier(
+            plan, self.sources, self.fd, self.path, running, summed=sums is not None
+        ) as verifier:
             writes = deque(sorted(plan.writes, key=attrgetter("at")))
-            filled = (plan.nbytes,) if copier is None else self._fill(plan, copier, writes, report)
+            filled: Iterable[int] = (plan.nbytes,)
+            if copier is not None:
+                filled = self._fill(plan, copier, writes, running, report)
             for end in filled:
                 while writes and writes[0].at + len(writes[0].data) <= end:
                     put(self.fd, *writes.popleft())
@@ -117,7 +123,12 @@ class PlanFile:
         return clone(source.fd, self.fd)
 
     def _fill(
-        self, plan: Plan, copier: Copier, writes: deque[Write], report: ProgressCounter
+        self,
+        plan: Plan,
+        copier: Copier,
+        writes: deque[Write],
+        running: RunningChecksums,
+        report: ProgressCounter,
     ) -> Iterator[int]:
         """Copy and gather; gives again and again up to where all is there, but for `writes`.
 
@@ -137,12 +148,15 @@ class PlanFile:
                     continue
                 yield from (part.at + done for done in copier.copy(part))
             else:
-                yield from self._gather(part, report)
+                yield from self._gather(part, running, report)
         run.put(writes)
         yield plan.nbytes
 
-    def _gather(self, gather: Gather, report: Progress) -> Iterator[int]:
-        for at, data in read_gather(self.sources, gather, self.path):
+    def _gather(self, gather: Gather, running: RunningChecksums, report: Progress) -> Iterator[int]:
+        source = None
+        if gather.content is None:
+            source = SummedSource(self.sources[gather.source], gather.source, running)
+        for at, data in read_gather(source, gather, self.path):
             put(self.fd, at, data)
             start_writeback(self.fd, at, len(data))
             report(len(data))
@@ -187,16 +201,16 @@ class _WrittenFile(File):
 
 
 def read_gather(
-    sources: Sequence[Source], gather: Gather, path: str
+    source: Source | None, gather: Gather, path: str
 ) -> Iterator[tuple[int, memoryview]]:
-    """The bytes of a gather piece by piece, each with its offset in the destination.
+    """The bytes of a gather of a source, or of memory, each with its offset in the destination.
 
     Raises UnsupportedError if torch is missing.
     """
     from ..runtime.gather import gather_chunks
 
     try:  # what needs no gather needs no torch
-        chunks = gather_chunks(sources[gather.source] if gather.content is None else None, gather)
+        chunks = gather_chunks(source, gather)
     except ImportError as error:
         raise UnsupportedError(
             "needs torch to write strided or cast tensors", hint="pip install torch"

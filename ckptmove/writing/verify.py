@@ -16,10 +16,11 @@ from ..errors import WriteError
 from ..plans.crc32 import combine_crc32, extend_crc32
 from ..plans.plan import Check, Checksum, CrcRange, Plan
 from ..sources.file import File
-from ..sources.joined import Joined, damage_error, read_before
+from ..sources.joined import Joined, damage_error
 from ..sources.nearby import NearbyFiles
 from ..sources.source import Source
 from ..system.files import read_into
+from .running_checksums import RunningChecksums
 
 #: Called with how many bytes were copied and verified since the last call.
 Progress = Callable[[int], object]
@@ -38,13 +39,18 @@ class Verifier:
         sources: Sequence[Source],
         fd: int,
         path: str,
+        running: RunningChecksums,
         *,
         summed: bool = False,
     ) -> None:
-        """With `summed` there is a CRC-32 of all; that takes no reading but of what was written."""
+        """`running` has the sums of sources, and is asked for them once all is written.
+
+        With `summed` there is a CRC-32 of all; that takes no reading but of what was written.
+        """
         self._path = path
         self._plan = plan
         self._sources = sources
+        self._running = running
         self._fd = fd
         self._marks: SimpleQueue[int | None] = SimpleQueue()
         self._mark = 0
@@ -110,9 +116,9 @@ class Verifier:
                 self._verify(check)
                 done = check.at + check.nbytes
             self._measure(done, self._plan.nbytes)
-            for proof in self._plan.source_checksums:
+            self._wait_for(self._plan.nbytes)
+            for proof, at, crc32 in self._running.so_far():
                 source = self._sources[proof.source]
-                at, crc32 = read_before(self._sources, proof)
                 left = proof.source_at + proof.nbytes - at
                 if self._sum(source, at, left, crc32) != proof.crc32:
                     raise damage_error(proof.name, source)

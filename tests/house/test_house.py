@@ -278,6 +278,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "writing.copy",
+        "writing.running_checksums",
         "writing.verify",
         "writing.final_name",
         "writing.execute",

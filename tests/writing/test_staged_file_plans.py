@@ -186,7 +186,7 @@ def test_a_part_of_a_source_is_no_clone_of_it(tmp_path: Path) -> None:
 def test_a_gather_that_gives_too_little_or_too_much_is_noticed(
     sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "gathered", lambda *_: map(bytearray, sizes))
+    monkeypatch.setattr(gathering, "gather_chunks", lambda *_: map(bytearray, sizes))
     plan = Plan("relay", 200_020, (), (Write(0, b"0123456789"),), gathers=(TRANSPOSED,))
     with pytest.raises(WriteError, match="is not 200,000 bytes"):
         written(tmp_path, BOTH, plan)

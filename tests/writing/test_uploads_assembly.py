@@ -21,8 +21,8 @@ from ckptmove.errors import CorruptError, UnsupportedError, WriteError
 from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, SourceChecksum, Write
 from ckptmove.runtime import gather as gathering
 from ckptmove.writing.execute import ProgressCounter
+from ckptmove.writing.running_checksums import RunningChecksums
 from ckptmove.writing.upload.parts import part_nbytes_for, send
-from ckptmove.writing.upload.readahead import RunningChecksums
 from ckptmove.writing.upload.server_copy import parts_of
 from ckptmove.writing.upload.stream_plan import PlanSource
 from tests.conftest import examples
@@ -213,7 +213,7 @@ def test_proofs_hold_and_cost_nothing_where_it_was_read_anyway(
 def test_a_gather_that_gives_too_little_or_too_much_is_noticed(
     sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "gathered", lambda *_: map(bytearray, sizes))
+    monkeypatch.setattr(gathering, "gather_chunks", lambda *_: map(bytearray, sizes))
     plan = Plan("relay", 200_010, (), (), gathers=(TRANSPOSED,))
     with opened(tmp_path, BOTH) as sources, pytest.raises(WriteError, match="is not 200,000 bytes"):
         taken(PlanSource(plan, sources, "out"), 1000)

@@ -19,8 +19,9 @@ from ...plans.plan import Checksum, Copy, Gather, Plan, Write
 from ...sources.joined import crc32_of, damage_error
 from ...sources.source import Source, check_range
 from ..execute import read_gather
+from ..running_checksums import RunningChecksums
 from ..verify import Measured
-from .readahead import ReadaheadSource, RunningChecksums
+from .readahead import ReadaheadSource
 
 _NO_MORE = (sys.maxsize, memoryview(b""))  # where the next bytes lie, after the last
 
@@ -125,10 +126,10 @@ class PlanSource(Source):
     def _gathered(
         self, gather: Gather, running: RunningChecksums
     ) -> Iterator[tuple[int, memoryview]]:
-        sources = list(self._sources)
+        source = None
         if gather.content is None:
-            sources[gather.source] = ReadaheadSource(sources[gather.source], gather, running)
-        yield from read_gather(sources, gather, self.path)
+            source = ReadaheadSource(self._sources[gather.source], gather, running)
+        yield from read_gather(source, gather, self.path)
 
     def _check_sums(
         self, sums: Sequence[Checksum], crcs: Sequence[int], start: int, end: int
@@ -165,7 +166,8 @@ class PlanSource(Source):
                     source_at, high - low
                 )
                 continue
-            for at, data in read_gather(self._sources, piece, self.path):
+            source = None if piece.content is not None else self._sources[piece.source]
+            for at, data in read_gather(source, piece, self.path):
                 if at + len(data) > low:
                     since, until = max(at, low), min(at + len(data), high)
                     view[since - start : until - start] = data[since - at : until - at]

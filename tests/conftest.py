@@ -25,6 +25,7 @@ __all__ = ["root", "s3_server", "store", "web"]  # fixtures for all
 
 ROOT = Path(__file__).resolve().parents[1]
 Case = TypeVar("Case")
+Ways = tuple[str, ...]  # arguments of a test
 
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -112,6 +113,18 @@ def some(cases: Sequence[Case], count: int) -> list[Case]:
         return list(cases)
     last = len(cases) - 1
     return [cases[n] for n in sorted({*spread(len(cases), count), last} & {*range(len(cases))})]
+
+
+def in_turn(cases: Sequence[Ways], ways: Sequence[Ways], count: int) -> list[Ways]:
+    """Each case by so many of the ways, which take turns.
+
+    For what is independent of each other: every way is taken, and every case goes some way.
+    """
+    return [
+        (*case, *ways[(n + turn) % len(ways)])
+        for n, case in enumerate(cases)
+        for turn in range(count)
+    ]
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from ckptmove import (
     relocate,
 )
 from ckptmove.manifest.manifest import Manifest
+from tests.conftest import in_turn
 from tests.making.exported import EXPORTED_MAKERS, Everything, Views, Wrapped, everything, export
 from tests.making.relaying import relay
 from tests.oracles.readers import assert_sound_zip
@@ -170,8 +171,14 @@ def without_metadata(node: Any) -> Any:
 
 
 @pytest.mark.sample(6)
-@made_by
-@pytest.mark.parametrize("to", [CUDA, "xpu:3", "privateuseone:15", "mps", "meta"])
+@pytest.mark.parametrize(
+    ("name", "to"),
+    in_turn(
+        [(name,) for name in READABLE],
+        [(CUDA,), ("xpu:3",), ("privateuseone:15",), ("mps",), ("meta",)],
+        2,
+    ),
+)
 def test_there_and_back(name: str, to: str, tmp_path: Path) -> None:
     path, there, back = (tmp_path / f"{n}.pt2" for n in ("in", "there", "back"))
     EXPORTED_MAKERS[name](path, "cpu")

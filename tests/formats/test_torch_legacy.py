@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptmove import InputError, Moved, inspect, relocate
-from tests.conftest import RunCli, examples
+from tests.conftest import RunCli, examples, in_turn
 from tests.making.checkpoints import MAKERS, tagging
 from tests.making.expected import having_every_device
 from tests.making.legacy import (
@@ -249,9 +249,10 @@ def test_a_tensor_that_leaves_its_view_is_refused(tmp_path: Path) -> None:
 # -- what is written -------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(140)
-@pytest.mark.parametrize("to", ["cpu", "cuda:0", "privateuseone:15"])
-@pytest.mark.parametrize("name", ORDINARY)
+@pytest.mark.parametrize(
+    ("name", "to"),
+    in_turn([(name,) for name in ORDINARY], [("cpu",), ("cuda:0",), ("privateuseone:15",)], 1),
+)
 def test_ordinary_files_keep_their_length(name: str, to: str, tmp_path: Path) -> None:
     LEGACY_MAKERS[name](path := tmp_path / "made.pt", "cuda:1")
     report = relocate(path, out := tmp_path / "out.pt", to=to, all=True)

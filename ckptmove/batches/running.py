@@ -37,9 +37,9 @@ from ..writing.in_place import recover_if_interrupted
 from ..writing.verify import Progress
 from .executors.bundle import Threads, bundles_of, foretell, work
 from .executors.process_pool import WorkerDied, Workers
-from .ledger_writer import LedgerWriter
 from .outputs import named_in
-from .trees import tree_at
+from .trees import open_ledger, tree_at
+from .trees.ledger import LedgerWriter
 
 if TYPE_CHECKING:
     from .executors.ray_executor import Cluster
@@ -161,7 +161,8 @@ class _Run:
         self._notes = list[str]()
         self._nbytes = self._bytes_written = 0
         self._started = time.monotonic()
-        self._ledger = LedgerWriter(plan.tasks[0].ledger if plan.tasks else "")
+        ledger = plan.tasks[0].ledger if plan.tasks else ""
+        self._ledger = LedgerWriter(open_ledger(ledger) if ledger else None)
 
     @property
     def plan(self) -> BatchPlan:

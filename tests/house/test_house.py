@@ -510,7 +510,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "batches.executors.ray_executor",
         "batches.executors",
         "batches.planning",
-        "batches.ledger_writer",
         "batches.running",
         "batches.batch",
         "batches",

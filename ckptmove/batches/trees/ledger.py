@@ -26,16 +26,19 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, ClassVar
 
-from ...errors import RefusedError
+from ...errors import CkptmoveError, RefusedError
 from ...reports.batch.items import Entry
 from ...system.files import AT_ONCE, NO_LINK, READ, READ_WRITE, read_some, sync
 from ...system.locks import close, lock_byte
 from ...writing.final_name import failure_of
+from .tree import Ledger
 
 _PIECE = 1 << 20
 _LONGEST_LINE = 1 << 16  # bytes; six for each of the longest path
 MOST_NBYTES = 256 << 20  # bytes in all
 _PATIENCE = 0.05  # seconds between two looks at a lock
+_SHORTLY = 1.0  # seconds that a finished item waits for others
+_LARGE = 64 << 20  # bytes of an item that is not done again lightly: it waits for none
 _TAIL = 1 << 62  # the byte that is locked while a line is added; items' are below
 
 
@@ -204,3 +207,47 @@ def _known(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _LIKE = Entry("", "", "")
+
+
+class LedgerWriter:
+    """The finished items of a run that are not in its ledger yet: many share a request for it."""
+
+    def __init__(self, ledger: Ledger | None) -> None:
+        self._ledger = ledger
+        self._entries = list[Entry]()
+        self._since = 0.0
+        self.failure = ""  #: why the last request for it failed
+
+    def add(self, entries: tuple[Entry, ...], nbytes: int) -> None:
+        """Have entries written soon; `nbytes` is the size of their item."""
+        if not entries:
+            return
+        if not self._entries:
+            self._since = time.monotonic()
+        self._entries += entries
+        if nbytes >= _LARGE:
+            self.write()
+        self.write_due()
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it may be until `write_due` is called; None if nothing waits."""
+        if not self._entries:
+            return None
+        return max(0.0, self._since + _SHORTLY - time.monotonic())
+
+    def write_due(self) -> None:
+        """Write what has waited long enough."""
+        if self.seconds == 0.0:
+            self.write()
+
+    def write(self) -> None:
+        """Write what waits. If that fails, those items will be compared when they are run again."""
+        entries, self._entries = self._entries, []
+        if not entries or self._ledger is None:
+            return
+        try:
+            self._ledger.add(*entries)
+            self.failure = ""
+        except (OSError, CkptmoveError) as error:
+            self.failure = f"the ledger could not record what is done: {error}"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import struct
 from contextlib import suppress
 
-from ..errors import InputError, UnsupportedError
+from ..errors import InputError
 from ..sources.source import Readable
 from .fetch import fetch_part
 from .nodes import Global
 from .opcodes.machine import Machine
 
-_MOST = 1000  # pickles that follow each other
+_MOST = 10_000  # pickles that follow each other, as in a file of them
 
 
 class _Unframed(Machine):
@@ -33,9 +33,9 @@ def names_reached(source: Readable, start: int = 0) -> list[str]:
 def globals_reached(source: Readable, start: int = 0) -> list[Global]:
     """What an unpickler that starts there would import before it fails, or to the end.
 
-    Where a pickle ends, a loader may go on with the next one, as `torch.load` does. Text that
-    happens to start like a name, and leads to no call, counts for nothing. UnsupportedError if that
-    goes on for too long.
+    Where a pickle ends, a loader may go on with the next one, as `torch.load` does; of very many,
+    the last name stands for the rest. Text that happens to start like a name, and leads to no call,
+    counts for nothing. UnsupportedError if a pickle goes on for too long.
     """
     found: list[Global] = []
     for _ in range(_MOST):
@@ -49,4 +49,4 @@ def globals_reached(source: Readable, start: int = 0) -> list[Global]:
         start += fetched.place(machine.position)
         if not ends or start >= source.nbytes:
             return found
-    raise UnsupportedError(f"more than {_MOST:,} pickles follow each other")
+    return [*found, Global(f"(what follows {_MOST:,} pickles)", "*", 0)]

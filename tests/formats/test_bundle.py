@@ -424,3 +424,11 @@ def test_a_public_bundle_comes_back(path: Path, tmp_path: Path) -> None:
     assert list(before) == list(after)
     for name, content in before.items():
         assert name.endswith(".pth") or after[name] == content
+
+
+def test_a_record_of_more_pickles_than_are_read_stays_as_it_is(tmp_path: Path) -> None:
+    """What the last of them would run is not known, so that it counts as unknown."""
+    write(tmp_path / "x.zip", more={"replay.pkl": b"\x80\2(NNNNNNNNt." * 10_001})
+    found = inspect(tmp_path / "x.zip")
+    assert found.unknown_callables == ("(what follows 10,000 pickles).*",)
+    assert "the record 'replay.pkl' can't be read, and stays as it is" in found.warnings

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import Shard
 
 import ckptmove
 from tests.making.distributed import save_dcp
+from tests.making.ranks import divided, save_ranks
 from tests.making.zero import Run, save_universal, save_zero
 from tests.oracles.sameness import assert_same_tree
 from tests.servers.object_store import Store
+
+from .test_hf_shards import save_shards
 
 WEIGHTS = {f"layer{n}.weight": (400, 1000) for n in range(6)}  # 1.6 MB each
 ROWS = [((0, 0), (200, 1000)), ((200, 0), (200, 1000))]
@@ -47,12 +51,25 @@ def universal(folder: Path) -> Path:
     return save_universal(folder, Run(stage=2, ranks=4, groups=[weights()]))
 
 
+def hf_shards(folder: Path) -> Path:
+    return save_shards(folder, weights(), dict.fromkeys(WEIGHTS, ROWS), 4)
+
+
+def rank_files(folder: Path) -> Path:
+    held = weights()
+    return save_ranks(
+        folder, 4, lambda _: {n: divided(w, (4,), [Shard(0)]) for n, w in held.items()}
+    )
+
+
 KINDS: dict[str, tuple[Callable[[Path], Path], str, int, int]] = {
     # what makes it, its weights, the most requests to inspect it, and to convert these
     "rows": (lambda folder: dcp(folder, ROWS), "model", 10, 60),
     "columns": (lambda folder: dcp(folder, COLUMNS), "model", 10, 60),
     "zero": (zero, "module", 30, 50),
     "universal": (universal, "module", 60, 80),
+    "hf shards": (hf_shards, "", 4, 20),
+    "rank files": (rank_files, "model", 30, 60),
 }
 
 
@@ -71,11 +88,12 @@ def test_only_what_is_wanted_is_fetched(kind: str, store: Store, tmp_path: Path)
     assert store.front.nbytes("/run/") < total // 16
     assert len(store.front.asked("GET", "/run/")) <= few
     store.front.reset()
-    ckptmove.convert(url, tmp_path / "out.safetensors", select=module)
+    ckptmove.convert(url, tmp_path / "out.safetensors", select=module or ())
     wanted = sum(each.nbytes for each in weights().values())
     assert store.front.nbytes("/run/") < wanted + total // 16
     assert len(store.front.asked("GET", "/run/")) <= some
     out = load_file(tmp_path / "out.safetensors")
+    start = f"{module}." if module else ""
     for name, weight in weights().items():
-        (held,) = (each for key, each in out.items() if key.removeprefix(f"{module}.") == name)
+        (held,) = (each for key, each in out.items() if key.removeprefix(start) == name)
         assert_same_tree(held.clone(), weight)

@@ -29,10 +29,10 @@ from __future__ import annotations
 import re
 import struct
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter, gt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...placement.device import may_be_tag
 from ...sources.budget import CONTAINERS, SHARES, STORAGES, TEXTS, TUPLES, VALUES, Budget
@@ -57,7 +57,9 @@ _SEQUENCE = re.compile(
     + rb"t" + _PUT + rb"()R" + _PUT,  # 17 arguments; 18 where REDUCE is, 19
     re.DOTALL,
 )  # fmt: skip
-_LOCATION, _PERSID, _CALL = 6, 10, 18
+_KEY_NBYTES, _KEY, _RECALLED_KEY, _LOCATION, _PERSID, _CALL = 2, 3, 5, 6, 10, 18
+#: What is the same in tensors that are alike: head, location, elements, sizes and hooks.
+_ALIKE = (1, 6, 8, 11, 13, 15)
 #: The PUTs, in order, and of those what has no node yet: where it is in the arguments, if there.
 _PUTS = (4, 7, 9, 12, 14, 16, 17, 19)
 _WITHIN = {9: -1, 12: 2, 14: 3, 16: 5, 17: -2}
@@ -66,8 +68,9 @@ _INTS = re.compile(_INT, re.DOTALL)
 #: What is counted of tensors, in the order of a `_room`.
 _COUNTED = (CONTAINERS, TUPLES, TEXTS, STORAGES, VALUES)
 _LONGEST_KEY = 12
+_KEY_HEAD = 5  # bytes before the number of a storage: BINUNICODE and its count
 _LONGEST_ROW = 32  # nodes that the sequence needs on the stack, and more
-_LONG_PUT = 5  # bytes
+_MOST_RECENT = 4  # layouts that are tried before the pattern
 _NONE = Global("", "", -1)  # stands for a name that was not met
 _AT = attrgetter("at")
 _TRUE, _MARK, _BINUNICODE, _LONG1 = 0x88, ord("("), ord("X"), 0x8A
@@ -82,10 +85,27 @@ class _Usual(NamedTuple):
     recalled: tuple[tuple[int, Node], ...]
     #: the location, if it is no GET
     location: str | None
-    #: how many bytes the PUTs have if all are there, in their long form
-    put_nbytes: int
     #: by kind, as for a budget
     counts: tuple[int, int, int, int]
+
+
+class _Layout(NamedTuple):
+    """How sequences lie that are alike, but for the number of the storage and the slots filled."""
+
+    usual: _Usual
+    nbytes: int
+    #: gives all bytes at an offset: what is the same and what is not, in turn
+    unpack: Callable[[bytes, int], tuple[Any, ...]]
+    same: tuple[bytes, ...]
+    #: whether the number of the storage is spelled, not recalled
+    has_key: bool
+    #: whether these are put into slots: key, location, call
+    puts: tuple[bool, bool, bool]
+    #: where key, location, BINPERSID and REDUCE are
+    key_at: int
+    location_at: int
+    id_at: int
+    call_at: int
 
 
 class TensorMachine(Machine):
@@ -100,8 +120,10 @@ class TensorMachine(Machine):
     ) -> None:
         super().__init__(data, base, gaps, budget)
         self._rebuild = self._hooks = _NONE
-        # What holds as long as no slot is filled again, and neither name is named again.
-        self._known: dict[tuple[bytes, ...], _Usual] = {}
+        # The layouts by what tells them apart, and those met last. They hold as long as no slot is
+        # filled again, and the function is not named again.
+        self._known: dict[tuple[Any, ...], _Layout] = {}
+        self._recent: list[_Layout] = []
         self._refilled = 0
         # How many calls, tuples, texts, storages and values are surely no more than allowed.
         self._room = (0, 0, 0, 0, 0)
@@ -112,7 +134,7 @@ class TensorMachine(Machine):
         node = self.globals[-1]
         if node.qualname == _REBUILD:
             self._rebuild = node
-            self._known.clear()
+            self._forget()
         elif node.qualname == _HOOKS:
             self._hooks = node
 
@@ -126,65 +148,53 @@ class TensorMachine(Machine):
         elif type(top) is StorageReference:  # it stands for what has no node yet
             self.stack[-1] = self._inside(top, slot)
 
+    def _forget(self) -> None:
+        self._known.clear()
+        self._recent.clear()
+
     def _take_tensor(self) -> None:
         """Take the sequence that follows its function, if it does and all is as usual."""
-        start, memo = self.position, self.memo
-        found = _SEQUENCE.match(self.data, start)
-        if found is None or self.frame_end >= 0:
+        start, memo, data = self.position, self.memo, self.data
+        if self.frame_end >= 0:
             return
-        (
-            head, nbytes, key, key_put, recalled_key, location, location_put, numel, id_put, _,
-            shape, shape_put, stride, stride_put, hooks, hooks_put, args_put, _, put,
-        ) = found.groups()  # fmt: skip
-        signature = (head, location, numel, shape, stride, hooks)
         if memo.refilled != self._refilled:
-            self._known.clear()
+            self._forget()
             self._refilled = memo.refilled
-        usual = self._known.get(signature)
-        if usual is None:
-            usual = self._usual(signature)
-            if usual is None:
-                return
-            if memo.holds(usual.recalled):
-                self._known[signature] = usual
-        form = usual.form
-        if (
-            (location_put and usual.location is None)
-            or (shape_put and not form.shape)
-            or (stride_put and not form.stride)
-        ):
-            return
-        rest = location_put, id_put, shape_put, stride_put, hooks_put, args_put, put
-        if key is None:
-            key_put = b""
-            slots: Sequence[int] = [_slot(each) for each in rest if each]
-        elif int.from_bytes(nbytes, "little") == len(key):
-            puts = b"".join((key_put, *rest))
-            if len(puts) == usual.put_nbytes:
-                slots = _long_puts(len(puts) // _LONG_PUT).unpack(puts)
-            else:
-                slots = [_slot(each) for each in (key_put, *rest) if each]
+        for layout in self._recent:
+            if start + layout.nbytes <= len(data):
+                parts = layout.unpack(data, start)
+                if parts[::2] == layout.same:
+                    break
         else:
-            return
-        if not memo.takes(slots, start):
-            return
-        base = self.base
-        if key is None:
-            text = memo.get(_slot(recalled_key))
-            if type(text) is not Text or text is UNFILLED or not _is_key(text):
+            found = self._layout_at(start)
+            if found is None:
                 return
+            layout = found
+            parts = layout.unpack(data, start)
+        key, slots = parts[1], parts[3::2]
+        usual, base = layout.usual, self.base
+        if layout.has_key:
+            if not key.isdigit() or not memo.takes(slots, start):
+                return
+            text = Text(key.decode(), base + start + layout.key_at)
         else:
-            text = Text(key.decode(), base + found.start(3) - 5)
-        if not self._has_room(usual.counts, key is not None):
+            node = memo.get(key)
+            if type(node) is not Text or node is UNFILLED or not _is_key(node):
+                return
+            if not memo.takes(slots, start):
+                return
+            text = node
+        if not self._has_room(usual.counts, layout.has_key):
             return
         # From here on it is taken.
         place = usual.recalled[-1][1] if usual.location is None else usual.location
-        here = Text(place, base + found.start(_LOCATION))  # type: ignore[arg-type] # it is text
-        at = base + found.start(_PERSID)
+        here = Text(place, base + start + layout.location_at)  # type: ignore[arg-type] # it is text
+        at = base + start + layout.id_at
         storage = StorageReference(usual.storage, text, here, at, start)
-        tensor = PlainTensor(form, storage, base + found.start(_CALL))
+        tensor = PlainTensor(usual.form, storage, base + start + layout.call_at)
         filled: list[Node] = [storage] * len(slots)
-        if put:
+        key_put, location_put, call_put = layout.puts
+        if call_put:
             filled[-1] = tensor
         if key_put:
             filled[0] = text
@@ -192,12 +202,45 @@ class TensorMachine(Machine):
             filled[1 if key_put else 0] = here
         memo.take(slots, filled)
         self.shared_texts.add(usual.storage.word.at)
-        if key is None:
+        if not layout.has_key:
             self.shared_texts.add(text.at)
         self.persistents.append(storage)
         self.calls.append(tensor)
         self.stack[-1] = tensor
-        self.position = found.end()
+        self.position = start + layout.nbytes
+
+    def _layout_at(self, start: int) -> _Layout | None:
+        """The layout of the sequence that starts there; None if there is none, or an unusual one.
+
+        It is the first of the recent ones from now on.
+        """
+        found = _SEQUENCE.match(self.data, start)
+        if found is None:
+            return None
+        puts = [found[n] or b"" for n in _PUTS]
+        signature = found.group(*_ALIKE)
+        alike = (*signature, found[_KEY_NBYTES], found[_KEY] and len(found[_KEY]), *map(len, puts))
+        layout = self._known.get(alike)
+        if layout is None:
+            usual = self._usual(signature)
+            if usual is None:
+                return None
+            key, form = found[_KEY], usual.form
+            _, location_put, _, shape_put, stride_put, *_ = puts
+            if (
+                (location_put and usual.location is None)
+                or (shape_put and not form.shape)
+                or (stride_put and not form.stride)
+                or (key is not None and int.from_bytes(found[_KEY_NBYTES], "little") != len(key))
+            ):
+                return None
+            layout = _layout_of(found, usual)
+            if not self.memo.holds(usual.recalled):
+                return layout
+            self._known[alike] = layout
+        recent = [layout, *(each for each in self._recent if each is not layout)]
+        self._recent = recent[:_MOST_RECENT]
+        return layout
 
     def _usual(self, signature: Sequence[bytes]) -> _Usual | None:
         """What these parts of a sequence say, or None if that is not as usual."""
@@ -230,29 +273,28 @@ class TensorMachine(Machine):
         names = Names(self._rebuild, self._hooks, self.empty_tuple)
         form = Form(names, offset, sizes, strides, hooks[0] == _TRUE)
         marked = (shape[first.end()] == _MARK) * len(sizes) + (stride[0] == _MARK) * len(strides)
-        puts = 5 + (place is not None) + bool(sizes) + bool(strides)
         needed = (2, 2 + bool(sizes) + bool(strides), 1, 11 + marked)
         storage = StorageForm(word, kind, numel)
-        return _Usual(form, storage, tuple(recalled), place, puts * _LONG_PUT, needed)
+        return _Usual(form, storage, tuple(recalled), place, needed)
 
     def _has_room(self, counts: tuple[int, int, int, int], literal_key: bool) -> bool:
         """Count what the opcodes would, unless that comes near a limit."""
         if len(self.below) > MOST_MARKS - _LONGEST_ROW:
             return False
-        used = self.used
+        used, room = self.used, self._room
         calls, tuples, texts, values = counts
         calls += used[CONTAINERS]
         tuples += used[TUPLES]
         texts += used[TEXTS] + literal_key
         storages = used[STORAGES] + 1
         values += used[VALUES]
-        stacked = self.waiting + len(self.stack) + _LONGEST_ROW
-        needed = calls, tuples, texts, storages, values + stacked
-        if any(map(gt, needed, self._room)):
+        stacked = values + self.waiting + len(self.stack) + _LONGEST_ROW
+        needed = calls, tuples, texts, storages, stacked
+        if any(map(gt, needed, room)):
             rooms, at = self.rooms, self.position
-            room = (rooms[kind] + at // SHARES[kind] for kind in _COUNTED)
-            self._room = most = tuple(room)  # type: ignore[assignment] # as many as are counted
-            if any(map(gt, needed, most)):
+            allowed = (rooms[kind] + at // SHARES[kind] for kind in _COUNTED)
+            self._room = room = tuple(allowed)  # type: ignore[assignment] # as many as are counted
+            if any(map(gt, needed, room)):
                 return False
         used[CONTAINERS], used[TUPLES], used[TEXTS] = calls, tuples, texts
         used[STORAGES], used[VALUES] = storages, values
@@ -289,10 +331,39 @@ def _sizes(raw: bytes) -> tuple[int, ...] | None:
     return numbers if right and min(numbers) >= 0 else None
 
 
-@cache
-def _long_puts(number: int) -> struct.Struct:
-    """The layout of so many LONG_BINPUTs."""
-    return struct.Struct("<" + "xI" * number)
+def _layout_of(found: re.Match[bytes], usual: _Usual) -> _Layout:
+    """The layout of a sequence that was found."""
+    start, end = found.span()
+    layout, same, at = "<", [], start
+    key = _KEY if found[_KEY] is not None else _RECALLED_KEY
+    for group in (key, *_PUTS):
+        first, after = found.span(group)
+        if first == after:
+            continue
+        if group == _KEY:
+            form = f"{after - first}s"
+        else:  # a GET or PUT: its slot
+            first, form = first + 1, "B" if after - first == 2 else "I"
+        layout += f"{first - at}s{form}"
+        same.append(found.string[at:first])
+        at = after
+    layout += f"{end - at}s"
+    same.append(found.string[at:end])
+    return _Layout(
+        usual=usual,
+        nbytes=end - start,
+        unpack=_struct(layout).unpack_from,
+        same=tuple(same),
+        has_key=key == _KEY,
+        puts=(bool(found[_PUTS[0]]), bool(found[_PUTS[1]]), bool(found[_PUTS[-1]])),
+        key_at=found.start(_KEY) - _KEY_HEAD - start,
+        location_at=found.start(_LOCATION) - start,
+        id_at=found.start(_PERSID) - start,
+        call_at=found.start(_CALL) - start,
+    )
+
+
+_struct = cache(struct.Struct)
 
 
 def _slot(opcode: bytes) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..graph.canonical import StorageSlice
 from ..graph.draft import StorageBytes
-from ..manifest.manifest import Storage
+from ..manifest.manifest import Extent, Storage
 from ..plans.plan import Proof
 from ..torch_pickle.streams import Container
 
@@ -23,16 +23,14 @@ def stored_bytes(container: Container, storage: Storage) -> StorageBytes:
             content=content,
             big_endian=container.big_endian,
         )
-    return StorageBytes(
-        id=storage.id,
-        location=storage.location,
-        dtype=storage.dtype,
-        nbytes=storage.nbytes,
-        source=0 if storage.extent is None else storage.extent.source,
-        start=0 if storage.extent is None else storage.extent.start,
-        crc32=container.crc32(storage.id),
-        big_endian=container.big_endian,
-        proofs=_proofs(container, storage),
+    start, _, source = storage.extent or Extent(0, 0)
+    return StorageBytes(  # by place, since there may be very many
+        *(storage.id, storage.location, storage.dtype, storage.nbytes, source, start),
+        container.crc32(storage.id),
+        None,
+        container.big_endian,
+        None,
+        _proofs(container, storage),
     )
 
 

@@ -81,8 +81,7 @@ class Extent(NamedTuple):
         return self.start + self.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(NamedTuple):
     """Untyped bytes that tensors share.
 
     Attributes:

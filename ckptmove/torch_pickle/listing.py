@@ -35,13 +35,12 @@ from .sections.averages import are_tensors, averages_within, is_average
 from .sections.sections import (
     Context,
     Rng,
+    holds_weights,
     initial_score,
     is_capturable,
     is_graph_data,
-    is_module_state,
     is_optimizer,
     is_rng_state,
-    is_state_dict,
     mesh_device_type,
     optimizer_roles,
     remote_device,
@@ -165,6 +164,7 @@ class _Listing(Allowance):
                 self.todo.extend(reversed(self.later))
                 self.later.clear()
                 continue
+            self.take_room(len(path))
             if len(path) > _DEEPEST:
                 raise CorruptError(f"the checkpoint is nested more than {_DEEPEST} levels deep")
             try:
@@ -245,8 +245,8 @@ class _Listing(Allowance):
         dtype, shape, device, nbytes, kind, layout, stride, offset, storage, grad = tensor[:10]
         entry = TensorEntry(  # by place, since there may be very many
             *(name, path, section, kind, layout, dtype, shape, stride, offset, device, nbytes),
-            *(storage, grad, state_key, context.part_of, role, (), bool(tensor.spelled)),
-            beside=beside,
+            *(storage, grad, state_key, context.part_of, role, (), bool(tensor.spelled), None),
+            beside,
         )
         if tensor.spelled:
             self.contents.spelled[len(self.contents.tensors)] = tensor.spelled
@@ -386,6 +386,7 @@ class _Listing(Allowance):
         children: list[Node],
     ) -> Context:
         """What a container says about its content."""
+        weights = False
         if isinstance(node, MappingNode):
             score = initial_score(node)
             if score is not None:
@@ -393,6 +394,7 @@ class _Listing(Allowance):
             if is_graph_data(node):
                 context = context._replace(data=True)
             section = section_of(node)
+            weights = section is Section.MODEL or (section is not None and holds_weights(node))
             if section is Section.MODEL and context.data:
                 section = None
             elif section is Section.MODEL and (context.averaged or is_average(node)):
@@ -416,8 +418,7 @@ class _Listing(Allowance):
         if context.averaged and context.section is Section.OTHER and are_tensors(node, children):
             context = context._replace(section=Section.EMA, weights_at=len(path))
         rng = rng_within(node, key, children, context.rng)
-        state = isinstance(node, MappingNode) and (is_state_dict(node) or is_module_state(node))
-        state = state and rng in (Rng.UNKNOWN, Rng.NEVER)
+        state = weights and rng in (Rng.UNKNOWN, Rng.NEVER)
         in_set = isinstance(node, Set) or (isinstance(node, Call) and node.qualname in _SETS)
         if isinstance(node, (Tuple, List)):  # the arguments that a set is made of
             in_set = context.in_set
@@ -431,9 +432,4 @@ class _Listing(Allowance):
 
     def push(self, children: Iterator[_Step]) -> None:
         """Have these visited next, and all that is below them."""
-        self.todo.append(self.in_room(children))
-
-    def in_room(self, children: Iterator[_Step]) -> Iterator[_Step]:
-        for child in children:
-            self.take_room(len(child[1]))
-            yield child
+        self.todo.append(children)

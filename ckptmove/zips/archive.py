@@ -20,6 +20,7 @@ from ..errors import CorruptError, UnsupportedError
 from ..sources.budget import Budget
 from ..sources.nearby import NearbyReads
 from ..sources.source import MAX_NBYTES, Readable
+from .directory_rows import row_at
 from .members import MAX32, Record, Records, name_of, widened, zip64_of
 
 STORED, DEFLATED = 0, 8
@@ -44,6 +45,7 @@ _DESCRIPTOR_NBYTES = 24  # the longest
 _EXTRA_FIELD, _NO_EXTRA = struct.Struct("<2H"), 4  # the head of a field in the extra field
 _WIDE_SIZES = struct.Struct("<QQ")
 _DESCRIPTOR, _WIDE_DESCRIPTOR = struct.Struct("<3I"), struct.Struct("<IQQ")
+_SHORTEST_ROW, _LONGEST_ROW = 1 << 4, 1 << 12  # entries that are taken at once
 _MAX_RATIO = 1032  # deflate can't do better
 
 
@@ -152,22 +154,42 @@ class Archive:
         ):
             raise CorruptError(f"the zip directory claims {self._entries:,} entries: damaged")
         directory = self.source.read(self.directory_at, self.directory_nbytes)
-        position = 0
-        for _ in range(self._entries):
-            if position + CENTRAL.size > len(directory):
-                raise CorruptError("the zip directory is truncated")
-            nbytes = self._take_usual(directory, position)
-            if not nbytes:
-                record, nbytes = self._entry(directory, position)
-                if record.name in self.records:
-                    raise CorruptError(f"the record {record.name!r} occurs twice")
-                self.records.append(record)
-            position += nbytes
+        position, left, most = 0, self._entries, _SHORTEST_ROW
+        while left:
+            count = min(most, left)
+            nbytes = self._take_row(directory, position, count)
+            if nbytes:
+                position, left, most = position + nbytes, left - count, min(2 * most, _LONGEST_ROW)
+            elif most > _SHORTEST_ROW:
+                most //= 2
+            else:
+                for _ in range(count):
+                    position += self._take_entry(directory, position)
+                left -= count
         if position != len(directory):
             raise CorruptError("the zip directory holds more than its entries")
         twice = self.records.alike()
         if twice is not None:
             raise CorruptError(f"the record {twice!r} occurs twice")
+
+    def _take_row(self, directory: bytes, at: int, count: int) -> int:
+        """Add the records of plain entries that are alike; their size, or 0 if one is not."""
+        row = None
+        if directory.startswith(CENTRAL_MAGIC, at):
+            row = row_at(directory, at, count, self.directory_at, _ANY_REFUSED)
+        return row.nbytes if row and self.records.add_all(row.names, row.numbers) else 0
+
+    def _take_entry(self, directory: bytes, at: int) -> int:
+        """Add the record of an entry; its size."""
+        if at + CENTRAL.size > len(directory):
+            raise CorruptError("the zip directory is truncated")
+        nbytes = self._take_usual(directory, at)
+        if not nbytes:
+            record, nbytes = self._entry(directory, at)
+            if record.name in self.records:
+                raise CorruptError(f"the record {record.name!r} occurs twice")
+            self.records.append(record)
+        return nbytes
 
     def _take_usual(self, directory: bytes, at: int) -> int:
         """Add the record of a plain entry, as nearly all are; its size, or 0 for any other.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from operator import gt
 from typing import NamedTuple
 
@@ -59,6 +60,15 @@ class Records(Mapping[str, Record]):
         columns.append(0)
         return True
 
+    def add_all(self, names: Sequence[str], numbers: Iterable[tuple[int, ...]]) -> bool:
+        """Add records, whose numbers end with `data_at`; False, and none is, if a name is known."""
+        start = len(self._numbers)
+        if len(set(names)) != len(names) or not self._rows.keys().isdisjoint(names):
+            return False
+        self._rows.update(zip(names, count(start, _WIDTH), strict=False))
+        self._numbers.extend(chain.from_iterable(numbers))
+        return True
+
     def alike(self) -> str | None:
         """The first name that differs from one before it but in case; None if all differ."""
         names = "\n".join(self._rows)
@@ -82,6 +92,11 @@ class Records(Mapping[str, Record]):
         if row < 0 or numbers[row] or numbers[row + _NBYTES] != nbytes:  # 0 is STORED
             return 0
         return numbers[row + _WIDTH - 1]
+
+    def stored_crc32(self, name: str) -> int:
+        """The checksum of a record whose content lies in the file as it is; 0 of another."""
+        row, numbers = self._rows[name], self._numbers
+        return 0 if numbers[row] else numbers[row + _CRC32]  # 0 is STORED
 
     def note_data_at(self, name: str, at: int) -> None:
         """Note where it lies, as its local header says."""
@@ -121,7 +136,7 @@ class Records(Mapping[str, Record]):
 
 
 _WIDTH = len(Record._fields)
-_NBYTES = Record._fields.index("nbytes") - 1
+_NBYTES, _CRC32 = (Record._fields.index(name) - 1 for name in ("nbytes", "crc32"))
 
 
 # -- the fields of their headers that have no fixed place: names, and zip64 ----------------------

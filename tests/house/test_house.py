@@ -99,6 +99,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "pickles.terms",
         "pickles",
         "zips.members",
+        "zips.directory_rows",
         "zips.archive",
         "zips.layout",
         "zips.found_entries",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import random
 import zipfile
+from collections.abc import Iterable, Sequence
 from functools import cache
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,12 +16,16 @@ from hypothesis import strategies as st
 from ckptmove.errors import CkptmoveError
 from ckptmove.sources.source import Memory
 from ckptmove.zips.archive import Archive
+from ckptmove.zips.members import Records
 from tests.conftest import examples
 from tests.making.building import Part, build_zip
 
 
 class OneByOne(Archive):
-    """Takes no entry and no header for a plain one."""
+    """Takes no entry and no header for a plain one, nor any row of them."""
+
+    def _take_row(self, *_: object) -> int:
+        return 0
 
     def _take_usual(self, directory: bytes, at: int) -> int:
         return 0
@@ -42,7 +48,8 @@ def outcome(data: bytes, kind: type[Archive]) -> object:
 def zips() -> tuple[bytes, ...]:
     """Zips of torch, of Python, and built by hand, with records enough to be read in rows."""
     by_torch = io.BytesIO()
-    torch.save({f"t{n}": torch.zeros(n % 5) for n in range(30)}, by_torch)
+    sizes = [n % 5 if n < 20 else 1 + n % 5 for n in range(90)]  # of empty ones all flags differ
+    torch.save({f"t{n}": torch.zeros(size) for n, size in enumerate(sizes)}, by_torch)
     by_python = io.BytesIO()
     with zipfile.ZipFile(by_python, "w") as file:
         for n in range(20):
@@ -51,6 +58,19 @@ def zips() -> tuple[bytes, ...]:
         file.writestr("a/ü", b"u")
     by_hand = build_zip([Part(f"a/{n}", bytes(range(n))) for n in range(20)])
     return by_torch.getvalue(), by_python.getvalue(), by_hand
+
+
+def test_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = [0]
+    take = Records.add_all
+
+    def add_all(self: Records, names: Sequence[str], numbers: Iterable[tuple[int, ...]]) -> bool:
+        taken[0] += len(names)
+        return take(self, names, numbers)
+
+    monkeypatch.setattr(Records, "add_all", add_all)
+    Archive(Memory(zips()[0], "a.pt"))
+    assert taken[0] > 30
 
 
 def test_whole_zips() -> None:
@@ -64,7 +84,15 @@ def test_whole_zips() -> None:
 def test_mutated_zips(dice: random.Random) -> None:
     data = bytearray(dice.choice(zips()))
     headers = [at for at in range(len(data)) if data[at : at + 2] == b"PK"]
-    for _ in range(dice.choice([1, 1, 2, 4])):
+    if dice.random() < 0.3:  # the same in many entries that follow each other
+        entries = [at for at in headers if data[at + 2 : at + 4] == b"\1\2"]
+        first = dice.choice([0, 16, 32, dice.randrange(len(entries))])
+        entries = entries[first : first + dice.choice([16, 48, len(entries)])]
+        where, value = dice.randrange(60), dice.choice([0, 1, 8, 0x2F, 0xFF])
+        for entry in entries:
+            if entry + where < len(data):
+                data[entry + where] = value
+    for _ in range(dice.choice([0, 1, 1, 2, 4])):
         at = dice.choice(headers) + dice.randrange(60) if dice.random() < 0.8 else None
         at = dice.randrange(len(data)) if at is None or at >= len(data) else at
         data[at] = dice.choice([0, 1, 8, 0x2F, 0x41, 0xFF, data[at] ^ 1, dice.randrange(256)])

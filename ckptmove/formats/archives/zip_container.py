@@ -132,8 +132,7 @@ class ArchiveContainer(Container):
         return damage(self.archive, report)
 
     def crc32(self, storage: str) -> int:
-        record = self.archive.records[self._held[storage]]
-        return record.crc32 if record.method == STORED else 0
+        return self.archive.records.stored_crc32(self._held[storage])
 
 
 def content_of(archive: Archive, record: Record) -> Readable:
@@ -205,7 +204,7 @@ class ZipContainer(ArchiveContainer):
 
     def extent(self, storage: StorageId, suffix: str = "") -> Extent | None:
         """Where the record of a storage lies in the file, or None where it is compressed."""
-        name = self.prefix + storage.id.removeprefix(self.folder) + suffix
+        name = self.prefix + storage.id[len(self.folder) :] + suffix
         records = self.archive.records
         usual = records.stored_at(name, storage.whole_nbytes)
         if usual and self.source.start is not None:

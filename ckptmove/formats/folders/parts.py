@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.manifest import Role, Section, TensorEntry
@@ -88,4 +87,4 @@ def number_files(part: Container, first: int) -> None:
         for key, storage in each.storages.items():
             if storage.extent is not None:
                 extent = storage.extent._replace(source=first + storage.extent.source)
-                each.storages[key] = replace(storage, extent=extent)
+                each.storages[key] = storage._replace(extent=extent)

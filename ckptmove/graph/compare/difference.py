@@ -70,26 +70,29 @@ def unlike(*pair: Held) -> Iterator[tuple[Kind, Any, Any]]:
     What is stored without a device differs from any but the CPU, where it would be loaded; of what
     both put together of files of ranks, those of the files count.
     """
-    old, new = (each.tensor for each in pair)
-    kinds = [
-        each.kind if each.layout == "strided" else f"{each.kind}, {each.layout}"
-        for each in (old, new)
-    ]
-    facts: tuple[tuple[Kind, Any, Any], ...] = (
-        (Kind.TYPE, kinds[0], kinds[1]),
-        (Kind.RETYPED, old.dtype, new.dtype),
-        (Kind.RESHAPED, list(old.shape), list(new.shape)),
-        (Kind.MOVED, *_devices(*pair)),
-        (Kind.VALUE, old.requires_grad, new.requires_grad),
-    )
-    for kind, mine, other in facts:
-        if mine != other:
-            yield kind, mine, other
+    old, new = pair[0].tensor, pair[1].tensor
+    if (old.kind, old.layout) != (new.kind, new.layout):
+        mine, other = (
+            each.kind if each.layout == "strided" else f"{each.kind}, {each.layout}"
+            for each in (old, new)
+        )
+        yield Kind.TYPE, mine, other
+    if old.dtype != new.dtype:
+        yield Kind.RETYPED, old.dtype, new.dtype
+    if old.shape != new.shape:
+        yield Kind.RESHAPED, list(old.shape), list(new.shape)
+    devices = _devices(*pair)
+    if devices[0] != devices[1]:
+        yield Kind.MOVED, *devices
+    if old.requires_grad != new.requires_grad:
+        yield Kind.VALUE, old.requires_grad, new.requires_grad
 
 
 def _devices(*pair: Held) -> tuple[str, str]:
+    devices = pair[0].tensor.device, pair[1].tensor.device
+    if not (pair[0].draft.untagged or pair[1].draft.untagged):
+        return devices
     said = [each.draft.untagged.get(each.tensor.storage or "") for each in pair]
-    devices = [each.tensor.device for each in pair]
     if said[0] and said[1]:
         return said[0], said[1]
     if devices[0] == devices[1]:

@@ -106,7 +106,7 @@ def _called(manifest: Manifest, call: Callable[[str], str]) -> Manifest:
         manifest,
         tensors=tuple(each._replace(device=call(each.device)) for each in manifest.tensors),
         storages={
-            key: replace(each, location=call(each.location))
+            key: each._replace(location=call(each.location))
             for key, each in manifest.storages.items()
         },
         values_naming_devices=tuple(

@@ -166,6 +166,10 @@ class _Spelling:
         todo = [self.root]
         while todo:
             node = todo.pop()
+            if isinstance(node, str) and len(node) <= _LONG:  # as below, but at once: most are keys
+                if self.counting:
+                    self.note(node)
+                continue
             made = isinstance(node, _MADE)
             if not made and not shareable(node):
                 self.note(node)

@@ -16,10 +16,11 @@ def set_apart(tensors: list[TensorEntry], take_room: Callable[[int], object]) ->
     called as a key of it, they are numbered. `take_room` is called with the characters of each new
     name. Returns the names that several had.
     """
-    counts = Counter(entry.name for entry in tensors)
+    names = [entry.name for entry in tensors]
+    if len(set(names)) == len(names):
+        return set()
+    counts = Counter(names)
     alike = {name for name, count in counts.items() if count > 1}
-    if not alike:
-        return alike
     taken = counts.keys() - alike
     owners: list[tuple[Path, str, str]] = []  # of tensors that hold others: path, names before, now
     for n, entry in enumerate(tensors):
@@ -47,7 +48,10 @@ def _free(wanted: str, taken: set[str]) -> str:
 
 def with_shared(tensors: list[TensorEntry]) -> list[TensorEntry]:
     """Fill in `shared_with`."""
-    counts = Counter(entry.storage for entry in tensors)
+    storages = [entry.storage for entry in tensors]
+    if len(set(storages)) == len(storages):
+        return tensors
+    counts = Counter(storages)
     names = {key: list[str]() for key, count in counts.items() if count > 1 and key is not None}
     for entry in tensors if names else ():
         if entry.storage in names:

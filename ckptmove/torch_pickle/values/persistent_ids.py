@@ -21,7 +21,7 @@ from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ...manifest.manifest import Extent, Storage
 from ...pickles.nodes import Global, Node, Persistent, Text, Tuple, named
-from ...pickles.opcodes.plain_tensors import StorageReference, is_compact
+from ...pickles.opcodes.plain_tensors import StorageForm, StorageReference, is_compact
 
 _LONGEST = 256  # characters of a key or a location
 
@@ -62,11 +62,27 @@ def storage_ids(
     The ids of the storages start with `folder`, e.g. `data/`. If `legacy`, there may be parts of
     storages, and classes, which are left out. If `numbered`, keys may be numbers, as in packages.
     """
-    return {
-        id(node): _storage_id(node, folder, 6 if legacy else 5, numbered)
-        for node in persistents
-        if not (legacy and _names_class(node))
-    }
+    compact: dict[int, tuple[str, int] | None] = {}  # dtype and bytes, by `id()` of the form
+    found: dict[int, StorageId] = {}
+    for node in persistents:
+        if type(node) is StorageReference and is_compact(node):
+            form = node.form
+            if id(form) not in compact:
+                compact[id(form)] = _dtype_and_size(form)
+            said = compact[id(form)]
+            if said is not None:
+                (dtype, size), key = said, node.key
+                found[id(node)] = StorageId(folder + key, key, node.location, dtype, size, size, 0)
+                continue
+        if not (legacy and _names_class(node)):
+            found[id(node)] = _storage_id(node, folder, 6 if legacy else 5, numbered)
+    return found
+
+
+def _dtype_and_size(form: StorageForm) -> tuple[str, int] | None:
+    """What many storages have in common; None for a class that needs a closer look."""
+    dtype = STORAGE_CLASSES.get(form.storage_class.name)
+    return None if dtype is None else (dtype, form.numel * storage_element_nbytes(dtype))
 
 
 def _names_class(node: Persistent) -> bool:
@@ -75,11 +91,6 @@ def _names_class(node: Persistent) -> bool:
 
 
 def _storage_id(node: Persistent, folder: str, longest: int, numbered: bool) -> StorageId:
-    if type(node) is StorageReference and is_compact(node):
-        dtype = STORAGE_CLASSES.get(node.form.storage_class.name)
-        if dtype is not None:
-            number, size = node.key, node.form.numel * storage_element_nbytes(dtype)
-            return StorageId(folder + number, number, node.location, dtype, size, size)
     items = node.pid.items if isinstance(node.pid, Tuple) else []
     if not 5 <= len(items) <= longest or items[0] != "storage":
         raise CorruptError("the pickle refers to something outside the file that is not a storage")
@@ -134,13 +145,18 @@ def storages_of(
     for each in ids:
         if firsts.setdefault(each.id, each) is not each:
             others.setdefault(each.id, []).append(each)
-    storages = {}
+    storages: dict[str, Storage] = {}
+    locations: dict[str, str] = {}
     for name, first in firsts.items():
-        more = others.get(name)
-        dtype = first.dtype if more is None else _dtype_of(first, more, retyped=retyped)
+        dtype = first.dtype
+        if name in others:
+            dtype = _dtype_of(first, others[name], retyped=retyped)
+        location = locations.get(first.location)
+        if location is None:
+            location = locations[first.location] = intern(str(first.location))
         lies = extent(first)
         nbytes = first.whole_nbytes if lies is None else lies.nbytes
-        storages[name] = Storage(name, intern(str(first.location)), nbytes, dtype, lies)
+        storages[name] = Storage(name, location, nbytes, dtype, lies)
     return storages
 
 

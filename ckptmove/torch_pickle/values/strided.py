@@ -60,7 +60,7 @@ def tensor_at(
     Strides and offset are in elements; `dtype` is its own, where that isn't the storage's.
     """
     dtype = dtype or storage.dtype or "uint8"
-    nbytes = _nbytes(shape, dtype)
+    nbytes = size_of(shape, dtype)
     if reach_of(shape, stride, offset, dtype) > storage.nbytes:
         raise CorruptError(f"a tensor reaches outside its storage {storage.id!r}")
     at, device = offset + storage.view_at, intern(str(storage.location))
@@ -73,7 +73,8 @@ def tensor_at(
 
 
 @lru_cache(1 << 10)  # many tensors look alike
-def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+def size_of(shape: tuple[int, ...], dtype: str) -> int:
+    """How many bytes the elements of a shape take; CorruptError if that is absurd."""
     return nbytes_of(count_of(shape), dtype)
 
 

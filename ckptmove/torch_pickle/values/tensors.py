@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
+from sys import intern
 
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
 from ...manifest.manifest import Role
 from ...pickles.nodes import Call, Dict, Global, Items, List, Node, Persistent, Text, Tuple
-from ...pickles.opcodes.plain_tensors import PlainTensor, compact_form
+from ...pickles.opcodes.plain_tensors import Form, PlainTensor, compact_form
 from .persistent_ids import StorageId, TensorId, is_size
-from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, tensor_at
+from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, reach_of, size_of, tensor_at
 
 _DEEPEST = 16  # of tensors wrapped in each other
 _NOT_ATTRIBUTES = {"data", "grad", "requires_grad"}  # to set them changes the tensor itself
@@ -60,6 +61,9 @@ class Recogniser:
         self._ids = ids
         self._tensors = tensors or {}
         self._known: dict[int, tuple[Call, Tensor | None]] = {}  # holds each, so that ids stay
+        # By form and dtype: bytes of the elements, and of a storage that has them all.
+        self._sizes: dict[tuple[int, str], tuple[int, int, Form]] = {}
+        self._devices: dict[str, str] = {}
 
     def tensor(self, node: Call, depth: int = 0) -> Tensor | None:
         """The tensor that a call would rebuild, or None if it makes something else."""
@@ -67,8 +71,7 @@ class Recogniser:
         if plain is not None and isinstance(node, PlainTensor):
             found = self._ids.get(id(node.storage))
             if found is not None and found.dtype is not None:
-                _, offset, shape, stride, requires_grad = plain
-                return tensor_at(found, shape, stride, offset, found.dtype, requires_grad)
+                return self._plain(plain, found, found.dtype)
         known = id(node)
         if known in self._known:
             return self._known[known][1]
@@ -82,6 +85,26 @@ class Recogniser:
                 raise CorruptError("a tensor is changed after it was rebuilt")
         self._known[known] = node, tensor
         return tensor
+
+    def _plain(self, form: Form, storage: StorageId, dtype: str) -> Tensor:
+        """As `tensor_at`, but what many have in common is found out once."""
+        _, offset, shape, stride, requires_grad = form
+        alike = id(form), dtype
+        known = self._sizes.get(alike)
+        if known is None:
+            sizes = size_of(shape, dtype), reach_of(shape, stride, offset, dtype)
+            known = self._sizes[alike] = *sizes, form  # which stays, so that its id does
+        nbytes, reach, _ = known
+        if reach > storage.nbytes:
+            raise CorruptError(f"a tensor reaches outside its storage {storage.id!r}")
+        device = self._devices.get(storage.location)
+        if device is None:
+            device = self._devices[storage.location] = intern(str(storage.location))
+        at = offset + storage.view_at
+        return Tensor(  # by place, since there may be very many
+            *(dtype, shape, device, nbytes, "tensor", "strided", stride, at, storage.id),
+            requires_grad,
+        )
 
     def _rebuilt(self, function: str | None, args: Items, depth: int) -> Tensor | None:
         rebuild = _REBUILD.get(function or "")

@@ -1,0 +1,73 @@
+"""Take entries of a zip directory many at once: those of names of one length, as torch writes them.
+
+torch numbers the records of tensors, so that thousands of entries in a row differ only in checksum,
+sizes, place and name. Every field of theirs is a column of bytes, a fixed step apart: what is the
+same in all is compared column by column, and what differs is unpacked in one go.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from itertools import repeat
+from typing import NamedTuple
+
+from .members import MAX32
+
+_NAME_AT, _LOCAL_NBYTES = 46, 30
+#: Of an entry the bytes that are to be as in the first: signature, flags, method, length of the
+#: name, of the extra field, of the comment, disk and attributes.
+_SAME = (*range(4), *range(8, 12), *range(28, 36), *range(38, 42))
+_ZERO = (10, 11, *range(30, 36), *range(38, 42))  # of these, what is 0 in a plain entry
+_FLAGS_AT, _NAME_NBYTES_AT = 8, 28
+_LONGEST_NAME = 128  # bytes: of longer ones a row would be large
+
+
+class Row(NamedTuple):
+    """Plain entries that follow each other."""
+
+    names: list[str]
+    #: of each all that `Records` have besides its name
+    numbers: Iterable[tuple[int, ...]]
+    nbytes: int
+
+
+def row_at(directory: bytes, at: int, count: int, directory_at: int, refused: int) -> Row | None:
+    """The next `count` entries, if they are plain and alike, none with one of the refused flags.
+
+    None if one of them needs a closer look. `directory_at` is where the directory lies in the file.
+    """
+    first = directory[at : at + _NAME_AT]
+    if len(first) < _NAME_AT or any(first[n] for n in _ZERO):
+        return None
+    flags, name_nbytes = (
+        int.from_bytes(first[n : n + 2], "little") for n in (_FLAGS_AT, _NAME_NBYTES_AT)
+    )
+    step = _NAME_AT + name_nbytes
+    if not 0 < name_nbytes <= _LONGEST_NAME or flags & refused:
+        return None
+    part = directory[at : at + count * step]
+    if len(part) < count * step:
+        return None
+    if not all(part[n::step] == first[n : n + 1] * count for n in _SAME):
+        return None
+    layout = struct.Struct(f"<16x3I14xI{name_nbytes}s")
+    sums, stored, sizes, headers, raw = zip(*layout.iter_unpack(part), strict=True)
+    text = b"".join(raw)
+    if (
+        stored != sizes
+        or max(map(sum, zip(headers, sizes, strict=True))) + _LOCAL_NBYTES > directory_at
+        or max(headers) == MAX32
+        or max(sizes) == MAX32
+        or not text.isascii()
+        or b"\0" in text
+        or b"/" in part[step - 1 :: step]
+    ):
+        return None
+    joined = text.decode()
+    names = [joined[n : n + name_nbytes] for n in range(0, len(joined), name_nbytes)]
+    entries = range(directory_at + at, directory_at + at + len(part), step)
+    numbers = zip(
+        repeat(0), repeat(flags), sums, stored, sizes, headers, entries, repeat(0), strict=False
+    )
+    return Row(names, numbers, len(part))

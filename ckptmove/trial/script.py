@@ -25,6 +25,7 @@ from ..reports.display.phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.facts import facts
 from ..system.signals import HAS_TIMER, timer
+from .lost_gradients import gradient_of_copy
 from .never_called import models_never_called, optimizers_without_state
 from .simulation.device_memory import NotSimulated
 from .simulation.script_host import call, hosting
@@ -169,6 +170,8 @@ class _Run:
                 choice=None if model is None else self.recorder.choice_for(model),
                 origin=self.recorder.names.origin,
                 library=self.recorder.callers.library,
+                was_there=self.recorder.callers.was_there(model),
+                optimizer_line=self.recorder.names.optimizer_line,
                 complete=self.recorder.steps >= self._wanted,
             )
 
@@ -255,6 +258,9 @@ class _Run:
             return _noted(replace(self._latest(), not_simulated=True), f"{_LIMIT}: {excuse}")
         line = self._call(said(error))
         found = replace(self.diagnosed(line, error), not_run=self._not_run())
+        lost = gradient_of_copy(error, self._device, self.recorder.line_of_node)
+        if lost is not None:
+            return replace(found, verdicts=(replace(lost, evidence=(line,)),))
         copied = "" if found.ok else self._copied_at(error)
         if copied:
             first = found.verdicts[0]

@@ -60,6 +60,7 @@ SETS = {
     "libraries": programs("libraries"),
     "posts": programs("posts"),
     "answers": programs("answers"),
+    "outsider": programs("outsider"),
 }
 #: The halves of the recipes, for which clones of the repositories are needed.
 PUBLIC = {"public": False, "public, unseen": True}

@@ -28,7 +28,7 @@ def dropped(case: Evidence) -> Iterator[Verdict]:
             continue  # whatever was copied in vain, nobody misses it
         case.explain(names)
         mended = [name for name in names if root_variable(name)] or ["x"]
-        fix = f"{brought(mended[:1], case.device)}; .to never moves a tensor in place"
+        fix = f"{code_to_bring(mended[:1], case.device)}; .to never moves a tensor in place"
         yield Verdict(
             "to-result-dropped",
             f"the result of .to is not used at {each.site.source or 'an unknown line'}: "
@@ -64,7 +64,7 @@ def changed_operand(case: Evidence) -> Operand | None:
     return case.trace.operands[0] if name.endswith("_") else None
 
 
-def brought(names: Sequence[str], device: str) -> str:
+def code_to_bring(names: Sequence[str], device: str) -> str:
     """The code that brings tensors to a device: `x`, `batch['x']`; for `batch[0]` all of `batch`.
 
     A tuple takes no item, and a name with a dot or a number may be one's.
@@ -163,13 +163,13 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
         to = f'"{case.device}")'
         fix = f"bring it before: .to({to}; of a batch, all of it: ckptmove.to_device(…, {to}"
     else:
-        one = brought([*names, *looped], case.device)
-        whole = brought([f"{variable}[0]"], case.device)
+        one = code_to_bring([*names, *looped], case.device)
+        whole = code_to_bring([f"{variable}[0]"], case.device)
         item = first.startswith(f"{variable}[") and one != whole
         fix = f"{one} before it is used" + (f"; or the whole batch: {whole}" if item else "")
     if case.library is not None:  # which moves each batch
-        fix = f"give it: {case.library.given(case.device)}"
-        lines.insert(0, f"{case.library.name} at {case.library.line} is given no device")
+        fix = case.library.fix(case.device)
+        lines.insert(0, case.library.why)
     lines = lines or [f"{each}" for each in broken if bare_name(each.name) != each.name]
     evidence = lines[:MOST_LINES] or ([case.failed] if case.failed else [])
     yield findings.batch(list(names), where, fix, evidence)

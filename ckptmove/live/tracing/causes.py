@@ -5,10 +5,8 @@ Symptoms that a cause explains are not reported again.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-
-from torch.utils._device import _device_constructors
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ...manifest.manifest import Manifest
 from ...placement.device import kind_of
@@ -21,27 +19,21 @@ from ..inventory.ownership import OwnershipReport
 from .batch_causes import (
     bare_name,
     batch_away,
-    brought,
     changed_operand,
-    copied_away,
+    code_to_bring,
     dropped,
     inputs_away,
-    is_assignable,
 )
 from .costs import runs_apart, waits
-from .device_choice import Choice
 from .evidence import DEVICES, MOST_LINES, UNKNOWN, Evidence
 from .library_calls import LibraryCall
-from .operations import COPY
+from .operand_causes import code_to_make_anew, hidden_tensors, tensors_made
+from .program_source import Choice
 from .refusals import refusal
-from .source_lines import CALLED, LAYER
-from .tensor_names import OUTPUT, PARAMETER
+from .tensor_names import OUTPUT
 
 _NO_MODEL = Manifest(path="", format="live model", nbytes=0, tensors=(), storages={})
 _OFFLOADED = "(offloaded)"
-#: Functions that take `device=`.
-_MAKERS = {f"torch.{each.__name__}" for each in _device_constructors()} | {"torch.tensor"}
-_HIDDEN = (Ownership.UNREGISTERED, Ownership.HOOK)
 
 
 def causes(
@@ -56,12 +48,15 @@ def causes(
     library: LibraryCall | None = None,
     *,
     trained: bool = True,
+    was_there: bool = False,
+    optimizer_line: str = "",
 ) -> tuple[Verdict, ...]:
     """What is wrong with a run, root causes first, each with its fix.
 
     `failed` is the exception that ended the run, in one line; `variable` the user's name of the
     model, or ""; `choice` what chose another device for it; `origins` where its tensors were made;
-    `library` a call that should have been given a device; `trained`, whether it has an optimizer.
+    `library` a call that should have been given a device; `trained`, whether it has an optimizer;
+    `was_there`, whether it ran on the device before; `optimizer_line` the code that made that.
     """
     refused = None if failed is None else refusal(failed, device)
     if refused is not None:
@@ -77,6 +72,8 @@ def causes(
         library,
         origins or {},
         trained,
+        was_there,
+        optimizer_line,
     )
     found = [*_model(case)]
     moved = not any(each.cause == "model-never-moved" for each in found)
@@ -84,9 +81,10 @@ def causes(
         found += _others(case)
         found += dropped(case)
         found += batch_away(case)
-        found += _hidden(case)
-        found += _made(case)
-    found += _training(case)
+        found += hidden_tensors(case)
+        found += tensors_made(case)
+    if moved or not was_there:  # else its state is where it was
+        found += _training(case)
     if moved:
         if not any(each.severity != SLOW for each in found):
             found += _elsewhere(case)
@@ -127,6 +125,9 @@ def before_a_model(device: str, trace: Trace | None, failed: str) -> tuple[Verdi
 def _model(case: Evidence) -> Iterator[Verdict]:
     entries = [e for e in case.manifest.tensors if e.held in REGISTERED and e.part_of is None]
     entries = [e for e in entries if not e.device.endswith(_OFFLOADED)]
+    own = any(each.held in REGISTERED for each in case.broken())
+    if case.was_there and case.failed is not None and not own and case.choice is None:
+        return  # it was moved away since
     swapped = case.failed is not None and "meta" not in case.failed  # by torch.func
     if case.device != "meta":
         yield from () if swapped else findings.without_values(entries, case.device)
@@ -142,6 +143,7 @@ def _model(case: Evidence) -> Iterator[Verdict]:
         the = "" if name == "model" else f" {name} ({kind})"
         most = case.works and 2 * ran.get(case.device, 0) > sum(ran.values())
         why = f"nothing moved {'it' if the else kind} to {case.device}"
+        why = f"it was on {case.device} before" if case.was_there else why
         fix = f'{name}.to("{case.device}")'
         if case.trained:
             both = f'ckptmove.move({name}, optimizer, to="{case.device}")'
@@ -149,10 +151,9 @@ def _model(case: Evidence) -> Iterator[Verdict]:
         if case.choice is None or not case.choice.title:
             inputs = inputs_away(case)
             lines += [each.line for each in inputs.values()][:MOST_LINES]
-            fix += f"; and each batch: {brought(list(inputs), case.device)}" if inputs else ""
+            fix += f"; and each batch: {code_to_bring(list(inputs), case.device)}" if inputs else ""
         if case.library is not None and case.library.moves_model:
-            why = f"{case.library.name} at {case.library.line} is given no device"
-            fix = f"give it: {case.library.given(case.device)}"
+            why, fix = case.library.why, case.library.fix(case.device)
         elif case.choice is not None:
             why, fix = case.choice.title or why, case.choice.fix or fix
             lines = [*case.choice.evidence, *lines]
@@ -176,7 +177,7 @@ def _model(case: Evidence) -> Iterator[Verdict]:
     yield Verdict(
         "partly-moved",
         f"part of the model is on {where}: {join_names(names)}",
-        f'model.to("{case.device}") moves all of it'
+        f'model.to("{case.device}") moves all of it' + code_to_make_anew(names, case)
         if not same_kind
         else "move the tensors that go from one part to the next: x = "
         "x.to(next(part.parameters()).device)",
@@ -212,130 +213,15 @@ def _of_another(given: Operand, case: Evidence) -> Verdict:
     inputs = inputs_away(case, of=given.module)
     case.explain(list(inputs))
     it = given.owner if given.owner == given.module else f"{given.owner} ({given.module})"
-    before = f", and {brought(list(inputs), case.device)}" if inputs else ""
+    before = f", and {code_to_bring(list(inputs), case.device)}" if inputs else ""
     return Verdict(
         "model-never-moved",
         f"{it} is on {given.device}: what it gives at {given.source} is used on {case.device}, as "
         f"{given.name}",
         f'{given.owner}.to("{case.device}"){before}; or, if it is to stay, '
-        f"{brought([given.name], case.device)}",
+        f"{code_to_bring([given.name], case.device)}",
         (*(each.line for each in inputs.values()), *([case.failed] if case.failed else [])),
     )
-
-
-# -- tensors of the model's own --------------------------------------------------------------------
-
-
-def _used(case: Evidence) -> Iterator[tuple[Operand, str, str]]:
-    """Each operand on another device, with its effect and a severity."""
-    error = case.trace.error if case.trace is not None else None
-    broken = {each.name for each in case.broken()}
-    for operand in case.broken():
-        yield operand, f"{error} does not accept it", WRONG
-    for each in case.happened("mixed", "stray"):
-        for operand in each.operands:
-            if operand.name in broken:  # what was computed of it before
-                yield operand, f"{each}", WRONG
-    for each in case.happened("transfer"):
-        if not each.asked or each.site.phase != "forward" or each.turns < case.often:
-            continue
-        for operand in each.operands:
-            if operand.shape and each.devices.endswith(f"→{case.device}"):
-                yield operand, f"it is copied again each time: {each}", SLOW
-
-
-def _hidden(case: Evidence) -> Iterator[Verdict]:
-    entries = {e.name: e for e in case.manifest.tensors}
-    advice = {each.name: each.advice for each in case.belonging.unregistered}
-    lines: dict[str, list[str]] = {}
-    worst: dict[str, str] = {}
-    names: dict[str, list[str]] = {}  # of what is kept in the same list of modules
-    for operand, what, severity in _used(case):
-        if operand.held in _HIDDEN and operand.name not in case.explained:
-            entry = entries.get(operand.name)
-            group = operand.name
-            if entry.kind == "parameter" if entry is not None else "." in group:
-                group = operand.name.rpartition(".")[0]
-            if operand.name not in names.setdefault(group, []):
-                names[group].append(operand.name)
-            if what not in lines.setdefault(group, []):
-                lines[group].append(what)
-            worst[group] = min(worst.get(group, severity), severity, key=_rank)
-    for group, told in lines.items():
-        names[group] += _beside(names[group], case)
-        made = {name: case.made_at(name) for name in names[group]}
-        told += [f"{each} is on cpu" for name, each in made.items() if each != name]
-        case.explain(names[group])
-        entry = entries.get(names[group][0])
-        those = sorted(names[group])
-        where = "cpu" if entry is None else entry.device
-        attribute = those[0].rpartition(".")[2]
-        registered = f'self.register_buffer("{attribute}", …, persistent=False)'
-        there = f'move it to the device of the model: .to("{case.device}")'
-        if entry is None and "." in those[0]:  # of what an object that is not registered holds
-            holder = re.split(r"[.\[]", those[0], maxsplit=1)[0]
-            registered = f'{holder}.to("{case.device}"); or register {holder}, if it is a module'
-        fix = advice.get(those[0], registered if attribute.isidentifier() else there)
-        yield findings.unregistered(
-            those, fix, where=f"on {where}", evidence=told[:MOST_LINES], severity=worst[group]
-        )
-
-
-def _beside(names: Sequence[str], case: Evidence) -> list[str]:
-    """Other tensors elsewhere that the same module holds, which would fail next."""
-    modules = {name.rpartition(".")[0] for name in names}
-    return [
-        each.name
-        for each in case.manifest.tensors
-        if each.held in _HIDDEN and each.name not in names and case.is_away(each.device)
-        if each.name.rpartition(".")[0] in modules and "[" not in each.name
-    ]
-
-
-def _rank(severity: str) -> bool:
-    return severity == SLOW
-
-
-def _made(case: Evidence) -> Iterator[Verdict]:
-    """Tensors that are made on another device and used."""
-    lines: dict[str, list[str]] = {}
-    worst: dict[str, str] = {}
-    first: dict[str, Operand] = {}
-    for operand, what, severity in _used(case):
-        if operand.held == "made" and operand.name not in case.explained:
-            first.setdefault(operand.name, operand)
-            lines.setdefault(operand.name, []).append(what)
-            worst[operand.name] = min(worst.get(operand.name, severity), severity, key=_rank)
-    for name, told in lines.items():
-        case.explain([name])
-        operand = first[name]
-        module = f", in {operand.module}," if operand.module else ""
-        op, _, source = name.removeprefix("what ").partition(" makes at ")
-        made = operand.variable or "a tensor"
-        if op == COPY:
-            yield copied_away(made, operand.device, source, told[:MOST_LINES], worst[name])
-            continue
-        known = op in _MAKERS
-        again = made == PARAMETER or op.startswith(LAYER)  # a module is made at each call
-        fix = (
-            f"create it on the device of the tensor that it is used with: {op}(…, device=x.device)"
-        )
-        bring = f"{made} = {made}.to(x.device)" if is_assignable(made) else "it.to(x.device)"
-        if CALLED in source:  # in a library
-            what = bring if operand.variable else "move what it makes: .to(x.device)"
-            fix, known = f"give that call what is on {case.device}; or {what}", True
-        if again:
-            fix = "make the module once, in __init__: there model.to moves it, and it is trained"
-        yield Verdict(
-            "made-elsewhere",
-            f"{op} at {source}{module} makes {made} on {operand.device}",
-            fix
-            if known or again
-            else "create it on the device of the tensor that it is used with, or move it "
-            f"there: {bring}",
-            tuple(told[:MOST_LINES]),
-            worst[name],
-        )
 
 
 # -- the optimizer ---------------------------------------------------------------------------------
@@ -344,11 +230,14 @@ def _made(case: Evidence) -> Iterator[Verdict]:
 def _training(case: Evidence) -> Iterator[Verdict]:
     """An optimizer that trains other parameters, or state on another device."""
     yield from findings.copied(case.belonging)
+    found: list[Verdict] = []
     if case.belonging.foreign and case.belonging.untrained:
         case.explain([name for name, _ in case.belonging.foreign])
-        yield from findings.untrained(case.belonging)
+        found += findings.untrained(case.belonging)
     case.explain([each.name for each in case.belonging.misplaced])
-    yield from findings.misplaced(case.belonging)
+    found += findings.misplaced(case.belonging)
+    line = (case.optimizer_line,) if case.optimizer_line else ()
+    yield from (replace(each, evidence=(*each.evidence, *line)) for each in found)
 
 
 # -- the rest --------------------------------------------------------------------------------------

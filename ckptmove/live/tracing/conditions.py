@@ -92,6 +92,11 @@ class Conditions:
         if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.Eq, ast.In)):
             return ""
         value, meant = test.left, test.comparators[0]
+        made = self._assigned.get(ast.unparse(value))
+        of_torch = isinstance(made, ast.Call) and ast.unparse(made.func) == "torch.device"
+        if of_torch and isinstance(meant, ast.Constant):
+            name = ast.unparse(value)
+            return f"compare {name}.type with {meant.value!r}: a torch.device is no string"
         if isinstance(meant, (ast.Tuple, ast.List, ast.Set)) and meant.elts:
             meant = meant.elts[0]
         while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):

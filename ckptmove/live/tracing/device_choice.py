@@ -8,36 +8,21 @@ from __future__ import annotations
 
 import ast
 import linecache
-import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from ...placement.device import kind_of
-from .conditions import Conditions, Option, variable_of_environment
 from .library_calls import LibraryCall, call_without_device
+from .program_source import KINDS, Choice, Source, device_named_by
 from .source_lines import is_library, line_in, locals_of
 from .syntax import tree_of
 
 _MOST_CALLERS = 8
 _MOST_ITEMS = 64  # of what holds settings
-_LONGEST = 100  # characters of code that is shown
-_KINDS = ("cpu", "cuda", "mps", "xpu")
-_MOST_SOURCES = 4  # that a value is followed through
-
-
-_PLACES = (ast.Name, ast.Attribute, ast.Subscript)
-
-
-class Choice(NamedTuple):
-    """Why the device is another than the one that was asked for."""
-
-    title: str  #: what chose it, and where
-    fix: str  #: what to write or to give instead
-    evidence: tuple[str, ...]  #: where its parts come from, one line each
 
 
 class Seen(NamedTuple):
@@ -53,8 +38,17 @@ class Callers:
 
     def __init__(self) -> None:
         self._seen: weakref.WeakKeyDictionary[torch.nn.Module, Seen] = weakref.WeakKeyDictionary()
+        self._there: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         #: The call of a library that was given no device, around a model elsewhere or a failure.
         self.library: LibraryCall | None = None
+
+    def note_there(self, model: torch.nn.Module) -> None:
+        """Remember that a model ran on the device."""
+        self._there.add(model)
+
+    def was_there(self, model: torch.nn.Module | None) -> bool:
+        """Whether a model ran on the device."""
+        return model in self._there
 
     def note_library(self, frame: FrameType | None) -> None:
         """Remember which call of a library, if any, should have been given a device."""
@@ -77,7 +71,10 @@ class Callers:
         seen = self._seen.get(model)
         if seen is None or parameter is None:
             return None
-        return chosen(seen, variable, call(str(parameter.device)), call(str(wanted)))
+        is_on, there = call(str(parameter.device)), call(str(wanted))
+        if self.was_there(model):
+            return line_that_moved(seen, variable or "model", is_on)
+        return chosen(seen, variable, is_on, there)
 
 
 def seen_from(frame: FrameType | None) -> Seen:
@@ -90,7 +87,7 @@ def seen_from(frame: FrameType | None) -> Seen:
         if isinstance(value, bool):
             truths.setdefault(name, value)
         named = str(value) if isinstance(value, (str, torch.device)) else ""
-        if kind_of(named) in _KINDS and len(named) < 16:
+        if kind_of(named) in KINDS and len(named) < 16:
             values.setdefault(name, named)
 
     for _ in range(_MOST_CALLERS):
@@ -126,308 +123,29 @@ def chosen(seen: Seen, model: str, is_on: str, wanted: str) -> Choice | None:
         tree = tree_of(file)
         if tree is None:
             continue
-        source = _Source(tree, "".join(linecache.getlines(file)), file, wanted, seen.truths)
+        source = Source(tree, "".join(linecache.getlines(file)), file, wanted, seen.truths)
         found = source.hidden() or source.assigned(seen.values, is_on) or source.guarded(model)
         found = found or source.uncalled(model or "model")
+        found = found or source.settled(model or "model", kind_of(is_on))
         if found is not None:
             return found
         made = made or source.made(model or "model")
     return Choice("", "", (made,)) if made else None
 
 
-class _Source:
-    """The source of a program."""
-
-    def __init__(
-        self, tree: ast.Module, text: str, file: str, wanted: str, truths: Mapping[str, bool]
-    ) -> None:
-        self._nodes = list(ast.walk(tree))
-        self._text = text
-        self._file = file
-        self._wanted = wanted
-        given = {ast.unparse(target): value for target, value in self._assignments()}
-        self._conditions = Conditions(given, truths, self._option)
-
-    def at(self, node: Any) -> str:
-        """The line of a node."""
-        return line_in(self._file, node.lineno)
-
-    def code(self, node: ast.AST) -> str:
-        """A node as the user wrote it, in a line."""
-        line = " ".join((ast.get_source_segment(self._text, node) or ast.unparse(node)).split())
-        return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
-
-    def assigned(self, values: Mapping[str, str], is_on: str) -> Choice | None:
-        """A variable that is moved to, and was given the wrong device."""
-        used, values = self._moved_to(), dict(values)
-        for target, value in [*self._assignments()][::-1]:  # `self.device = device`
-            name, other = ast.unparse(target), ast.unparse(value)
-            if name in used and name in values and isinstance(value, (ast.Name, ast.Attribute)):
-                used.add(other)
-                values[other] = values[name]
-        found: Choice | None = None  # of several assignments, the last
-        for target, value in self._assignments():
-            name = ast.unparse(target)
-            if name not in used or kind_of(values.get(name, "")) != kind_of(is_on):
+def line_that_moved(seen: Seen, model: str, is_on: str) -> Choice | None:
+    """The line that moved a model to another device, or None."""
+    for file in seen.files:
+        tree = tree_of(file)
+        for each in () if tree is None else ast.walk(tree):
+            if not isinstance(each, ast.Call) or not isinstance(each.func, ast.Attribute):
                 continue
-            if isinstance(value, (ast.Name, ast.Attribute)) and ast.unparse(value) in values:
-                continue  # the same by another name
-            if _named(value) not in ("", kind_of(is_on)):
-                continue  # another branch
-            told = list(dict.fromkeys(self._sources(value)))
-            title = f"{name} is {values[name]}: {name} = {self.code(value)} at {self.at(value)}"
-            found = Choice(title, self._fix(value, told), tuple(line for line, _ in told))
-            around = self._condition(value)
-            if around is not None and _named(value):
-                told = list(dict.fromkeys(self._sources(around.test)))
-                lines = (f"it is chosen by `if {self.code(around.test)}` at {self.at(around)}",)
-                within = any(value is n for part in around.body for n in ast.walk(part))
-                fix = self._fix(around.test, told, wanted=not within)
-                found = Choice(title, fix, (*lines, *(line for line, _ in told)))
-        if found is not None:
-            return found
-        for name in sorted(used & {each for each in values if "." in each or "[" in each}):
-            if kind_of(values[name]) != kind_of(is_on):
-                continue
-            key = name.rpartition("[")[2].strip("]'\"") if "[" in name else name.rpartition(".")[2]
-            argument = self._argument(key) or self._setting(key, kind_of(is_on))
-            if argument:
-                return Choice(f"{name} is {values[name]}: {argument[0]}", argument[1], ())
-        for name in sorted(used & set(values)):
-            given = self._given(name.rpartition(".")[2], kind_of(is_on))
-            if given is not None and kind_of(values[name]) == kind_of(is_on):
-                title = f"{name} is {values[name]}: {self.code(given)} at {self.at(given)}"
-                return Choice(title, f'give "{self._wanted}" there', ())
-        return None
-
-    def _given(self, parameter: str, kind: str) -> ast.Call | None:
-        """The call that gives a parameter of a function or class its device, by position."""
-        makers = {
-            id(each): of.name
-            for of in self._nodes
-            if isinstance(of, ast.ClassDef)
-            for each in of.body
-            if isinstance(each, ast.FunctionDef) and each.name == "__init__"
-        }
-        at = {}  # by the name that is called
-        for each in self._nodes:
-            if isinstance(each, ast.FunctionDef):
-                names = [arg.arg for arg in (*each.args.posonlyargs, *each.args.args)]
-                if parameter in names:
-                    bound = names[0] in ("self", "cls")
-                    at[makers.get(id(each), each.name)] = names.index(parameter) - bound
-        for each in self._nodes:
-            if isinstance(each, ast.Call):
-                n = at.get(ast.unparse(each.func).rpartition(".")[2], len(each.args))
-                if n < len(each.args) and _named(each.args[n]) == kind:
-                    return each
-        return None
-
-    def _setting(self, key: str, kind: str) -> tuple[str, str] | None:
-        """The item of a dict, keyword or default of a class that gives a setting its device."""
-        for each in self._nodes:
-            named: list[tuple[str, ast.expr | None]] = []
-            if isinstance(each, ast.Dict):
-                named = [(_text(k), v) for k, v in zip(each.keys, each.values, strict=True) if k]
-            elif isinstance(each, ast.keyword):
-                named = [(each.arg or "", each.value)]
-            elif isinstance(each, (ast.AnnAssign, ast.Assign)):
-                targets = [each.target] if isinstance(each, ast.AnnAssign) else each.targets
-                named = [(ast.unparse(target), each.value) for target in targets]
-            for name, value in named:
-                if name == key and value is not None and _named(value) == kind:
-                    told = f"{name} is {self.code(value)} at {self.at(value)}"
-                    return told, f'write "{self._wanted}" there'
-        return None
-
-    def guarded(self, model: str) -> Choice | None:
-        """A move of the model under a condition that did not hold."""
-        for each in self._nodes:
-            if not isinstance(each, ast.If):
-                continue
-            for call in (c for part in each.body for c in ast.walk(part)):
-                if not isinstance(call, ast.Call) or _moved(call) != (model or "model"):
-                    continue
-                told = list(dict.fromkeys(self._sources(each.test)))
-                test = self.code(each.test)
-                title = (
-                    f"{self.code(call)} at {self.at(call)} is not run: "
-                    f"`if {test}` at {self.at(each)} does not hold"
-                )
-                fix = self._fix(each.test, told, wanted=True)
-                return Choice(title, fix, tuple(line for line, _ in told))
-        return None
-
-    def hidden(self) -> Choice | None:
-        """`os.environ["CUDA_VISIBLE_DEVICES"] = ""`, which hides all GPUs."""
-        for target, value in self._assignments():
-            name = ast.unparse(target)
-            hides = isinstance(value, ast.Constant) and value.value in ("", "-1")
-            if hides and "CUDA_VISIBLE_DEVICES" in name:
-                line = f"{self.code(target)} = {self.code(value)} at {self.at(value)}"
-                return Choice(f"{line} hides all GPUs", 'drop it, or write "0" there', ())
-        return None
-
-    def uncalled(self, model: str) -> Choice | None:
-        """`model.cuda` without a call, which moves nothing."""
-        for each in self._nodes:
-            if isinstance(each, ast.Expr) and isinstance(each.value, ast.Attribute):
-                code = self.code(each.value)
-                if code in (f"{model}.cuda", f"{model}.to"):
-                    return Choice(f"{code} at {self.at(each)} is not called", f"{code}()", ())
-        return None
-
-    def made(self, model: str) -> str:
-        """The line that made a model, the last of several; "" if there is none."""
-        found = ""
-        for target, value in self._assignments():
-            if ast.unparse(target) == model and isinstance(value, ast.Call):
-                found = f"{model} = {self.code(value)} at {self.at(value)}"
-        return found
-
-    def _condition(self, value: ast.expr) -> ast.If | None:
-        """The innermost `if` around an expression, or None."""
-        found: ast.If | None = None
-        for each in self._nodes:  # outer ones come first
-            if isinstance(each, ast.If) and any(value is node for node in ast.walk(each)):
-                found = each
-        return found
-
-    # -- parts of the source -----------------------------------------------------------------------
-
-    def _moved_to(self) -> set[str]:
-        """What is given to `.to`, `device=` or a class, as `device` is."""
-        found = set()
-        for each in self._nodes:
-            if isinstance(each, ast.Call):
-                given = [*each.args, *(key.value for key in each.keywords)]
-                found |= {ast.unparse(g) for g in given if isinstance(g, _PLACES)}
-        return found
-
-    def _assignments(self) -> Iterator[tuple[ast.expr, ast.expr]]:
-        for each in self._nodes:
-            if isinstance(each, ast.Assign):
-                yield from ((target, each.value) for target in each.targets)
-            elif isinstance(each, (ast.AnnAssign, ast.NamedExpr)) and each.value is not None:
-                yield each.target, each.value
-            elif isinstance(each, ast.arguments):
-                named = [*each.posonlyargs, *each.args]
-                for arg, default in zip(reversed(named), reversed(each.defaults), strict=False):
-                    if isinstance(default, ast.Constant) and isinstance(default.value, str):
-                        name = ast.Name(arg.arg, ast.Load())
-                        yield ast.copy_location(name, arg), default
-
-    def _sources(self, value: ast.expr) -> Iterator[tuple[str, str]]:
-        """Where the parts of a value come from, each with what to do about it."""
-        todo, known = [value], set[str]()
-        while todo and len(known) < _MOST_SOURCES:
-            for each in ast.walk(todo.pop(0)):
-                found: tuple[str, str] | None = None
-                if isinstance(each, ast.Attribute):
-                    found = self._argument(each.attr)
-                elif isinstance(each, ast.Call):
-                    found = self._environment(each)
-                if isinstance(each, (ast.Name, ast.Attribute)):
-                    name = ast.unparse(each)
-                    for target, given in self._assignments() if name not in known else ():
-                        plain = isinstance(given, ast.Call) and "parse" in ast.unparse(given.func)
-                        if ast.unparse(target) == name and given is not value and not plain:
-                            known.add(name)
-                            yield f"{name} = {self.code(given)} at {self.at(given)}", ""
-                            todo.append(given)
-                if found is not None:
-                    yield found
-
-    def _option(self, name: str) -> Option | None:
-        """The option of a command line behind `args.NAME`."""
-        for each in self._nodes:
-            if not isinstance(each, ast.Call) or not ast.unparse(each.func).endswith(
-                ("add_argument", "click.option")
-            ):
-                continue
-            flags = tuple(text for arg in each.args if (text := _text(arg)))
-            given = {key.arg: key.value for key in each.keywords}
-            named = {flag.lstrip("-").replace("-", "_") for flag in flags}
-            if "dest" in given:
-                named = {_text(given["dest"])}
-            if name in named:
-                action = _text(given["action"]) if "action" in given else ""
-                flag = max(flags, key=len)
-                number = "type" in given and ast.unparse(given["type"]) == "int"
-                return Option(flag, flags, action, given.get("default"), number, self.at(each))
-        return None
-
-    def _argument(self, name: str) -> tuple[str, str] | None:
-        """The option of a command line behind `args.NAME`, and how to give it."""
-        found = self._option(name)
-        if found is None:
-            return None
-        flag = found.flag
-        if found.action.startswith("store_"):
-            return f"{flag} is a flag (action={found.action!r}) at {found.line}", ""
-        default = "None" if found.default is None else self.code(found.default)
-        told = f"{flag} is {default} by default at {found.line}"
-        if found.is_boolean:
-            return told, ""
-        wanted = (self._wanted.partition(":")[2] or "0") if found.is_number else self._wanted
-        if found.is_given:
-            return f"{flag} was given on the command line", f"give {flag} {wanted}"
-        return told, f"give {flag} {wanted}, or make it the default"
-
-    def _environment(self, call: ast.Call) -> tuple[str, str] | None:
-        """A variable of the environment that is read."""
-        name = variable_of_environment(call)
-        if not name:
-            return None
-        default = self.code(call.args[1]) if len(call.args) > 1 else "None"
-        told = f"the environment has no {name}, and {default} stands for it, at {self.at(call)}"
-        if name in os.environ:
-            told = f"{name} is {os.environ[name]!r} in the environment, read at {self.at(call)}"
-        return told, f"set {name}={self._wanted}, or make it the default"
-
-    def _fix(
-        self, value: ast.expr, told: Iterable[tuple[str, str]], *, wanted: bool | None = None
-    ) -> str:
-        """What to change; `wanted` is what a condition should be."""
-        choice = next((each for each in ast.walk(value) if isinstance(each, ast.IfExp)), None)
-        test = value
-        if choice is not None and wanted is None:
-            test, wanted = choice.test, _named(choice.body) != "cpu"
-        fix = "" if wanted is None else self._conditions.fix(test, wanted=wanted)
-        fix = fix or next((fix for _, fix in told if fix), "")
-        if fix:
-            return fix
-        if choice is not None:
-            one, other = _named(choice.body), _named(choice.orelse)
-            if one == "cpu" and other and other != "cpu":
-                one, other = self.code(choice.body), self.code(choice.orelse)
-                return f"swap the two: {other} if {self.code(choice.test)} else {one}"
-            return f"mend the condition `{self.code(choice.test)}`, which does not hold"
-        if wanted is not None:
-            holds = "does not hold" if wanted else "holds"
-            return f"mend the condition `{self.code(test)}`, which {holds}"
-        computed = isinstance(value, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Name, ast.Call))
-        if computed and not _named(value):
-            return f"mend `{self.code(value)}`, which does not give what it should"
-        return f'write "{self._wanted}" there'
-
-
-def _named(value: ast.expr) -> str:
-    """The kind of device that a constant names, also within `torch.device(...)`; or ""."""
-    if isinstance(value, ast.Call) and len(value.args) == 1:
-        value = value.args[0]
-    kind = kind_of(_text(value))
-    return kind if kind in _KINDS else ""
-
-
-def _text(value: ast.expr) -> str:
-    """A string in the source; else ""."""
-    text = value.value if isinstance(value, ast.Constant) else None
-    return text if isinstance(text, str) else ""
-
-
-def _moved(call: ast.Call) -> str:
-    """What a call of `.to` or `.cuda` moves; else ""."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("to", "cuda"):
-        return ""
-    return ast.unparse(call.func.value)
+            to = (
+                device_named_by(each.args[0])
+                if each.func.attr == "to" and each.args
+                else each.func.attr
+            )
+            if ast.unparse(each.func.value) == model and to == kind_of(is_on):
+                line = f"{ast.unparse(each)} at {line_in(file, each.lineno)}"
+                return Choice(f"{line} moved it there", f"drop {line}, or move it back after", ())
+    return None

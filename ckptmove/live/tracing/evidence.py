@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from ...manifest.manifest import Manifest
 from ...reports.events import Happening, Operand, Trace
 from ..inventory.ownership import OwnershipReport
-from .device_choice import Choice
 from .library_calls import LibraryCall
+from .program_source import Choice
 
 MOST_LINES = 5  # of evidence
 UNKNOWN = OwnershipReport()
@@ -41,6 +41,8 @@ class Evidence:
     #: Of its tensors what made them, and at which line.
     origins: Mapping[str, str] = field(default_factory=dict)
     trained: bool = True  #: whether there is an optimizer of the model
+    was_there: bool = False  #: whether the model ran on the device before
+    optimizer_line: str = ""  #: the code that made the optimizer, and its line
     #: Names and lines whose symptoms are explained.
     explained: set[str] = field(default_factory=set)
 

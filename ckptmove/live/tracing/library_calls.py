@@ -22,20 +22,37 @@ _MOST_FRAMES = 64
 #: Libraries that move the model to the device that they are given; others move batches alone.
 _MOVES_MODEL = frozenset(("skorch", "poutyne", "transformers"))
 #: Libraries that have `device=` for something else, or find the device by themselves.
+#: Keywords by which libraries are told to use the CPU.
+_ON_CPU = {"use_cpu": True, "no_cuda": True, "cpu": True, "accelerator": "cpu", "device": "cpu"}
 _NOT_MEANT = frozenset(("torch", "torchvision", "accelerate", "lightning", "pytorch_lightning"))
 
 
 class LibraryCall(NamedTuple):
-    """A call of a library that takes `device=` and was not given it."""
+    """A call of a library that takes `device=` and was not given it, or is told to use the CPU."""
 
     name: str  #: as the user wrote it, `create_supervised_trainer`
     line: str  #: where, `train.py:12`
-    library: str  #: its package, `ignite`
     moves_model: bool  #: whether the library moves the model too, and not only batches
+    says: str = ""  #: the keyword by which it is told to use the CPU, `use_cpu=True`
 
-    def given(self, device: str) -> str:
-        """The call with a device."""
-        return f'{self.name}(…, device="{device}") at {self.line}'
+    lacks: str = ""  #: what is wrong, if it takes no device
+    cure: str = ""  #: what is right then
+
+    @property
+    def why(self) -> str:
+        """What is wrong with the call."""
+        if self.lacks:
+            return f"{self.name} at {self.line} {self.lacks}"
+        lacks = f"is given {self.says}" if self.says else "is given no device"
+        return f"{self.name} at {self.line} {lacks}"
+
+    def fix(self, device: str) -> str:
+        """The call as it should be."""
+        if self.cure:
+            return self.cure
+        if self.says:
+            return f"drop {self.says} of {self.name} at {self.line}"
+        return f'give it: {self.name}(…, device="{device}") at {self.line}'
 
 
 def call_without_device(frame: FrameType | None) -> LibraryCall | None:
@@ -52,12 +69,36 @@ def call_without_device(frame: FrameType | None) -> LibraryCall | None:
         if is_installed(file):
             libraries.add(str(frame.f_globals.get("__name__", "")).partition(".")[0])
             running.append(locals_of(frame).get("self"))
-        elif not is_library(file) and libraries - _NOT_MEANT:
+        elif not is_library(file):
             names = {**frame.f_globals, **locals_of(frame)}
-            found = list(_calls(file, names, libraries - _NOT_MEANT, running))
+            found = list(_calls(file, names, libraries, running)) if libraries else []
             if found:
                 return max(found)[1]
+            prepared = _prepared(file, names)
+            if prepared is not None:
+                return prepared
         frame = frame.f_back
+    return None
+
+
+def _prepared(file: str, names: Mapping[str, Any]) -> LibraryCall | None:
+    """The call of accelerate that brings batches to the device, if there is one."""
+    tree = tree_of(file)
+    own = {
+        name for name, each in names.items() if type(each).__module__ == "accelerate.accelerator"
+    }
+    for each in ast.walk(tree) if own and tree is not None else ():
+        call = each.value if isinstance(each, (ast.Expr, ast.Assign)) else None
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        if call.func.attr == "prepare" and ast.unparse(call.func.value) in own:
+            name, line = ast.unparse(call.func), line_in(file, call.lineno)
+            given = ", ".join(map(ast.unparse, call.args))
+            lacks, cure = "has a result that is not used", f"{given} = {ast.unparse(call)}"
+            if isinstance(each, ast.Assign):
+                lacks = "is not given the loader of this batch"
+                cure = f"give {name} at {line} the loader of this batch too"
+            return LibraryCall(name, line, False, "", lacks, cure)
     return None
 
 
@@ -69,18 +110,26 @@ def _calls(
     nodes = [] if tree is None else list(ast.walk(tree))
     targets = {id(e.value): e.targets[0] for e in nodes if isinstance(e, ast.Assign)}
     for call in (each for each in nodes if isinstance(each, ast.Call)):
+        callee = _called(call.func, names)
+        library = _library(callee)
+        if library not in libraries - {"torch"}:
+            continue
+        name, line = ast.unparse(call.func), line_in(file, call.lineno)
+        for key in call.keywords:
+            value = key.value.value if isinstance(key.value, ast.Constant) else None
+            if key.arg in _ON_CPU and value == _ON_CPU[key.arg]:
+                line = line_in(file, key.value.lineno)
+                found = LibraryCall(name, line, True, ast.unparse(key))
+                yield (True, True, call.lineno), found
         named = any(key.arg in ("device", None) for key in call.keywords)
         if named or any(isinstance(each, ast.Starred) for each in call.args):
             continue
-        callee = _called(call.func, names)
-        library = _library(callee)
-        if library in libraries and _takes_device(callee, len(call.args)):
+        if library not in _NOT_MEANT and _takes_device(callee, len(call.args)):
             target = targets.get(id(call))
             made = names.get(target.id) if isinstance(target, ast.Name) else None
             runs = made is not None and any(each is made for each in running)
             runs = runs or (isinstance(callee, type) and callee in map(type, running))
-            name, line = ast.unparse(call.func), line_in(file, call.lineno)
-            found = LibraryCall(name, line, library, library in _MOVES_MODEL)
+            found = LibraryCall(name, line, library in _MOVES_MODEL)
             yield (runs, target is not None, call.lineno), found
 
 

@@ -26,11 +26,21 @@ def loop_tensors(frame: FrameType | None) -> Iterator[tuple[str, str, torch.Tens
         for loop in loops:
             values = locals_of(frame)
             named = [each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
+            named = [each for each in named if each not in _moved_in(loop)]
             found = list(_tensors(named, values))
             if found:
                 yield from ((line_in(file, loop.lineno), *each) for each in found)
                 return
         frame = frame.f_back
+
+
+def _moved_in(loop: ast.For) -> set[str]:
+    """What the loop itself brings to a device, where it uses it: `model(x.to(device))`."""
+    return {
+        ast.unparse(each.value)
+        for each in ast.walk(loop)
+        if isinstance(each, ast.Attribute) and each.attr in ("to", "cuda")
+    }
 
 
 def _tensors(names: list[str], values: dict[str, object]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import UsageError
 from ...reports.display.phrases import format_error
 from ...reports.events import Operand, Site, Trace
-from .device_choice import Callers, Choice
+from .device_choice import Callers
 from .loop_tensors import LOOP, loop_tensors
 from .operations import (
     COPIES,
@@ -44,6 +44,7 @@ from .operations import (
     tensors_of,
 )
 from .places import Places
+from .program_source import Choice
 from .remembered import key_of
 from .sampling import Sampling, TorchCalls
 from .source_lines import (
@@ -172,15 +173,7 @@ class Recorder(TorchDispatchMode):
             # Global hooks aren't given named arguments, which are in the frame that calls them.
             kwargs = locals_of(sys._getframe(1)).get("kwargs")
             self._called(module, args, kwargs if isinstance(kwargs, dict) else {})
-            self._begin(module)
         self.running.append(self.names.of_module(module))
-
-    def _begin(self, module: torch.nn.Module) -> None:
-        """At the first call of a model on its device: what ran elsewhere before was not a step."""
-        parameter = None if self._begun else next(module.parameters(), None)
-        if parameter is not None and indexed(parameter.device) == self._home:
-            self._begun = True
-            self._tally.forget("stray", "mixed")
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self.running and runs_for(self._thread):
@@ -198,7 +191,7 @@ class Recorder(TorchDispatchMode):
 
     def _enter_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if runs_for(self._thread):
-            self.names.know_optimizer(optimizer)
+            self.names.know_optimizer(optimizer, user_frame(sys._getframe(1)))
             self._stepping = True
             self._sampling.enter_optimizer()
 
@@ -241,7 +234,13 @@ class Recorder(TorchDispatchMode):
     def _look_where(self, module: torch.nn.Module, frame: FrameType | None) -> None:
         """Record a model that is called elsewhere, and what its callers say of devices."""
         parameter = next(module.parameters(), None)
-        if frame is None or parameter is None or indexed(parameter.device) == self._home:
+        if frame is None or parameter is None:
+            return
+        if indexed(parameter.device) == self._home:
+            self.callers.note_there(module)
+            if not self._begun:  # what ran elsewhere before was not a step
+                self._begun = True
+                self._tally.forget("stray", "mixed")
             return
         if is_table(module):
             return  # it may be too large for the device

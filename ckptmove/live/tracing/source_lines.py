@@ -183,17 +183,22 @@ def is_within(frame: FrameType, line: str) -> bool:
     return int(number) in {at for _, _, at in frame.f_code.co_lines()}
 
 
+def is_function(frame: FrameType) -> bool:
+    """Whether a frame runs a function, and not the code of a module."""
+    return bool(frame.f_code.co_flags & inspect.CO_NEWLOCALS)
+
+
 def is_outer(frame: FrameType, name: str) -> bool:
     """Whether a variable of a function is not its own: of the module, of a closure, of `self`."""
     code = frame.f_code
     root = re.split(r"[.\[]", name, maxsplit=1)[0]
-    if not root or not code.co_flags & inspect.CO_NEWLOCALS:
+    if not root or not is_function(frame):
         return False
     return name.startswith("self.") or root not in (*code.co_varnames, *code.co_cellvars)
 
 
-def variable(frame: FrameType, wanted: torch.Tensor | torch.nn.Module) -> str:
-    """A frame's variable for a tensor or module: `x`, `batch['x']`, `self.critic`; "" if none."""
+def variable(frame: FrameType, wanted: object) -> str:
+    """A frame's variable for an object: `x`, `batch['x']`, `self.critic`; "" if none."""
     own = [(name, each) for name, each in locals_of(frame).items() if not name.startswith("_")]
     own += [(name, frame.f_globals.get(name)) for name in frame.f_code.co_names]
     for name, value in own:

@@ -33,11 +33,30 @@ def loops_around(file: str, line: int) -> list[ast.For]:
     return sorted(around, key=lambda each: -each.lineno)
 
 
+def calls_of(file: str, callee: str) -> list[int]:
+    """The lines of a file that call `callee`."""
+    tree = tree_of(file)
+    calls = [] if tree is None else [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    return [each.lineno for each in calls if ast.unparse(each.func) == callee]
+
+
 def calls_at(file: str, line: int) -> list[ast.Call]:
     """The calls whose code is, in part, on a line; outer ones first."""
     tree = tree_of(file)
     calls = [] if tree is None else [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
     return [each for each in calls if each.lineno <= line <= (each.end_lineno or 0)]
+
+
+def function_at(line: str) -> str:
+    """The function that the line `train.py:12` is in; "" if it is in none, or not known."""
+    file, number = file_of(line)
+    tree = tree_of(file) if file else None
+    around = [
+        each
+        for each in (() if tree is None else ast.walk(tree))
+        if isinstance(each, ast.FunctionDef) and each.lineno <= number <= (each.end_lineno or 0)
+    ]
+    return max(around, key=lambda each: each.lineno).name if around else ""
 
 
 def code_at(line: str) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -15,11 +13,12 @@ from torch import nn
 
 from ...reports.events import Operand, Site
 from ..inventory.holdings import COMPILED, Ownership, holdings, written
-from ..inventory.object_walk import Reach
+from .call_arguments import arguments_of, names_of
 from .operations import COPY, UNNAMED, factory
 from .remembered import Remembered, key_of, shape_of
 from .source_lines import (
     LAYER,
+    is_function,
     is_outer,
     is_within,
     items_of,
@@ -30,7 +29,7 @@ from .source_lines import (
     user_frame,
     variable,
 )
-from .syntax import arguments_of_call, assigned_at
+from .syntax import arguments_of_call, assigned_at, calls_of
 
 _MOST_SOURCES = 16  # of what was computed of another, one after the other
 _MOST_CALLERS = 8  # whose variables are looked at for what a tensor is of
@@ -41,6 +40,8 @@ _OUTSIDE, _GIVEN = "outside", "given"
 PARAMETER = "a parameter"
 #: How an operand is held that a model elsewhere gave.
 OUTPUT = "output"
+#: How a tensor is held that is trained, and belongs to no module that is known.
+TRAINED = "trained"
 _COPIED = f"what {COPY} "
 _LOOSE = ("", "made", _OUTSIDE, _GIVEN)
 
@@ -70,6 +71,7 @@ class Names:
         self._sources = Remembered()  # key of what something was computed of
         self._parents = Remembered()  # the same, also within a model
         self._origins = Remembered()  # where something was computed
+        self.optimizer_line = ""  #: the code that made the latest optimizer, and its line
         self._outputs = Remembered()  # the model elsewhere that gave something
 
     @property
@@ -95,10 +97,18 @@ class Names:
                 keys = [key for key in path.split(".") if key != COMPILED]
                 self._modules.setdefault(module, ".".join(keys))
 
-    def know_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def know_optimizer(self, optimizer: torch.optim.Optimizer, frame: FrameType | None) -> None:
         """Remember an optimizer that takes a step, and its parameters with gradients."""
         if not any(ref() is optimizer for ref in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
+            name = "" if frame is None else variable(frame, optimizer)
+            made = assigned_at(frame, name) if frame is not None and name else None
+            if frame is not None and made is not None:
+                file = frame.f_code.co_filename
+                self.optimizer_line = f"{made[0]} at {line_in(file, made[1])}"
+                loads = [*calls_of(file, f"{name}.load_state_dict")]
+                if loads:
+                    self.optimizer_line += f", which loads its state at {line_in(file, loads[0])}"
         trained = (each for group in optimizer.param_groups for each in group["params"])
         own = (each for model in self.models for each in model.parameters())
         for each in itertools.chain(trained, own):
@@ -141,7 +151,7 @@ class Names:
         if next(itertools.chain(model.parameters(), model.buffers()), None) is not None:
             self._called.pop(id(model), None)
             self._called[id(model)] = weakref.ref(model)
-        for name, tensor in _arguments(model, args, kwargs):
+        for name, tensor in arguments_of(model, args, kwargs):
             made: Site | None = self._made.about(tensor)
             if made is None or not made.phase or made.op == COPY:  # else a model's own doing
                 self._inputs.note(tensor, spelled(name, tensor))
@@ -158,16 +168,20 @@ class Names:
     def _code_of(self, argument: str, model: nn.Module, frame: FrameType) -> str:
         """What it gives for it, as in `net(batch.x)`."""
         given, named = arguments_of_call(frame, self.variable(model) or model_name(frame, model))
-        names = _names_of(model)
+        names = names_of(model)
         at = names.index(argument) if argument in names else len(given)
         code = given[at] if at < len(given) else named.get(argument, argument)
         return code if code.replace(".", "").isidentifier() else argument
 
     def kept(self, frame: FrameType | None, tensor: torch.Tensor) -> str:
-        """The variable, of a frame or its callers, that holds what a tensor is of; or ""."""
+        """The variable, of a frame or its callers, that holds what a tensor is of; or "".
+
+        From a function, variables of a module are not looked at: they are no batch.
+        """
         keys = self._chain(tensor)
+        within = frame is not None and is_function(frame)
         for _ in range(_MOST_CALLERS):
-            if frame is None or not keys:
+            if frame is None or not keys or (within and not is_function(frame)):
                 return ""
             name, _tensor = kept_in(frame, keys) or ("", None)
             if name:
@@ -237,6 +251,18 @@ class Names:
                 name, module = other.removeprefix("self."), type(frame.f_locals["self"]).__name__
                 held = str(Ownership.UNREGISTERED)
                 return Operand(name, device, shape_of(tensor), held, "", "", module)
+            learned = None if frame is None else self._learned(tensor, frame)
+            if learned is not None:
+                origin = _spell(self._made.about(learned[1]) or self._origins.about(learned[1]))
+                name = f"what {origin.replace(' at ', ' makes at ', 1)}" if origin else learned[0]
+                return Operand(name, device, shape_of(tensor), TRAINED, "", learned[0])
+            if (
+                held == _OUTSIDE
+                and not other
+                and frame is not None
+                and not self.kept(frame, tensor)
+            ):
+                held = "made"  # something else than a variable holds it
             if held == _OUTSIDE:  # made where it is used, or once; else passed on, like a batch
                 line = name.rpartition(" at ")[2]
                 here = frame is not None and (is_within(frame, line) or is_outer(frame, other))
@@ -258,6 +284,15 @@ class Names:
             other, _ = kept_in(frame, self._chain(tensor, self._parents)) or ("", None)
         other = other.partition(", made by ")[0]
         return Operand(name, device, shape_of(tensor), held, found.module, other, found.owner)
+
+    def _learned(self, tensor: torch.Tensor, frame: FrameType) -> tuple[str, torch.Tensor] | None:
+        """What is trained and a tensor is computed of, without a module, and its variable."""
+        for around in (frame, user_frame(frame.f_back)):
+            for key in reversed(self._chain(tensor, self._parents)):
+                found = None if around is None else kept_in(around, [key])
+                if found is not None and found[1].requires_grad and found[1].is_leaf:
+                    return found
+        return None
 
     def _of_model(self, tensor: torch.Tensor) -> _Name | None:
         """The tensor that a model only holds, of which another was computed."""
@@ -350,36 +385,6 @@ class Names:
             owner = self.variable(model) or type(written(model)).__name__
             for each in sorted(found, key=lambda each: each.held is Ownership.FOREIGN):
                 self._held.note(each.tensor, _Name(each.name, str(each.held), each.module, owner))
-
-
-def _names_of(model: nn.Module) -> Sequence[str]:
-    """The arguments of a model's `forward`."""
-    if "forward" in vars(model):  # which may hold the model
-        return _signature.__wrapped__(model.forward, 0)
-    return _signature(type(model).forward, 1)
-
-
-@functools.lru_cache(maxsize=1024)  # asked at each call
-def _signature(forward: Any, first: int) -> Sequence[str]:
-    try:
-        return list(inspect.signature(forward).parameters)[first:]
-    except (TypeError, ValueError):
-        return ()
-
-
-def _arguments(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors among arguments, each with the name of its argument."""
-    names = _names_of(model)
-    reach = Reach()
-    for n, value in enumerate(args):
-        name = names[n] if n < len(names) else f"argument {n}"
-        for path, tensor in reach.within(value, (name,)):
-            yield ".".join(map(str, path)), tensor
-    for name, value in kwargs.items():
-        for path, tensor in reach.within(value, (name,)):
-            yield ".".join(map(str, path)), tensor
 
 
 def kept_in(frame: FrameType, keys: Sequence[int]) -> tuple[str, torch.Tensor] | None:

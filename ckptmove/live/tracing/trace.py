@@ -22,8 +22,8 @@ from ..inventory.holdings import Optimizers, has_optimizer, holdings, optimizers
 from ..inventory.manifest import manifest_of
 from ..inventory.ownership import belonging
 from .causes import before_a_model, causes
-from .device_choice import Choice
 from .library_calls import LibraryCall
+from .program_source import Choice
 from .recorder import Recorder
 from .sampling import EVERY, checked_every, left_out
 from .source_lines import said
@@ -45,6 +45,8 @@ def diagnose(
     line: Callable[[int], str] = lambda number: "",
     choice: Choice | None = None,
     library: LibraryCall | None = None,
+    was_there: bool = False,
+    optimizer_line: str = "",
     origin: Callable[[torch.Tensor], str] = lambda tensor: "",
     notes: Sequence[str] = (),
     complete: bool = True,
@@ -54,8 +56,9 @@ def diagnose(
 
     `failed` is the exception that ended it, in one line; `fed` tells whether a parameter has, or
     had, a gradient; `call` gives the displayed name of a device; `line` the line of a node of
-    autograd, by its number; `choice` is what chose another device, `library` a
-    call that should have been given one; `origin` what made a tensor.
+    autograd, by its number; `choice` is what chose another device, `library` a call that should
+    have been given one; `was_there` whether the model ran there before; `optimizer_line` the code
+    that made an optimizer; `origin` what made a tensor.
     `subject` defaults to the model's class.
     """
     known = facts() if known is None else known
@@ -80,6 +83,8 @@ def diagnose(
                 choice,
                 made,
                 library,
+                was_there=was_there,
+                optimizer_line=optimizer_line,
                 trained=bool(optimizers) or has_optimizer(written(model)),
             )
         report = manifest.to_json()
@@ -188,6 +193,8 @@ class Watch:
             choice=self._recorder.choice_for(self._model),
             origin=self._recorder.names.origin,
             library=self._recorder.callers.library,
+            was_there=self._recorder.callers.was_there(self._model),
+            optimizer_line=self._recorder.names.optimizer_line,
             notes=tuple(left_out(trace, self._every)),
             complete=error is None,
         )

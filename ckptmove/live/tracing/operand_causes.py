@@ -1,0 +1,158 @@
+"""Find what is elsewhere of a model's own tensors, not registered, and of those that are made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from torch.utils._device import _device_constructors
+
+from ...reports.doctor import SLOW, WRONG, Verdict
+from ...reports.events import Operand
+from ..inventory import findings
+from ..inventory.holdings import Ownership
+from .batch_causes import copied_away, is_assignable
+from .evidence import MOST_LINES, Evidence
+from .operations import COPY
+from .source_lines import CALLED, LAYER
+from .syntax import function_at
+from .tensor_names import PARAMETER, TRAINED
+
+#: Functions that take `device=`.
+_MAKERS = {f"torch.{each.__name__}" for each in _device_constructors()} | {"torch.tensor"}
+_HIDDEN = (Ownership.UNREGISTERED, Ownership.HOOK)
+
+
+def _used(case: Evidence) -> Iterator[tuple[Operand, str, str]]:
+    """Each operand on another device, with its effect and a severity."""
+    error = case.trace.error if case.trace is not None else None
+    broken = {each.name for each in case.broken()}
+    for operand in case.broken():
+        yield operand, f"{error} does not accept it", WRONG
+    for each in case.happened("mixed", "stray"):
+        for operand in each.operands:
+            if operand.name in broken:  # what was computed of it before
+                yield operand, f"{each}", WRONG
+    for each in case.happened("transfer"):
+        if not each.asked or each.site.phase != "forward" or each.turns < case.often:
+            continue
+        for operand in each.operands:
+            if operand.shape and each.devices.endswith(f"→{case.device}"):
+                yield operand, f"it is copied again each time: {each}", SLOW
+
+
+def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
+    """Tensors of the model that it has not registered."""
+    entries = {e.name: e for e in case.manifest.tensors}
+    advice = {each.name: each.advice for each in case.belonging.unregistered}
+    lines: dict[str, list[str]] = {}
+    worst: dict[str, str] = {}
+    names: dict[str, list[str]] = {}  # of what is kept in the same list of modules
+    for operand, what, severity in _used(case):
+        if operand.held in _HIDDEN and operand.name not in case.explained:
+            entry = entries.get(operand.name)
+            group = operand.name
+            if entry.kind == "parameter" if entry is not None else "." in group:
+                group = operand.name.rpartition(".")[0]
+            if operand.name not in names.setdefault(group, []):
+                names[group].append(operand.name)
+            if what not in lines.setdefault(group, []):
+                lines[group].append(what)
+            worst[group] = min(worst.get(group, severity), severity, key=_rank)
+    for group, told in lines.items():
+        if set(names[group]) <= case.explained:  # beside another
+            continue
+        names[group] += _beside(names[group], case)
+        made = {name: case.made_at(name) for name in names[group]}
+        told += [f"{each} is on cpu" for name, each in made.items() if each != name]
+        case.explain(names[group])
+        entry = entries.get(names[group][0])
+        those = sorted(names[group])
+        where = "cpu" if entry is None else entry.device
+        attribute = those[0].rpartition(".")[2]
+        registered = f'self.register_buffer("{attribute}", …, persistent=False)'
+        there = f'move it to the device of the model: .to("{case.device}")'
+        if entry is None and "." in those[0]:  # of what an object that is not registered holds
+            holder = re.split(r"[.\[]", those[0], maxsplit=1)[0]
+            registered = f'{holder}.to("{case.device}"); or register {holder}, if it is a module'
+        fix = advice.get(those[0], registered if attribute.isidentifier() else there)
+        fix += code_to_make_anew(those, case)
+        yield findings.unregistered(
+            those, fix, where=f"on {where}", evidence=told[:MOST_LINES], severity=worst[group]
+        )
+
+
+def code_to_make_anew(names: Sequence[str], case: Evidence) -> str:
+    """What to change, too, where a method makes such a tensor, perhaps after the model is moved."""
+    for name in names:
+        maker, _, line = case.origins.get(name, "").partition(" at ")
+        method = function_at(line)
+        if maker in _MAKERS and method not in ("", "__init__"):
+            return (
+                f"; where {method} makes it anew at {line}: "
+                f"{maker}(…, device=next(self.parameters()).device)"
+            )
+    return ""
+
+
+def _beside(names: Sequence[str], case: Evidence) -> list[str]:
+    """Other tensors elsewhere that the same module holds, which would fail next."""
+    modules = {name.rpartition(".")[0] for name in names}
+    return [
+        each.name
+        for each in case.manifest.tensors
+        if each.held in _HIDDEN and each.name not in names and case.is_away(each.device)
+        if each.name.rpartition(".")[0] in modules and "[" not in each.name
+    ]
+
+
+def _rank(severity: str) -> bool:
+    return severity == SLOW
+
+
+def tensors_made(case: Evidence) -> Iterator[Verdict]:
+    """Tensors that are made on another device and used."""
+    lines: dict[str, list[str]] = {}
+    worst: dict[str, str] = {}
+    first: dict[str, Operand] = {}
+    for operand, what, severity in _used(case):
+        if operand.held in ("made", TRAINED) and operand.name not in case.explained:
+            first.setdefault(operand.name, operand)
+            lines.setdefault(operand.name, []).append(what)
+            worst[operand.name] = min(worst.get(operand.name, severity), severity, key=_rank)
+    for name, told in lines.items():
+        case.explain([name])
+        operand = first[name]
+        module = f", in {operand.module}," if operand.module else ""
+        op, _, source = name.removeprefix("what ").partition(" makes at ")
+        made = operand.variable or "a tensor"
+        if op == COPY:
+            yield copied_away(made, operand.device, source, told[:MOST_LINES], worst[name])
+            continue
+        known = op in _MAKERS
+        again = made == PARAMETER or op.startswith(LAYER)  # a module is made at each call
+        fix = (
+            f"create it on the device of the tensor that it is used with: {op}(…, device=x.device)"
+        )
+        bring = f"{made} = {made}.to(x.device)" if is_assignable(made) else "it.to(x.device)"
+        if operand.held == TRAINED:
+            fix, known = (
+                "create it there, before the optimizer is: with "
+                f'device="{case.device}" and requires_grad=True; .to gives a copy that none trains',
+                True,
+            )
+        if CALLED in source:  # in a library
+            what = bring if operand.variable else "move what it makes: .to(x.device)"
+            fix, known = f"give that call what is on {case.device}; or {what}", True
+        if again:
+            fix = "make the module once, in __init__: there model.to moves it, and it is trained"
+        yield Verdict(
+            "made-elsewhere",
+            f"{op} at {source}{module} makes {made} on {operand.device}",
+            fix
+            if known or again
+            else "create it on the device of the tensor that it is used with, or move it "
+            f"there: {bring}",
+            tuple(told[:MOST_LINES]),
+            worst[name],
+        )

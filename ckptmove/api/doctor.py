@@ -135,7 +135,8 @@ def doctor(
     if alone or (unusable and not simulate):
         found = Diagnosis(subject, wanted, facts=known.to_json(), verdicts=unusable)
         if alone:
-            return _with_notes(found, _NO_GPU) if wanted == "cpu" else found
+            none = wanted == "cpu" and device == "auto"
+            return _with_notes(found, _NO_GPU) if none else found
         return _with_notes(replace(found, complete=False), _NOT_RUN)
     run = _Run(subject, wanted, simulate and bool(unusable), known, timeout)
     if script is not None:

@@ -137,8 +137,8 @@ def tensors_made(case: Evidence) -> Iterator[Verdict]:
         bring = f"{made} = {made}.to(x.device)" if is_assignable(made) else "it.to(x.device)"
         if operand.held == TRAINED:
             fix, known = (
-                "create it there, before the optimizer is: with "
-                f'device="{case.device}" and requires_grad=True; .to gives a copy that none trains',
+                f"make it at once of values on {case.device}, with requires_grad=True, before the "
+                "optimizer is made; .to of it gives a copy that none trains",
                 True,
             )
         if CALLED in source:  # in a library

@@ -147,6 +147,9 @@ class Checkpoint:
             records=tuple(held.record for held in self._records()),
             metadata=container.metadata,
             divisions=container.divisions(contents.tensors),
+            mesh_shapes=tuple(
+                dict.fromkeys(n for each in container.everything() for n in each.mesh_shapes)
+            ),
             tags={
                 each.name: tags[each.storage] for each in contents.tensors if each.storage in tags
             },

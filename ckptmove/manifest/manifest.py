@@ -176,6 +176,7 @@ class Manifest(Report):
         metadata: the metadata of safetensors, text by key.
         divisions: how a distributed checkpoint divides its tensors into chunks, by their names:
             `rows/4`, `2×2`, `one copy, rank 2`.
+        mesh_shapes: the meshes of devices that have these chunks, where known: `2×4 (dp, tp)`.
         tags: the devices that files of ranks say of tensors put together of several, by name.
         chunks: those chunks, where they lie in their tensors and in which file, if asked for.
         aliases: containers that are listed before under another path.
@@ -207,6 +208,7 @@ class Manifest(Report):
     records: tuple[OtherRecord, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     divisions: Mapping[str, str] = field(default_factory=dict)
+    mesh_shapes: tuple[str, ...] = ()
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     chunks: tuple[Chunk, ...] = ()
     aliases: tuple[Alias, ...] = ()

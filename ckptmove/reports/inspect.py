@@ -107,6 +107,8 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
     if manifest.divisions:
         divided = Counter(manifest.divisions.values()).most_common()
         yield from ("", f"chunks: {some([f'{how} ×{n:,}' for how, n in divided])}")
+        if manifest.mesh_shapes:
+            yield f"mesh: {some(manifest.mesh_shapes)}"
     held = list(_records(manifest, full))
     if held:
         yield from ("", f"records: {some(held)}")

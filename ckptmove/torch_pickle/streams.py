@@ -120,6 +120,8 @@ class Container:
         self.blobs: dict[int, Readable] = {}
         self.metadata: dict[str, str] = {}
         self.warnings: list[str] = []
+        #: the meshes of devices that have chunks of its tensors, where known: `2×4 (dp, tp)`
+        self.mesh_shapes: list[str] = []
         #: what is known of who wrote it
         self.writer = ""
 

@@ -39,6 +39,11 @@ class Alike:
         self._placements = {rank: Placement(rank, file.numbers) for rank, file in files.items()}
         self._walk()
 
+    def mesh_shapes(self) -> Iterator[str]:
+        """The shapes of the meshes of devices that its tensors are divided over."""
+        for each in self._placements.values():
+            yield from each.mesh_shapes
+
     def _walk(self) -> None:
         met = set[tuple[int, ...]]()
         todo = [("", [file.top for file in self.files.values()])]

@@ -153,6 +153,9 @@ class RanksContainer(MergedContainer):
         is_placed = any(each.placed for _, each in merged)
         for group, alike in merged:
             self._add(group, alike, is_only=len(groups) == 1, is_placed=is_placed)
+        self.mesh_shapes += dict.fromkeys(
+            shape for _, each in merged for shape in each.mesh_shapes()
+        )
         self.ids = self._graph.ids
         self.section = Section.OTHER
         self.writer = "torch"

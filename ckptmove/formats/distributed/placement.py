@@ -90,6 +90,8 @@ class Placement:
         self._rank = rank
         self._numbers = numbers
         self._meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # by `id()`
+        #: the shape of each mesh, with the names of its dimensions: `2×4 (dp, tp)`
+        self.mesh_shapes: list[str] = []
         self._read = self._again = 0  # ranks, and parts of lists that were read before
         self._lists = set[int]()  # of parts, by `id()`
 
@@ -127,7 +129,9 @@ class Placement:
         spec = _fields(state.get("_spec"))
         mesh = spec.get("mesh")
         if id(mesh) not in self._meshes:
-            self._meshes[id(mesh)] = _place_in(_fields(mesh), self._rank, self._ranks)
+            fields = _fields(mesh)
+            sizes, _ = self._meshes[id(mesh)] = _place_in(fields, self._rank, self._ranks)
+            self.mesh_shapes.append(_mesh_shape(sizes, fields))
         sizes, at = self._meshes[id(mesh)]
         box = _box(found.shape, _divided_by(spec, sizes), sizes, at)
         placements = [each for each in _items(spec.get("placements")) if isinstance(each, Call)]
@@ -186,6 +190,13 @@ def _divided_by(spec: Mapping[str, Node], mesh: Sequence[int]) -> dict[int, list
                 )
             order.append(n)
     return plain if strided else _ordered(plain, spec.get("shard_order"))
+
+
+def _mesh_shape(sizes: Sequence[int], mesh: Mapping[str, Node]) -> str:
+    names = mesh.get("_mesh_dim_names", mesh.get("mesh_dim_names"))  # torch 2.9 and newer; older
+    told = [str(each) for each in _items(names) if isinstance(each, str)] if names else []
+    shape = "×".join(f"{size:,}" for size in sizes)
+    return f"{shape} ({', '.join(told):.80})" if told else shape
 
 
 def _ordered(plain: dict[int, list[int]], told: Node) -> dict[int, list[int]]:

@@ -78,9 +78,12 @@ def test_verl(sizes: tuple[int, ...], tmp_path: Path, run_cli: RunCli) -> None:
     found = ckptmove.inspect(folder)
     assert (found.format, found.verdict) == ("fsdp-ranks", "merged of files tagged cpu")
     assert found.divisions["model.0.weight"] == f"rows/{sizes[-1]}"
+    names = ("replicate", "shard")[-len(sizes) :]
+    assert found.mesh_shapes == (f"{'×'.join(map(str, sizes))} ({', '.join(names)})",)
     assert not found.warnings
     assert not found.unknown_callables
     assert {"model", "optimizer", "rng"} <= {str(each.section) for each in found.tensors}
+    assert f"mesh: {found.mesh_shapes[0]}\n" in run_cli("inspect", folder, exit=0).stdout
     chunks = run_cli("inspect", folder, "--chunks", exit=0).stdout
     assert f"model_world_size_{len(ranks)}_rank_0.pt" in chunks
     ckptmove.convert(folder, tmp_path / "all.pt")

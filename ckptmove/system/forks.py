@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ from .signals import ENDING, KILL
 _unix: Any = os  # not all of it is on every system
 _signal: Any = signal
 _FAILED = 70  # the exit code of a fork whose function returned or raised
-_ours = list[object]()  # streams of the process that was forked: they must not be flushed twice
+_parents_streams = list[object]()  # of the process that was forked: they must not be flushed twice
 
 
 def can_fork() -> bool:
@@ -34,21 +35,23 @@ class Fork:
     """A fork in a session of its own, with a pipe to its stdin and one from its stdout."""
 
     def __init__(self, serve: Callable[[], object]) -> None:
-        """Have the fork call a function that ends the process."""
-        given, giving = os.pipe()
-        hearing, told = os.pipe()
+        """Have the fork call a function that ends the process. Raises OSError if there is none."""
         self.returncode: int | None = None  #: as `subprocess` has it, once the fork was waited for
         self._lock = threading.Lock()
-        before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING)
-        try:
-            self.pid = _unix.fork()
-            if not self.pid:
-                _begin(serve, given, told)
-        finally:
-            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
-        os.close(given)
-        os.close(told)
-        self.stdin, self.stdout = os.fdopen(giving, "wb"), os.fdopen(hearing, "rb")
+        with contextlib.ExitStack() as opened:
+            child_stdin, to_child = _open_pipe(opened)
+            from_child, child_stdout = _open_pipe(opened)
+            before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING)
+            try:
+                self.pid = _unix.fork()
+                if not self.pid:
+                    _begin(serve, child_stdin, child_stdout)
+            finally:
+                _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+            opened.pop_all()
+        os.close(child_stdin)
+        os.close(child_stdout)
+        self.stdin, self.stdout = os.fdopen(to_child, "wb"), os.fdopen(from_child, "rb")
 
     def wait(self) -> int:
         """The exit code, once there is one."""
@@ -76,17 +79,25 @@ class Fork:
                 os.kill(self.pid, number)
 
 
-def _begin(serve: Callable[[], object], given: int, told: int) -> NoReturn:
+def _open_pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
+    """The ends of a new pipe, to read from and to write to; `opened` closes them."""
+    ends = os.pipe()
+    for each in ends:
+        opened.callback(os.close, each)
+    return ends
+
+
+def _begin(serve: Callable[[], object], child_stdin: int, child_stdout: int) -> NoReturn:
     """In the fork: let go of all that is open, and call the function."""
     try:
         _unix.setsid()
-        os.dup2(given, 0)
-        os.dup2(told, 1)
+        os.dup2(child_stdin, 0)
+        os.dup2(child_stdout, 1)
         nothing = os.open(os.devnull, os.O_RDWR)
         for name in os.listdir("/proc/self/fd"):  # objects may still close these numbers
             if int(name) > 2:
                 os.dup2(nothing, int(name))
-        _ours.extend((sys.stdin, sys.stdout))
+        _parents_streams.extend((sys.stdin, sys.stdout))
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 it is open until the process ends
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         gc.freeze()
@@ -94,5 +105,7 @@ def _begin(serve: Callable[[], object], given: int, told: int) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, ENDING)
         serve()
+    except BaseException:
+        os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
     finally:
         os._exit(_FAILED)

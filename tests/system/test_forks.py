@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptmove.batches.executors.process_pool import Workers, forking
 from ckptmove.system.forks import Fork, can_fork
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has what it takes")
@@ -86,6 +88,54 @@ def test_it_can_be_ended_and_then_not_again(end: Callable[[Fork], None], code: i
 def test_what_it_calls_may_not_return() -> None:
     with forked(list) as fork:
         assert fork.wait() == 70
+
+
+def test_what_it_raises_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    with forked(lambda: [].pop()) as fork:
+        assert fork.wait() == 70
+    assert "IndexError: pop from empty list" in capfd.readouterr().err
+
+
+def _refuse(*_: object) -> int:
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def _open_numbers() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_a_fork_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _open_numbers()
+    monkeypatch.setattr(os, "fork", _refuse)
+    with pytest.raises(BlockingIOError):
+        Fork(list)
+    assert _open_numbers() == before
+    pipes = iter([os.pipe])  # the second one fails
+    monkeypatch.setattr(os, "pipe", lambda: next(pipes, _refuse)())
+    with pytest.raises(BlockingIOError):
+        Fork(list)
+    assert _open_numbers() == before
+
+
+def test_where_a_fork_fails_a_new_python_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, pids = os.fork, list[int]()
+
+    def fork_once() -> int:
+        if pids:
+            return _refuse()
+        pids.append(fork())
+        return pids[0]
+
+    monkeypatch.setattr(os, "fork", fork_once)
+    os.mkfifo(pipe := tmp_path / "pipe")  # which is opened by two, or not at all
+    assert can_fork()
+    with forking(), Workers(2) as workers:
+        read = workers.submit(Path.read_bytes, pipe)
+        assert workers.submit(Path.write_bytes, pipe, b"both").result() == 4
+        assert read.result() == b"both"
+    assert len(pids) == 1
 
 
 def test_a_process_with_other_threads_is_not_forked() -> None:

@@ -90,7 +90,9 @@ class Workers(Executor):
         self._stopping = False
         self._forks = list[Fork]()  # that wait for work
         if _FORKING.get() and can_fork():
-            self._forks += (Fork(serve) for _ in range(count))
+            with contextlib.suppress(OSError):  # too many: `_start` makes new processes instead
+                for _ in range(count):
+                    self._forks.append(Fork(serve))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """As `Executor.submit`; progress is reported under the first argument."""

@@ -27,7 +27,8 @@ def recover(path: StrPath) -> RecoverReport:
     Raises:
         InputError: a journal does not belong to the file as it is now, the file is missing, or
             another process is changing it.
-        RefusedError: the file or its folder cannot be written.
+        RefusedError: the file or its folder cannot be written, or the store does not allow to find
+            or to abort an upload.
         WriteError: undoing failed; it can be tried again.
     """
     path = os.fspath(path)
@@ -65,6 +66,9 @@ def _recover_uploads(url: str) -> RecoverReport:
             hint="name the destination of a batch in S3",
         )
     found = abort_dead(url)
+    for each in found:
+        if each.refusal is not None:  # the others come first
+            raise each.refusal
     return RecoverReport(
         url,
         tuple(Recovered(each.url, "aborted" if each.aborted else "uploading") for each in found),

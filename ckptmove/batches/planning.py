@@ -133,7 +133,7 @@ def plan_batch(
         if verb != "validate":
             _check_outputs_fit(source, os.fspath(dst), tasks, free, output_nbytes)
         if not dry_run:
-            _prepare(os.fspath(dst), [*(task.item for task in tasks), *done])
+            found.notes += _prepare(os.fspath(dst), [*(task.item for task in tasks), *done])
     nbytes = sum(task.item.nbytes for task in tasks)
     return BatchPlan(
         *(verb, source, root, tuple(tasks), tuple(done), tuple(kept)),
@@ -231,14 +231,14 @@ def _there(task: Task) -> str:
     return "replaced" if task.options.get("force") else "compared"
 
 
-def _prepare(dst: str, items: Iterable[Item]) -> None:
-    """Make the destination, and remove what killed runs left there."""
+def _prepare(dst: str, items: Iterable[Item]) -> list[str]:
+    """Make the destination, and remove what killed runs left there; gives what may not be."""
     tree = tree_at(dst)
     try:
         tree.make_folder()
     except OSError as error:
         raise failure_of(error, dst) from error
-    tree.remove_leftovers(items)
+    return tree.remove_leftovers(items)
 
 
 def _obstacles(outputs: Iterable[str]) -> list[str]:

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,9 +114,63 @@ def test_uploads_that_may_be_of_others_are_kept(
     assert [each.outcome for each in files] == ["uploading", "uploading"]
     assert (uploads(store), len(records(store))) == (1, 2)
     fsspec.filesystem("s3").rm_file(alive_one)
-    monkeypatch.setattr(unfinished, "_NEAR", -1.0)  # as if the record was far older
+    store.front.upload_age = 60.0  # it was begun before the record was written
     assert not ckptmove.recover(store.url("out")).files
     assert (uploads(store), len(records(store))) == (1, 0)
+
+
+def record(store: Store, key: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Record an upload without a number, by a process of this machine or a dead one."""
+    said = {"key": key, "machine": unfinished._machine(), "pid": 1, "started": "gone"}
+    if process is not None:
+        said |= {"pid": process.pid, "started": unfinished._start_of(process.pid)}
+    name = key.replace("/", "-")
+    store.put(f"out/{OBJECT_LEDGER}/uploads/{name}.json", json.dumps(said).encode())
+
+
+def test_an_upload_whose_process_dies_meanwhile_is_left_to_the_next_time(store: Store) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        record(store, "out/a", process)
+        record(store, "out/b")
+        store.say("POST", f"/{store.bucket}/out/a?uploads")
+
+        def end() -> None:
+            process.kill()
+            process.wait()
+
+        store.front.faults.append(Fault("none", path="?uploads", act=end))
+        (found,) = ckptmove.recover(store.url("out")).files
+    assert (found.path, found.outcome) == (store.url("out/a"), "uploading")
+    assert (uploads(store), len(records(store))) == (1, 1)
+    (found,) = ckptmove.recover(store.url("out")).files
+    assert found.outcome == "aborted"
+    assert (uploads(store), len(records(store))) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "hint"),
+    [
+        ("GET", "?uploads", 403, "allow s3:ListBucketMultipartUploads"),
+        ("GET", "?uploads", 501, None),
+        ("DELETE", "uploadId=", 403, "allow s3:AbortMultipartUpload"),
+    ],
+)
+def test_what_may_not_be_aborted_stops_no_batch(
+    method: str, path: str, status: int, hint: str | None, store: Store, tmp_path: Path
+) -> None:
+    torch.save({"w": torch.rand(3)}, tmp_path / "a.pt")
+    record(store, "out/a.safetensors")
+    store.say("POST", f"/{store.bucket}/out/a.safetensors?uploads")
+    store.front.faults.append(Fault("status", status, method, path))
+    with ckptmove.batch("convert", tmp_path, store.url("out"), jobs=1) as batch:
+        assert [each.outcome for each in batch] == ["done"]
+    (note,) = batch.report().notes
+    assert "out/a.safetensors: what a killed process had uploaded of it" in note
+    assert hint is None or hint in note
+    with pytest.raises(RefusedError, match=r"can't be (found|aborted): ") as refused:
+        ckptmove.recover(store.url("out"))
+    assert (refused.value.path, refused.value.hint) == (store.url("out/a.safetensors"), hint)
+    assert (uploads(store), len(records(store))) == (1, 1)
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ SLOW_DOWN = (
     b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
 _PIECE = 1 << 18
-#: When each upload began, as moto says, and how to say that it was now.
+#: When each upload began, as moto says, and how to say when it was.
 _MOTO_BEGAN = b"<Initiated>2010-11-10T20:48:33.000Z</Initiated>"
-_NOW = "<Initiated>%Y-%m-%dT%H:%M:%S.000Z</Initiated>"
+_BEGAN = "<Initiated>%Y-%m-%dT%H:%M:%S.000Z</Initiated>"
 #: Seconds after which a request that is held is let go of, so that what waits for it ends: a test
 #: asks for `still_holds` then, and fails.
 HANG = 120.0
@@ -258,6 +258,7 @@ class Proxy(Front):
     def __init__(self, behind: str) -> None:
         super().__init__()
         self.behind = behind
+        self.upload_age = 0.0  #: how many seconds ago uploads were begun, as it says
 
     def answer(self, handler: BaseHTTPRequestHandler) -> Answer:
         assert isinstance(handler, _Handler)
@@ -272,7 +273,8 @@ class Proxy(Front):
         if handler.command == "HEAD":
             answer.read()
             return Answer(answer.status, told, iter(()), int(answer.headers["Content-Length"] or 0))
-        whole = answer.read().replace(_MOTO_BEGAN, time.strftime(_NOW, time.gmtime()).encode())
+        began = time.strftime(_BEGAN, time.gmtime(time.time() - self.upload_age))
+        whole = answer.read().replace(_MOTO_BEGAN, began.encode())
         return Answer(answer.status, told, iter([whole]), len(whole))
 
 

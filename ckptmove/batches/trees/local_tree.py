@@ -148,15 +148,16 @@ class LocalTree(Tree):
         finally:
             remove_tree(hidden)
 
-    def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> None:
+    def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> list[str]:
         left = _leftovers(self.path)
         if not left:
-            return
+            return []
         book = FileLedger(ledger or os.path.join(self.path, LEDGER))
         for hidden, whose in _whose(left, items):
             with book.lock([each.name for each in whose], patient=False) as held:
                 if len(held) == len(whose):
                     _clear(hidden, whose[0].output)
+        return []
 
     def open_ledger(self) -> Ledger:
         return FileLedger(os.path.join(self.path, LEDGER))

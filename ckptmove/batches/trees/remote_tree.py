@@ -106,10 +106,16 @@ class RemoteTree(Tree):
         with temporary_folder() as here:
             yield os.path.join(here, self.place.name)
 
-    def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> None:
+    def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> list[str]:
         """As `Tree.remove_leftovers`: invisible parts of what was never completed."""
         root = RemotePlace(ledger).parent if ledger else RemotePlace(self.path)
-        abort_dead(root.path)
+        refusals = [each.refusal for each in abort_dead(root.path)]
+        notes = [
+            f"{each.path}: {each}" + (f"; {each.hint}" if each.hint else "")
+            for each in refusals
+            if each is not None
+        ]
+        return list(dict.fromkeys(notes))
 
     def open_ledger(self) -> Ledger:
         return ObjectLedger(RemotePlace(self.path).child(OBJECT_LEDGER).path)

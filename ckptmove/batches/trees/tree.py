@@ -196,10 +196,11 @@ class Tree(ABC):
         """A folder near this path, that is gone at the end; gives the same name within."""
 
     @abstractmethod
-    def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> None:
+    def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> list[str]:
         """Remove what killed runs left of items in a folder, but not what others are writing.
 
-        `ledger` is the path of the ledger, if it is not in this folder.
+        `ledger` is the path of the ledger, if it is not in this folder. Gives what may not be
+        removed, a sentence each.
         """
 
     @abstractmethod

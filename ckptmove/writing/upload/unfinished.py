@@ -6,13 +6,14 @@ An upload is recorded before it is begun, and the record removed when it is comp
 Who uploads writes the record again every minute, then with the number that the store gave the
 upload. So an upload is dead if its process is gone, which is known on its own machine, or if its
 record is a quarter of an hour old by the store's own clock. Of a record without a number, the
-uploads of its object are dead that were begun about when it was written, unless somebody alive has
-recorded one.
+uploads of its object are dead that were begun just after it was written, unless somebody alive has
+recorded one. Where the store does not allow to find or to abort them, the record is kept.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -25,6 +26,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...errors import CkptmoveError, RefusedError
+from ...reports.display.phrases import format_error
 from ...sources.filesystem import Missing, StorePath, is_s3, open_store
 from ...sources.remote_place import RemotePlace
 from ...system import WINDOWS
@@ -32,9 +34,17 @@ from .errors import is_gone, with_write_retries
 
 _RENEWED = 60.0  # seconds
 _SILENT = 900.0  # seconds after which nobody is uploading any more
-_NEAR = 900.0  # seconds between a record and the beginning of its upload, by the store's clock
+# An upload is begun after its record is written. Both times are by the store's clock.
+_ROUNDING = 2.0  # seconds that it may seem to be begun before: a listing rounds to seconds
+_BEGINNING = 240.0  # seconds in which it is begun: all tries that get no answer, and their pauses
+#: What has to be allowed for a request.
+_PERMISSIONS = {
+    "list_multipart_uploads": "s3:ListBucketMultipartUploads",
+    "abort_multipart_upload": "s3:AbortMultipartUpload",
+}
 _LONGEST = 1 << 13  # bytes of a record
 _RECORDS = ".ckptmove-batch/uploads"  # below the destination of a batch
+_Begun = Sequence[tuple[str, float]]  # numbers of uploads, and when they were begun
 _ROOT: ContextVar[str] = ContextVar("_ROOT", default="")
 
 
@@ -99,24 +109,29 @@ class Unfinished(NamedTuple):
 
     url: str  #: of the object that it would have made
     aborted: bool  #: whether it is gone; or a process is at it
+    refusal: RefusedError | None = None  #: why it is there though no process is at it
 
 
 def abort_dead(root: str) -> list[Unfinished]:
     """Abort what dead processes have begun to upload, and recorded, below a destination.
 
-    Raises InputError if the records can't be read, RefusedError or WriteError if an upload can't be
-    aborted.
+    Raises InputError if the records can't be read, RefusedError or WriteError if the store fails.
     """
     store = open_store(root)
     if not is_s3(store.fs):
         return []
-    records = list(_records(root, store))
-    unnamed = {each.key for each in records if not each.upload and not _is_alive(each, store)}
-    begun = {key: list(_uploads_of(key, store)) for key in unnamed}
-    busy = {each.key for each in _records(root, store) if _is_alive(each, store)} if begun else ()
-    return [
-        ended for each in records for ended in _ended(each, store, begun.get(each.key, ()), busy)
-    ]
+    ended, dead = list[Unfinished](), list[_Recorded]()
+    for each in _records(root, store):
+        if _is_alive(each, store):  # it is asked once: what dies from now on is left to the next
+            ended.append(Unfinished(_url_of(each, store), aborted=False))
+        else:
+            dead.append(each)
+    unnamed = {each.key: each for each in dead if not each.upload}
+    begun = {key: _uploads_of(each, store) for key, each in unnamed.items()}
+    busy = {each.key for each in _records(root, store) if _is_alive(each, store)} if unnamed else ()
+    for each in dead:
+        ended += _end(each, store, begun.get(each.key, ()), busy)
+    return ended
 
 
 class _Recorded(NamedTuple):
@@ -158,44 +173,70 @@ def _is_alive(record: _Recorded, store: StorePath) -> bool:
     return _time_in(store) - record.mtime < _SILENT
 
 
-def _uploads_of(key: str, store: StorePath) -> Iterator[tuple[str, float]]:
-    """The numbers of all uploads of an object that have not ended, and when they were begun."""
-    about = {"Bucket": store.fs.split_path(store.path)[0], "Prefix": key}
-    answer = with_write_retries(
-        lambda: store.fs.call_s3("list_multipart_uploads", **about), store.url
-    )
-    for each in answer.get("Uploads", ()):
-        if each["Key"] == key:
-            yield str(each["UploadId"]), each["Initiated"].timestamp()
+def _url_of(record: _Recorded, store: StorePath) -> str:
+    """The URL of the object that an upload would have made."""
+    prefix = store.fs.split_path(store.path)[1].strip("/")
+    return f"{store.url.rstrip('/')}/{record.key[len(prefix) :].lstrip('/')}"
 
 
-def _ended(
-    record: _Recorded,
-    store: StorePath,
-    begun: Sequence[tuple[str, float]],
-    busy: Collection[str],
+def _uploads_of(record: _Recorded, store: StorePath) -> _Begun | RefusedError:
+    """All uploads of an object that have not ended, or why they can't be known."""
+    try:
+        answer = _ask("list_multipart_uploads", record, store, Prefix=record.key)
+    except RefusedError as error:
+        return error
+    return [
+        (str(each["UploadId"]), each["Initiated"].timestamp())
+        for each in answer.get("Uploads", ())
+        if each["Key"] == record.key
+    ]
+
+
+def _end(
+    record: _Recorded, store: StorePath, begun: _Begun | RefusedError, busy: Collection[str]
 ) -> Iterator[Unfinished]:
-    """Abort the upload of a record if it is dead, or those of its object that it may be of."""
-    bucket, prefix, _ = store.fs.split_path(store.path)
-    url = f"{store.url.rstrip('/')}/{record.key[len(prefix.strip('/')) :].lstrip('/')}"
-    if _is_alive(record, store) or (not record.upload and record.key in busy):
-        yield Unfinished(url, aborted=False)
-        return
-    near = [upload for upload, at in begun if abs(at - record.mtime) <= _NEAR]
-    for upload in [record.upload] if record.upload else near:
-        _abort(store, url, {"Bucket": bucket, "Key": record.key, "UploadId": upload})
+    """Abort the upload of a dead record, or those of its object that it may be of."""
+    url = _url_of(record, store)
+    uploads = [record.upload]
+    if not record.upload:
+        if record.key in busy:
+            yield Unfinished(url, aborted=False)
+            return
+        if isinstance(begun, RefusedError):
+            yield Unfinished(url, aborted=False, refusal=begun)
+            return
+        since = ((upload, at - record.mtime) for upload, at in begun)
+        uploads = [upload for upload, after in since if -_ROUNDING <= after <= _BEGINNING]
+    for upload in uploads:
+        try:
+            _ask("abort_multipart_upload", record, store, Key=record.key, UploadId=upload)
+        except RefusedError as error:
+            if not is_gone(error):  # it was completed, or aborted
+                yield Unfinished(url, aborted=False, refusal=error)
+                return
         yield Unfinished(url, aborted=True)
     place = open_store(record.path)
     with contextlib.suppress(Exception):
         place.fs.rm_file(place.path)
 
 
-def _abort(store: StorePath, url: str, about: Mapping[str, str]) -> None:
+def _ask(method: str, record: _Recorded, store: StorePath, **given: str) -> Mapping[str, Any]:
+    """Call the store about uploads. Raises RefusedError where it does not allow or know that."""
+    url, bucket = _url_of(record, store), store.fs.split_path(store.path)[0]
     try:
-        with_write_retries(lambda: store.fs.call_s3("abort_multipart_upload", **about), url)
-    except RefusedError as error:
-        if not is_gone(error):  # it was completed, or aborted
+        return with_write_retries(lambda: store.fs.call_s3(method, Bucket=bucket, **given), url)
+    except CkptmoveError as error:
+        cause, hint = error.__cause__, None
+        if isinstance(cause, PermissionError):
+            hint = f"allow {_PERMISSIONS[method]}"
+        elif not isinstance(cause, OSError) or cause.errno != errno.ENOSYS:
             raise
+        verb = "found" if method.startswith("list") else "aborted"
+        raise RefusedError(
+            f"what a killed process had uploaded of it can't be {verb}: {format_error(cause)}",
+            path=url,
+            hint=hint,
+        ) from cause
 
 
 def _time_in(store: StorePath) -> float:

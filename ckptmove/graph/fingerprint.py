@@ -10,7 +10,7 @@ from typing import Any
 
 from ..pickles.nodes import Blob, Call, Node, Persistent
 from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
-from ..pickles.terms import spelled_parts, to_terms
+from ..pickles.terms import json_parts, to_terms
 from .canonical import Graph, flags_of, is_plain, is_untouched
 
 _PART = 1 << 20  # characters that are hashed at once
@@ -66,7 +66,7 @@ def fingerprint(graph: Graph) -> bytes:
         return None
 
     hashed = sha256()
-    for text in spelled_parts(to_terms(graph.root, leaf)):
+    for text in json_parts(to_terms(graph.root, leaf)):
         for at in range(0, len(text), _PART):
             hashed.update(text[at : at + _PART].encode("ascii"))
     return hashed.digest()

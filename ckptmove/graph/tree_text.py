@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CorruptError, UnsupportedError
 from ..pickles.nodes import Dict, Node
-from ..pickles.terms import check_texts, from_terms, parsed, spelled, to_terms
+from ..pickles.terms import check_texts, from_terms, parse_term, term_json, to_terms
 from .canonical import Graph
 from .tensor_terms import Held, MissingTensor, Reader, Speller
 
@@ -35,7 +35,7 @@ def tree_text(graph: Graph, parts: Parts, most_characters: int | None = None) ->
     said = {"version": _VERSION, "root": root}
     if parts.duplicates:
         said["duplicates"] = sorted(parts.duplicates)
-    return spelled(said)
+    return term_json(said)
 
 
 def read_tree(
@@ -64,7 +64,7 @@ def read_tree(
 
 
 def _read_tree(entries: Mapping[str, Held], text: str, folder: str) -> tuple[Reader, Node]:
-    said = parsed(text)
+    said = parse_term(text)
     if not isinstance(said, dict) or not {"version", "root"} <= said.keys():
         raise CorruptError("its tree is malformed")
     if said["version"] != _VERSION:

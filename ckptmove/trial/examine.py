@@ -11,7 +11,7 @@ import torch
 
 from ..errors import CkptmoveError, UsageError
 from ..live.tracing.recorder import Recorder
-from ..live.tracing.source_lines import said
+from ..live.tracing.source_lines import error_line
 from ..live.tracing.trace import diagnose
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.usable import Facts, facts
@@ -92,7 +92,7 @@ def _unbuilt(called: str, error: Exception, stage: Stage, known: Facts | None) -
     )
     if excuse is not None:
         return found
-    title = f"the model can't be built: {stage.call(said(error))}"
+    title = f"the model can't be built: {stage.call(error_line(error))}"
     return replace(found, verdicts=(Verdict("model-failed", title, "read the exception"),))
 
 
@@ -120,7 +120,7 @@ def _examined(
         if not_simulated:
             notes.append(f"{_LIMIT}: {excuse}")
         else:
-            failed, ended_by = stage.call(said(error)), error
+            failed, ended_by = stage.call(error_line(error)), error
     ran = recorder.calls > 0
     learns = any(each.requires_grad for each in built.module.parameters())
     return diagnose(

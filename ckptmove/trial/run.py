@@ -241,7 +241,7 @@ def _take(
     wrong_places = steps.misplaced(
         built.module, optimizer.optimizer if optimizer else None, stage.device
     )
-    problems += steps.told(wrong_places, stage.call)
+    problems += steps.misplaced_lines(wrong_places, stage.call)
     problems += step.problems
     title = _step_title(step, stage, train)
     if train:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..live.tracing.operations import is_table
 from ..live.tracing.recorder import Recorder
-from ..live.tracing.source_lines import said
+from ..live.tracing.source_lines import error_line
 from ..live.tracing.trace import diagnose
 from ..reports.display.phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
@@ -139,7 +139,7 @@ class _Run:
         except Exception as ours:  # the script can't help it
             if self.diagnosis is None:
                 self.diagnosis = Diagnosis(self._script, self._device, self.simulated)
-            note = f"the cause can't be found: {said(ours)}"
+            note = f"the cause can't be found: {error_line(ours)}"
             self.diagnosis = replace(self.diagnosis, complete=False, notes=(note,))
         tell_so_far(self.diagnosis.to_json())
         after = time.monotonic()
@@ -256,7 +256,7 @@ class _Run:
         excuse = excused(error, self._call) if simulated else None
         if excuse is not None:
             return _noted(replace(self._latest(), not_simulated=True), f"{_LIMIT}: {excuse}")
-        line = self._call(said(error))
+        line = self._call(error_line(error))
         found = replace(self.diagnosed(line, error), not_run=self._not_run())
         lost = gradient_of_copy(error, self._device, self.recorder.line_of_node)
         if lost is not None:

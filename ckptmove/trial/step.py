@@ -232,7 +232,7 @@ def misplaced(
     return [*strays, *((each.name, each.device, each.wanted) for each in wrong)]
 
 
-def told(found: Sequence[tuple[str, str, str]], call: Callable[[str], str]) -> list[str]:
+def misplaced_lines(found: Sequence[tuple[str, str, str]], call: Callable[[str], str]) -> list[str]:
     """What is misplaced, a line for each pair of devices."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, here, there in found:

@@ -17,7 +17,7 @@ from ckptmove.errors import CorruptError, UnsupportedError
 from ckptmove.pickles.emit import emit
 from ckptmove.pickles.nodes import List, Node, Text, Tuple
 from ckptmove.pickles.opcodes.rows import packed, same_numbers
-from ckptmove.pickles.terms import from_terms, parsed, spelled, spelled_parts, to_terms
+from ckptmove.pickles.terms import from_terms, json_parts, parse_term, term_json, to_terms
 from ckptmove.pickles.walk import walk
 from ckptmove.torch_pickle.children import visits_of
 from tests.making.bombs import headed, zipped
@@ -96,8 +96,8 @@ def test_equal_short_numbers_of_a_long_tree_are_one() -> None:
     """Read from JSON as well, where each is text."""
     count = 300_000
     text = f"[null{',768' * count}]"
-    assert list(parsed(text)) == [None, *[768] * count]
-    assert _taken(lambda: parsed(text)) < 16 * count
+    assert list(parse_term(text)) == [None, *[768] * count]
+    assert _taken(lambda: parse_term(text)) < 16 * count
 
 
 @pytest.mark.sample(1)
@@ -106,12 +106,12 @@ def test_numbers_of_a_long_row_take_eight_bytes(number: float, tmp_path: Path) -
     """In a graph, and on the way to JSON and back."""
     count = 300_000
     text = f"[{f'{number},' * count}-1.5]" if number == 0.5 else f"[{f'{number},' * count}-1]"
-    assert _taken(lambda: parsed(text)) < 9 * count
-    assert _most_taken(lambda: parsed(text)) < 20 * count + 6_000_000
+    assert _taken(lambda: parse_term(text)) < 9 * count
+    assert _most_taken(lambda: parse_term(text)) < 20 * count + 6_000_000
     data = pickle.dumps([number] * count, 2)
     walked = walk(data).root
     assert _taken(lambda: walk(data)) < 11 * count
-    assert _most_taken(lambda: sum(map(len, spelled_parts(to_terms(walked, _nothing))))) < 9_000_000
+    assert _most_taken(lambda: sum(map(len, json_parts(to_terms(walked, _nothing))))) < 9_000_000
     assert _most_taken(lambda: emit(walked)) < 21 * count
 
 
@@ -143,7 +143,7 @@ NOT_QUITE_ROWS = {
 def test_a_row_of_json_is_read_as_strictly_as_the_rest(kind: str) -> None:
     for count in (1, 2000, 100_000):
         with pytest.raises(CorruptError):
-            parsed(NOT_QUITE_ROWS[kind].format("17," * count))
+            parse_term(NOT_QUITE_ROWS[kind].format("17," * count))
 
 
 ROW = "1234567,-1," * 2000
@@ -168,16 +168,16 @@ ROW = "1234567,-1," * 2000
     ],
 )
 def test_rows_of_json_are_what_python_reads(text: str) -> None:
-    said, expected = parsed(text), json.loads(text)
+    said, expected = parse_term(text), json.loads(text)
     assert json.dumps(said, default=list) == json.dumps(expected)
     graph = from_terms(said, lambda _: None)
-    assert json.loads(spelled(to_terms(graph, _nothing))) == expected
+    assert json.loads(term_json(to_terms(graph, _nothing))) == expected
 
 
 def test_text_that_stands_for_a_row_is_text() -> None:
     texts = ["\\ud800", '"\\ud800"', '\\"\\ud800"', "\U00010000", "NaN", "[]"]
     graph = List([List([Text(each, 0) for each in texts]), List(packed([70_000] * 20))])
-    assert json.loads(spelled(to_terms(graph, _nothing))) == [texts, [70_000] * 20]
+    assert json.loads(term_json(to_terms(graph, _nothing))) == [texts, [70_000] * 20]
 
 
 def _nothing(_: object) -> None:

@@ -38,8 +38,8 @@ from ckptmove.pickles.terms import (
     check_texts,
     extent_of,
     from_terms,
-    parsed,
-    spelled,
+    parse_term,
+    term_json,
     to_terms,
 )
 from ckptmove.pickles.terms.text import _LONG_RUN, LEAST_BRACKETS, LEAST_TEXTS, MAX_DEPTH, long_runs
@@ -64,17 +64,17 @@ def no_leaf(term: dict[str, Any]) -> Node:
 
 def there_and_back(root: Node) -> Node:
     """What is read of the JSON of a graph."""
-    text = spelled(to_terms(root, unknown))
+    text = term_json(to_terms(root, unknown))
     assert text.isascii()
-    assert spelled(to_terms(root, unknown)) == text
-    made = from_terms(parsed(text), no_leaf)
-    assert spelled(to_terms(made, unknown)) == text
+    assert term_json(to_terms(root, unknown)) == text
+    made = from_terms(parse_term(text), no_leaf)
+    assert term_json(to_terms(made, unknown)) == text
     return made
 
 
 def reading(text: str) -> Node:
     """The graph that JSON stands for."""
-    return from_terms(parsed(text), no_leaf)
+    return from_terms(parse_term(text), no_leaf)
 
 
 def read(term: Term) -> Node:
@@ -221,12 +221,12 @@ def test_integers_of_all_sizes_come_back(bits: int, sign: int) -> None:
         made = there_and_back(value)
         assert made == value
         assert type(made) is int
-        assert spelled(to_terms(value, unknown)).isascii()
+        assert term_json(to_terms(value, unknown)).isascii()
 
 
 def test_a_state_dict_reads_like_itself() -> None:
     saved = {"step": 3, "lr": 0.1, "on": True, "none": None, "betas": [0.9, -0.0], "né": ("x", b"")}
-    assert spelled(to_terms(walk(dumps(saved)).root, unknown)) == (
+    assert term_json(to_terms(walk(dumps(saved)).root, unknown)) == (
         '{"step":3,"lr":0.1,"on":true,"none":null,"betas":[0.9,-0.0],"n\\u00e9":{"$":"tuple","of":'
         '["x",{"$":"call","of":"builtins:bytes"}]}}'
     )
@@ -286,7 +286,7 @@ def test_leaves_are_asked_for_once_and_in_order_and_nothing_below_them_is() -> N
     assert terms[0] == shared
     assert terms[1] == {"a": {"$": "again", "as": 0}, "b": {"$": "storage", "n": 2}}
     assert terms[3] == {"$": "storage", "n": 4}
-    made = from_terms(parsed(spelled(terms)), lambda term: asked[term["n"] - 1])
+    made = from_terms(parse_term(term_json(terms)), lambda term: asked[term["n"] - 1])
     assert_same(root, made)
 
 
@@ -479,12 +479,12 @@ def test_what_json_has_not_is_refused(term: Term) -> None:
 )
 def test_json_that_readers_may_disagree_on_is_refused(text: str) -> None:
     with at_most(2), pytest.raises(CorruptError, match=r"^the saved tree"):
-        parsed(text)
+        parse_term(text)
 
 
 def test_brackets_in_strings_are_not_deep() -> None:
     inside = "[" * 1000 + '\\"[\\' * 1000
-    assert parsed(json.dumps([inside, {inside: 1}])) == [inside, {inside: 1}]
+    assert parse_term(json.dumps([inside, {inside: 1}])) == [inside, {inside: 1}]
 
 
 @pytest.mark.parametrize(
@@ -492,17 +492,17 @@ def test_brackets_in_strings_are_not_deep() -> None:
 )
 def test_strings_without_end_take_no_time(text: str) -> None:
     with at_most(5), pytest.raises(CorruptError):
-        parsed(text)
+        parse_term(text)
 
 
 def test_too_many_brackets_and_texts_are_refused() -> None:
     within = LEAST_BRACKETS
-    assert len(parsed("[" + "[]," * (within - 2) + "[]]")) == within - 1
+    assert len(parse_term("[" + "[]," * (within - 2) + "[]]")) == within - 1
     for text in ("[" + "[]," * (2 * within) + "[]]", "[" + '"",' * (4 * LEAST_TEXTS) + '""]'):
         with pytest.raises(CorruptError, match="than its length can need"):
-            parsed(text)
+            parse_term(text)
     with pytest.raises(UnsupportedError, match="lists and objects in JSON than its length"):
-        spelled([[]] * (2 * within))
+        term_json([[]] * (2 * within))
 
 
 def nested(levels: int) -> List:
@@ -521,7 +521,7 @@ def test_the_length_of_what_is_met_again_is_foretold() -> None:
     saved = [shared * 20_000, other, [1, 2, 3], [other[2]] * 100, keys, Random]
     told = list[tuple[int, int]]()
     root = walk(pickle.dumps(saved, 4)).root
-    text = spelled(to_terms(root, unknown, None, lambda *each: told.append(each)))
+    text = term_json(to_terms(root, unknown, None, lambda *each: told.append(each)))
     ((texts, characters),) = told
     assert 0.7 * (extent_of(text).quotes // 2) < texts <= extent_of(text).quotes // 2
     assert len(text) <= characters < 1.5 * len(text)
@@ -539,7 +539,7 @@ def test_the_deepest_tree_comes_back_and_a_deeper_one_is_refused() -> None:
     for levels in (MAX_DEPTH + 1, 1500, 100_000):
         terms = to_terms(nested(levels), unknown)
         with pytest.raises(UnsupportedError, match="nested more than 500 levels deep"):
-            spelled(terms)
+            term_json(terms)
         made = from_terms(terms, no_leaf)
         assert sum(1 for _ in nodes_of(made)) == levels
 
@@ -553,7 +553,7 @@ def test_billion_laughs_stay_small(made: type[Tuple | List]) -> None:
     for _ in range(100):
         root = both(root)
     with at_most(2):
-        text = spelled(to_terms(root, unknown))
+        text = term_json(to_terms(root, unknown))
         assert len(text) < 10_000
         assert_same(root, reading(text))
 
@@ -571,7 +571,7 @@ def test_what_is_long_is_spelled_once(pushed: bytes) -> None:
     data = b"(" + pushed + b"q\x00" + b"h\x00" * 10_000 + b"}h\x00Ns" * 10_000 + b"l."
     root = walk(data).root
     with at_most(5):
-        text = spelled(to_terms(root, unknown))
+        text = term_json(to_terms(root, unknown))
         assert len(text) < 2_000_000
         assert_same(root, reading(text))
 
@@ -579,7 +579,7 @@ def test_what_is_long_is_spelled_once(pushed: bytes) -> None:
 def test_a_long_name_is_spelled_once() -> None:
     data = b"(cm\n" + b"f" * 1900 + b"\nq\x00" + b"h\x00h\x00)R" * 10_000 + b"l."
     root = walk(data).root
-    assert len(spelled(to_terms(root, unknown))) < 2_000_000
+    assert len(term_json(to_terms(root, unknown))) < 2_000_000
     assert_same(root, there_and_back(root))
 
 
@@ -608,7 +608,9 @@ PIECES = (
 @settings(max_examples=examples(300))
 @given(VALUES, st.sampled_from((2, 4)), st.randoms(use_true_random=False))
 def test_damaged_text_is_refused_or_read(saved: object, protocol: int, dice: Random) -> None:
-    text = spelled(to_terms(walk(pickled([saved, holding_itself([]), ()], protocol)).root, unknown))
+    text = term_json(
+        to_terms(walk(pickled([saved, holding_itself([]), ()], protocol)).root, unknown)
+    )
     for _ in range(20):
         made = text
         for _ in range(dice.choice((1, 1, 2, 5))):
@@ -619,7 +621,7 @@ def test_damaged_text_is_refused_or_read(saved: object, protocol: int, dice: Ran
             made = made[:start] + piece + made[end:]
         try:
             root = reading(made)
-            again = spelled(to_terms(root, unknown))
+            again = term_json(to_terms(root, unknown))
         except CkptmoveError:
             continue
         assert_same(with_one_empty_tuple(root), reading(again))
@@ -649,7 +651,7 @@ TERMS = st.recursive(
 def test_any_json_is_refused_or_read(term: Term) -> None:
     try:
         root = from_terms(term, no_leaf)
-        text = spelled(to_terms(root, unknown))
+        text = term_json(to_terms(root, unknown))
     except CkptmoveError:
         return
     assert_same(with_one_empty_tuple(root), reading(text))

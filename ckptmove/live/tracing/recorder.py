@@ -214,12 +214,12 @@ class Recorder(TorchDispatchMode):
         self.evaluated |= bool(self.steps) and not torch.is_grad_enabled()
         frame = user_frame(sys._getframe(2))
 
-        def spelled(argument: str, tensor: torch.Tensor) -> str:
+        def argument_name(argument: str, tensor: torch.Tensor) -> str:
             if frame is None or indexed(tensor.device) == self._home:
                 return argument
-            return self.names.spelled(argument, tensor, module, frame)
+            return self.names.argument_name(argument, tensor, module, frame)
 
-        given = self.names.called(module, args, kwargs, spelled, frame)
+        given = self.names.called(module, args, kwargs, argument_name, frame)
         self._copies.use(given, moved=False)
         if not self._sampling.paused:
             self._look_where(module, frame)

@@ -309,7 +309,7 @@ def _raised_in_worker(error: BaseException) -> tuple[str, str] | None:
     return (lines[0], users[-1] if users else "") if lines else None
 
 
-def said(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An exception in a line, and where it comes from."""
     where, own = raised_at(error), raised_at(error, own=True)
     where += f"{CALLED}{own}" if own and own != where else ""

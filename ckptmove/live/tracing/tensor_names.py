@@ -158,7 +158,7 @@ class Names:
             found.append(tensor)
         return found
 
-    def spelled(
+    def argument_name(
         self, argument: str, tensor: torch.Tensor, model: nn.Module, frame: FrameType
     ) -> str:
         """The name that a frame has for an argument with which it calls a model."""

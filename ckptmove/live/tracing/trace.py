@@ -26,7 +26,7 @@ from .library_calls import LibraryCall
 from .program_source import Choice
 from .recorder import Recorder
 from .sampling import EVERY, checked_every, left_out
-from .source_lines import said
+from .source_lines import error_line
 
 
 def diagnose(
@@ -174,7 +174,7 @@ class Watch:
         except Exception as ours:
             if error is None:
                 raise
-            _add_note(error, f"ckptmove: the cause can't be found: {said(ours)}")
+            _add_note(error, f"ckptmove: the cause can't be found: {error_line(ours)}")
 
     def _diagnose(self, error: BaseException | None) -> None:
         known = [*self._optimizers]
@@ -185,7 +185,7 @@ class Watch:
             trace,
             model=self._model,
             optimizers=known,
-            failed=None if error is None else said(error),
+            failed=None if error is None else error_line(error),
             known=self._facts,
             variable=self._recorder.names.variable(self._model),
             fed=self._recorder.names.fed,

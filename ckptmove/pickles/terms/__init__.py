@@ -18,13 +18,13 @@ Long text, bytes, integers and names are shared as well, so terms are never much
 pickle. Empty tuples are all one, and so are names: to Python they are. Everything here takes linear
 time, and only the JSON text has a greatest depth.
 
-`to_terms(graph)` gives the term and `spelled(term)` its JSON; `parsed(text)` and `from_terms(term)`
-go back.
+`to_terms(graph)` gives the term and `term_json(term)` its JSON; `parse_term(text)` and
+`from_terms(term)` go back.
 """
 
 from .reading import from_terms
 from .spelling import Term, TooLong, to_terms
-from .text import check_texts, extent_of, has_long_number, parsed, spelled, spelled_parts
+from .text import check_texts, extent_of, has_long_number, json_parts, parse_term, term_json
 
 __all__ = [
     "Term",
@@ -33,8 +33,8 @@ __all__ = [
     "extent_of",
     "from_terms",
     "has_long_number",
-    "parsed",
-    "spelled",
-    "spelled_parts",
+    "json_parts",
+    "parse_term",
+    "term_json",
     "to_terms",
 ]

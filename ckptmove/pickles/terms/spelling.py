@@ -241,9 +241,9 @@ class _Spelling:
     def put(self, node: Node, place: Term, key: int | str) -> None:
         """Have a term go to its place, which keys of an object have in the order of their text."""
         place[key] = None
-        self.todo.append(self.spelled([(node, place, key)]))
+        self.todo.append(self.place_terms([(node, place, key)]))
 
-    def spelled(self, steps: Iterable[_Step]) -> Iterator[_Step]:
+    def place_terms(self, steps: Iterable[_Step]) -> Iterator[_Step]:
         """Put the terms of scalars, and what the caller gave, in their places; gives all else."""
         leaves, many, numbers, again = self.leaves, self.many, self.numbers, self.again
         for node, place, key in steps:
@@ -271,7 +271,7 @@ class _Spelling:
                 self.spend(each)
             return nodes
         terms: list[Term] = [None] * len(nodes)
-        self.todo.append(self.spelled((node, terms, n) for n, node in enumerate(nodes)))
+        self.todo.append(self.place_terms((node, terms, n) for n, node in enumerate(nodes)))
         return terms
 
     def is_bare(self, node: Node) -> bool:
@@ -284,7 +284,7 @@ class _Spelling:
         terms: list[Term] = [[None, None] for _ in pairs]
         rows = zip(pairs, terms, strict=True)
         self.todo.append(
-            self.spelled((each, row, n) for p, row in rows for n, each in enumerate(p))
+            self.place_terms((each, row, n) for p, row in rows for n, each in enumerate(p))
         )
         return terms
 
@@ -348,7 +348,7 @@ class _Spelling:
         for key in term:
             self.spend(key)
         steps = zip(term, node.pairs, strict=True)
-        self.todo.append(self.spelled((value, term, key) for key, (_, value) in steps))
+        self.todo.append(self.place_terms((value, term, key) for key, (_, value) in steps))
         return term
 
     def is_name(self, key: str) -> bool:

@@ -49,20 +49,20 @@ _NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: down, and up again
 
 
-def spelled(term: Term) -> str:
+def term_json(term: Term) -> str:
     """A term as JSON: in ASCII, without white space, the same for the same term.
 
     UnsupportedError if it is too deep or too large.
     """
-    text = "".join(spelled_parts(term, bounded=True))
+    text = "".join(json_parts(term, bounded=True))
     excess = _excess(text, _runs_within(text))
     if excess is not None:
         raise UnsupportedError(excess)
     return text
 
 
-def spelled_parts(term: Term, *, bounded: bool = False) -> Iterator[str]:
-    """The JSON of `spelled` in parts, however large; rows of numbers are not made text at once.
+def json_parts(term: Term, *, bounded: bool = False) -> Iterator[str]:
+    """The JSON of `term_json` in parts, however large; rows of numbers are not made text at once.
 
     `bounded`: UnsupportedError if it has too many texts, before all of it is there as one.
     """
@@ -91,7 +91,7 @@ def spelled_parts(term: Term, *, bounded: bool = False) -> Iterator[str]:
     yield others[-1]
 
 
-def parsed(text: str) -> Term:
+def parse_term(text: str) -> Term:
     """What JSON text says, if all readers agree on it; long rows of numbers as arrays, and those
     with other things in between as `MixedRow`.
 

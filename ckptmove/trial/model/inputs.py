@@ -72,7 +72,7 @@ class Batch:
         return Batch(args, kwargs, self.said, self.labelled)
 
 
-def parsed(spec: str) -> Spec:
+def parse_spec(spec: str) -> Spec:
     """The input that a spec asks for.
 
     Raises:
@@ -109,7 +109,7 @@ def check(specs: Sequence[str]) -> None:
             f"--input {named[0]}: a function gives all inputs, so it must be the only --input"
         )
     if not named:
-        names = [parsed(spec).name for spec in specs]
+        names = [parse_spec(spec).name for spec in specs]
         twice = {name for name in names if name is not None and names.count(name) > 1}
         if twice:
             raise UsageError(f"--input {min(twice)} is given twice")
@@ -144,7 +144,7 @@ def _given(specs: Sequence[str]) -> Batch:
     if is_named(specs[0]):
         made = imported(specs[0], "--input")
         return _called(made() if callable(made) else made, specs[0])
-    inputs = [parsed(spec) for spec in specs]
+    inputs = [parse_spec(spec) for spec in specs]
     args = tuple(each.tensor() for each in inputs if each.name is None)
     kwargs = {each.name: each.tensor() for each in inputs if each.name is not None}
     return Batch(args, kwargs, ", ".join(spec.strip() for spec in specs))

@@ -198,7 +198,7 @@ def _filter(machine: str, process: int) -> list[bytes]:
         *_among(system_calls.ending(machine), _ENDS),
     ]
     looks = _looks(process)
-    for name, number in system_calls.asked(machine).items():
+    for name, number in system_calls.calls_by_arguments(machine).items():
         steps += [_step(_EQUAL, number, 0, len(looks[name])), *looks[name]]
     for first, last in _ranges(system_calls.allowed(machine)):
         steps += [_step(_AT_LEAST, first, 0, 2), _step(_AT_LEAST, last + 1, 1, 0), _ALLOWS]

@@ -83,7 +83,7 @@ _ENDING = """
     process_vm_writev 311 271
     """
 #: Those of which the arguments decide; see `fence`.
-_ASKED = """
+_BY_ARGUMENTS = """
     clone 56 220, kill 62 129, tgkill 234 131, socket 41 198, sendto 44 206, open 2 -,
     openat 257 56, fcntl 72 25, ioctl 16 29, prctl 157 167, prlimit64 302 261,
     sched_setaffinity 203 122
@@ -121,6 +121,6 @@ def ending(machine: str) -> list[int]:
     return sorted(_numbers(_ENDING, machine).values())
 
 
-def asked(machine: str = platform.machine()) -> Mapping[str, int]:
+def calls_by_arguments(machine: str = platform.machine()) -> Mapping[str, int]:
     """Name → number of calls of which the arguments decide."""
-    return _numbers(_ASKED, machine)
+    return _numbers(_BY_ARGUMENTS, machine)

@@ -276,13 +276,13 @@ def _autocast(name: str, kind: str) -> Callable[..., Any]:
     """A function of autocast, which keeps the settings of each kind of device."""
     real = getattr(torch, name)
 
-    def asked(*args: Any) -> Any:
+    def autocast(*args: Any) -> Any:
         named = bool(args) and isinstance(args[0], str)
         if (not named and kind == "cuda") or (named and args[0] == kind):
             args = (NAME, *args[named:])
         return real(*args)
 
-    return asked
+    return autocast
 
 
 def _generator() -> type:

@@ -147,11 +147,11 @@ def noop() -> Callable[..., None]:
 def _for_users(truly: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
     """An answer that torch itself isn't given."""
 
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def for_users(*args: Any, **kwargs: Any) -> Any:
         asks = is_users(sys._getframe(1).f_code.co_filename)
         return (answer if asks or truly is None else truly)(*args, **kwargs)
 
-    return told
+    return for_users
 
 
 class _Event:

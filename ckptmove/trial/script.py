@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..live.tracing.operations import is_table
 from ..live.tracing.recorder import Recorder
-from ..live.tracing.source_lines import error_line
+from ..live.tracing.source_lines import error_line, raising_module
 from ..live.tracing.trace import diagnose
 from ..reports.display.phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
@@ -172,6 +172,7 @@ class _Run:
                 library=self.recorder.callers.library,
                 was_there=self.recorder.callers.was_there(model),
                 optimizer_line=self.recorder.names.optimizer_line,
+                receiver="" if error is None else raising_module(error),
                 complete=self.recorder.steps >= self._wanted,
             )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from torch import nn
 
 import ckptmove
 from ckptmove import UsageError
+from ckptmove.live.tracing.syntax import tree_of
 from tests.conftest import ROOT
 from tests.devices.second_device import needs_second_device
 from tests.live.watched import Net, causes, line_of
@@ -191,3 +195,58 @@ def test_all_there_is_on_a_second_device() -> None:
     )
     if done.returncode:
         pytest.fail(done.stdout, pytrace=False)
+
+
+# -- the source of the user's program --------------------------------------------------------------
+
+METRIC = """\
+from torch import nn
+
+class Metric(nn.Module):
+    def forward(self, p, y):
+        self.update(p, y)
+
+    def update(self, p, y):
+        raise RuntimeError(
+            "Encountered different devices in metric calculation (see stacktrace for details). "
+            f"such as `metric={self.__class__.__name__}(...).to(device)`"
+        )
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "fixed"),
+    [
+        ("metric(p, y)", "metric"),
+        ("print(metric(p, y))", "metric"),
+        ("total = float(metric(p, y))", "metric"),
+        ("log('acc', metric(p.argmax(1), y))", "metric"),
+        ("metrics['acc'].update(p.argmax(1), y)", "metrics['acc']"),
+        ("print(type(metric)()(p, y))", "Metric"),  # that has no variable: its class
+    ],
+)
+def test_the_metric_to_move_goes_by_its_variable(call: str, fixed: str, tmp_path: Path) -> None:
+    library, script = tmp_path / "site-packages" / "scores.py", tmp_path / "train.py"
+    library.parent.mkdir()
+    library.write_text(METRIC)
+    known: dict[str, Any] = {"p": torch.ones(3, 2), "y": torch.ones(3), "log": print}
+    exec(compile(METRIC, library, "exec"), known)
+    script.write_text(f"metric, metrics = Metric(), {{'acc': Metric()}}\n{call}\n")
+    watch = ckptmove.trace(Net(), device="cpu")
+    with pytest.raises(RuntimeError), watch:
+        exec(compile(script.read_text(), script, "exec"), known)
+    assert causes(watch) == ["criterion-never-moved"]
+    assert f"`{call}` at " in watch.verdicts[0].title
+    assert watch.verdicts[0].fix.startswith(f'{fixed}.to("cpu");')
+
+
+def test_the_tree_of_a_file_is_of_the_text_that_is_known(tmp_path: Path) -> None:
+    script = tmp_path / "cell.py"
+    assert tree_of(str(script)) is None
+    for text in ("first = 1\n", "then = (\n    2\n)\n"):
+        script.write_text(text)
+        linecache.checkcache(str(script))  # as a traceback that is shown does
+        tree = tree_of(str(script))
+        assert tree is not None
+        assert ast.unparse(tree) == ast.unparse(ast.parse(text))
+        assert tree_of(str(script)) is tree

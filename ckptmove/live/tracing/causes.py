@@ -50,15 +50,17 @@ def causes(
     trained: bool = True,
     was_there: bool = False,
     optimizer_line: str = "",
+    receiver: str = "",
 ) -> tuple[Verdict, ...]:
     """What is wrong with a run, root causes first, each with its fix.
 
     `failed` is the exception that ended the run, in one line; `variable` the user's name of the
     model, or ""; `choice` what chose another device for it; `origins` where its tensors were made;
     `library` a call that should have been given a device; `trained`, whether it has an optimizer;
-    `was_there`, whether it ran on the device before; `optimizer_line` the code that made that.
+    `was_there`, whether it ran on the device before; `optimizer_line` the code that made that;
+    `receiver` the variable of the module that raised the exception, or "".
     """
-    refused = None if failed is None else refusal(failed, device)
+    refused = None if failed is None else refusal(failed, device, receiver)
     if refused is not None:
         return (refused,)
     case = Evidence(

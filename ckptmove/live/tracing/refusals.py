@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from ...reports.doctor import Verdict
-from .syntax import code_at, receiver_at
+from .syntax import code_at
 
 _AT = re.compile(r" \(at (?P<line>[^()]*)\)$")
 
@@ -18,7 +18,7 @@ class Refusal(NamedTuple):
     """A text of torch, and what is wrong then.
 
     Title and fix are formatted with the groups of the pattern, `line`, where it was raised, the
-    `code` there, its `receiver`, and `device`, where everything is meant to be.
+    `code` there, the `receiver` of the call, and `device`, where everything is meant to be.
     """
 
     pattern: re.Pattern[str]
@@ -109,12 +109,13 @@ _REFUSALS = (
 )
 
 
-def refusal(failed: str, device: str) -> Verdict | None:
+def refusal(failed: str, device: str, receiver: str = "") -> Verdict | None:
     """What is wrong if torch says so; None if its text leaves that open.
 
     Args:
         failed: the exception in a line, as `source_lines.said` gives it.
         device: where everything is meant to be.
+        receiver: the user's variable of the module that raised it, or "".
     """
     at = _AT.search(failed)
     line = at["line"].rpartition("called at ")[2] if at else "an unknown line"
@@ -122,6 +123,6 @@ def refusal(failed: str, device: str) -> Verdict | None:
         found = pattern.search(failed)
         if found is not None:
             known = {**found.groupdict(), "line": line, "device": device, "code": code_at(line)}
-            known["receiver"] = receiver_at(line) or known.get("kind")
+            known["receiver"] = receiver or known.get("kind")
             return Verdict(cause, title.format(**known), fix.format(**known), (failed,))
     return None

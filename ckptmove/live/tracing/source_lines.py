@@ -293,7 +293,7 @@ def raised_at(error: BaseException, *, own: bool = False) -> str:
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
         if is_users(file) and not (is_library(file) if own else _WITHOUT_TORCH.search(file)):
-            found = f"{_spell(file)}:{traceback.tb_lineno}"
+            found = line_in(file, traceback.tb_lineno)
         traceback = traceback.tb_next
     return found
 
@@ -328,6 +328,25 @@ def comes_from(error: BaseException, known: tuple[int, str]) -> bool:
             return found is not None
         found = found.__cause__ or found.__context__
     return False
+
+
+def raising_module(error: BaseException) -> str:
+    """The user's variable of the innermost module that an exception comes through; "" if none.
+
+    It is one that the innermost code of the user's own calls, and that it knows by a variable.
+    """
+    own: FrameType | None = None
+    found = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        running = locals_of(frame).get("self")
+        if not is_library(frame.f_code.co_filename):
+            own, found = frame, ""
+        elif own is not None and isinstance(running, torch.nn.Module):
+            found = variable(own, running) or found
+        traceback = traceback.tb_next
+    return found
 
 
 def raised_in(error: BaseException, module: torch.nn.Module) -> str:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import ast
-import functools
 import linecache
 from types import FrameType
 
 from .source_lines import file_of
 
 _MOST_LINES = 1 << 16  # of a source
+_MOST_TREES = 64  # that are kept
 _LONGEST = 100  # characters of code that is shown
 
 
-@functools.lru_cache(maxsize=64)
+_trees: dict[str, tuple[list[str], ast.Module | None]] = {}  # by file, with what was parsed
+
+
 def tree_of(file: str) -> ast.Module | None:
-    """The source of a file; None if there is none that can be parsed."""
-    lines = linecache.getlines(file)
+    """The source of a file, as `linecache` has it now; None if there is none to be parsed."""
+    lines = linecache.getlines(file)  # the same list until the file is read again
+    known = _trees.get(file)
+    if known is None or known[0] is not lines:
+        if file not in _trees and len(_trees) >= _MOST_TREES:
+            _trees.pop(next(iter(_trees)), None)
+        known = _trees[file] = (lines, _parsed(lines))
+    return known[1]
+
+
+def _parsed(lines: list[str]) -> ast.Module | None:
     if not lines or len(lines) > _MOST_LINES:
         return None
     try:
@@ -64,16 +75,6 @@ def code_at(line: str) -> str:
     file, number = file_of(line)
     code = " ".join(linecache.getline(file, number).split()) if file else ""
     return code if len(code) <= _LONGEST else f"{code[:_LONGEST]}…"
-
-
-def receiver_at(line: str) -> str:
-    """The variable that the line `train.py:12` calls, or a method of it; "" if none."""
-    for call in calls_at(*file_of(line)):
-        func = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-        name = ast.unparse(func)
-        if name.replace(".", "").isidentifier() and name != "torch":
-            return name
-    return ""
 
 
 def arguments_of_call(frame: FrameType, callee: str) -> tuple[list[str], dict[str, str]]:

@@ -26,7 +26,7 @@ from .library_calls import LibraryCall
 from .program_source import Choice
 from .recorder import Recorder
 from .sampling import EVERY, checked_every, left_out
-from .source_lines import error_line
+from .source_lines import error_line, raising_module
 
 
 def diagnose(
@@ -47,6 +47,7 @@ def diagnose(
     library: LibraryCall | None = None,
     was_there: bool = False,
     optimizer_line: str = "",
+    receiver: str = "",
     origin: Callable[[torch.Tensor], str] = lambda tensor: "",
     notes: Sequence[str] = (),
     complete: bool = True,
@@ -58,7 +59,8 @@ def diagnose(
     had, a gradient; `call` gives the displayed name of a device; `line` the line of a node of
     autograd, by its number; `choice` is what chose another device, `library` a call that should
     have been given one; `was_there` whether the model ran there before; `optimizer_line` the code
-    that made an optimizer; `origin` what made a tensor.
+    that made an optimizer; `receiver` the variable of the module that raised the exception;
+    `origin` what made a tensor.
     `subject` defaults to the model's class.
     """
     known = facts() if known is None else known
@@ -85,6 +87,7 @@ def diagnose(
                 library,
                 was_there=was_there,
                 optimizer_line=optimizer_line,
+                receiver=receiver,
                 trained=bool(optimizers) or has_optimizer(written(model)),
             )
         report = manifest.to_json()
@@ -195,6 +198,7 @@ class Watch:
             library=self._recorder.callers.library,
             was_there=self._recorder.callers.was_there(self._model),
             optimizer_line=self._recorder.names.optimizer_line,
+            receiver="" if error is None else raising_module(error),
             notes=tuple(left_out(trace, self._every)),
             complete=error is None,
         )

@@ -17,6 +17,7 @@ hint (what to do next) are attributes; they are joined only where an error is sh
 
 from __future__ import annotations
 
+import errno
 import os
 
 StrPath = str | os.PathLike[str]
@@ -93,3 +94,10 @@ class WriteError(CkptmoveError):
     """
 
     exit_code = 5
+
+
+def descriptor_error(error: Exception) -> InputError | None:
+    """The error to show if no more files can be opened, for which even an import fails; or None."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return InputError("no more files can be opened at the same time", hint="raise ulimit -n")
+    return None

@@ -23,7 +23,7 @@ from typing import (
     get_origin,
 )
 
-from ..errors import UsageError
+from ..errors import UsageError, descriptor_error
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -107,7 +107,12 @@ def declare_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(function)
     def verb(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         with_current_names(kwargs, current)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            if (known := descriptor_error(error)) is None:
+                raise
+            raise known from error
 
     plain = written.replace(parameters=[_without_option(p) for p in written.parameters.values()])
     verb.options = MappingProxyType(options)  # type: ignore[attr-defined]

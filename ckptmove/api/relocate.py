@@ -295,7 +295,7 @@ def _target(
 ) -> str | None:
     """What is to be written, if anything is."""
     if dst is not None:
-        if change.is_folder and os.fspath(dst).rstrip("/").endswith(_SUFFIXES):
+        if change.is_folder and os.path.splitext(place_of(dst).name)[1] in _SUFFIXES:
             raise UsageError(
                 f"{os.fspath(dst)!r} is called like a file, and a folder becomes a folder",
                 hint="ckptmove convert makes one file of a folder",

@@ -6,7 +6,6 @@ Data goes to stdout, everything else to stderr. The exit code says what happened
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import signal
 import sys
@@ -17,13 +16,12 @@ from typing import NoReturn
 
 import click
 
-from ..errors import CkptmoveError, CorruptError, InputError, UsageError
+from ..errors import CkptmoveError, CorruptError, UsageError, descriptor_error
 from ..system.signals import ENDING, end_by
 from ..version import __version__
 from .display.streams import Signalled, take_streams
 
 _BUG = 70
-_TOO_MANY_FILES = "no more files can be opened at the same time"
 _OURS = "ckptmove: "
 _ISSUES = "please report it, with the output of the same command and -v"
 
@@ -131,8 +129,8 @@ def run(args: list[str]) -> int:
     except Signalled as error:
         return end_by(error.number)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            return _say(InputError(_TOO_MANY_FILES, hint="ulimit -n"))  # an import opens files, too
+        if (known := descriptor_error(error)) is not None:
+            return _say(known)
         if "-v" in args or "--verbose" in args:
             raise
         _complain(f"a bug in ckptmove: {type(error).__name__}: {error}; {_ISSUES}")

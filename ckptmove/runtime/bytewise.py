@@ -130,7 +130,8 @@ class Comparison:
             if not any(True for _ in self.unequal(*runs, end - start)):
                 return Outcome(None, 0)
         self.take_room(nbytes)
-        return self.elements(self.run(old, dtype), self.run(new, dtype), nbytes, new.view)
+        mine, other = self.run(old, dtype), self.run(new, dtype)
+        return self.elements(mine, other, nbytes, new.view, nan_alike=old.view.dtype != dtype)
 
     def are_small_and_same(
         self, old: Shown, old_at: int, new: Shown, new_at: int, nbytes: int
@@ -151,9 +152,11 @@ class Comparison:
         self.report(nbytes)
         return True
 
-    def elements(self, old: Run, new: Run, nbytes: int, view: View) -> Outcome:
-        """How the elements of two runs differ."""
-        tally = _Tally(view, *self.tolerance)
+    def elements(
+        self, old: Run, new: Run, nbytes: int, view: View, *, nan_alike: bool = False
+    ) -> Outcome:
+        """How the elements of two runs differ; `nan_alike`: any NaN equals any other."""
+        tally = _Tally(view, *self.tolerance, nan_alike=nan_alike)
         for at, mine, other in self.unequal(old, new, nbytes):
             tally.add(at, mine, other)
         return tally.outcome
@@ -216,7 +219,7 @@ class Comparison:
             return gather_chunks(self.source(shown), gather)
         except ImportError as error:
             raise UnsupportedError(
-                "needs torch to compare strided or cast tensors", hint="pip install torch"
+                f"needs torch to compare strided or cast tensors: {error}"
             ) from error
 
     def source(self, shown: Shown) -> Source:
@@ -269,8 +272,9 @@ def _is_same(old: Shown, new: Shown) -> bool:
 class _Tally:
     """Adds up how the elements of two tensors differ."""
 
-    def __init__(self, view: View, atol: float, rtol: float) -> None:
+    def __init__(self, view: View, atol: float, rtol: float, *, nan_alike: bool) -> None:
         self.view = view
+        self.nan_alike = nan_alike
         self.width = max(1, BITS[view.dtype] // 8)
         self.tolerance = atol, rtol
         self.count = self.close = 0
@@ -302,9 +306,18 @@ class _Tally:
                 ) from error
             mine, other = bytes(old), bytes(new)
             places = range(0, len(mine), self.width)
-            differs = [n for n in places if mine[n : n + self.width] != other[n : n + self.width]]
+            pairs = ((n, mine[n : n + self.width], other[n : n + self.width]) for n in places)
+            differs = [n for n, a, b in pairs if a != b and not self.are_nan(a, b)]
             return _Unlike(len(differs), 0, differs[0] // self.width if differs else -1)
-        return unlike(old, new, dtype, *self.tolerance, first=first)
+        return unlike(old, new, dtype, *self.tolerance, first=first, nan_alike=self.nan_alike)
+
+    def are_nan(self, *elements: bytes) -> bool:
+        """Whether elements are NaN, where these do not differ; of what is cast without torch."""
+        infinity = {"bfloat16": 0x7F80, "float32": 0x7F80_0000}.get(self.view.dtype)
+        if not self.nan_alike or infinity is None:
+            return False
+        sign = 1 << 8 * self.width - 1
+        return all(int.from_bytes(each, "little") & ~sign > infinity for each in elements)
 
     @property
     def outcome(self) -> Outcome:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _ALONE = 1 << 15  # elements: of more torch makes work for threads, which wait longer than they work
 
+_QUIET = 0x40  # of a bfloat16, as `bfloat16` has it: one rule for NaNs, whoever casts
 _BIG_HOST = sys.byteorder == "big"
 #: The integers of so many bytes.
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -101,6 +102,9 @@ def _checked_cast(dtype: str, to: str) -> Callable[[bytearray], bytearray]:
         new = new[:: 2 if widened else 1]
         for these, those in zip(old.split(_ALONE), new.split(_ALONE), strict=True):
             those.copy_(these)
+        if (dtype, to) == ("float32", "bfloat16") and (is_nan := old.isnan()).any():
+            bits = torch.frombuffer(raw, dtype=torch.int32)[is_nan]
+            new.view(torch.int16)[is_nan] = (bits >> 16 | _QUIET).to(torch.int16)
         return made
 
     try:

@@ -35,6 +35,7 @@ def gather_chunks(source: Source | None, gather: Gather) -> Iterator[bytearray]:
     cast = _cast_without_torch(gather) if is_dense else None
     if cast is not None:
         return map(cast, _read_contiguous(source, gather))
+    _check_torch()
     from .elements import finishing
 
     finish = finishing(gather)
@@ -47,11 +48,24 @@ def gather_chunks(source: Source | None, gather: Gather) -> Iterator[bytearray]:
     return map(finish, read_strided(source, gather, dimensions))
 
 
+def _check_torch() -> None:
+    """Raise an ImportError that says why, if torch can't be imported."""
+    from .torch_import import why_no_torch
+
+    no_torch = why_no_torch()
+    if no_torch is not None:
+        raise ImportError(no_torch, name="torch")
+
+
 def _cast_without_torch(gather: Gather) -> Callable[[bytearray], bytearray] | None:
     """A cast that is all that becomes of elements, if numpy has it at hand."""
     if gather.conj or gather.neg or gather.big_endian or sys.byteorder == "big":
         return None
     if {gather.dtype, gather.to} != {"float32", "bfloat16"} or 0 in gather.shape:
+        return None
+    from .torch_import import has_room_for_numpy
+
+    if not has_room_for_numpy():
         return None
     try:
         from .bfloat16 import from_bfloat16, to_bfloat16

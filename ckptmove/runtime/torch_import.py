@@ -1,4 +1,4 @@
-"""Import torch, or say why it can't be imported.
+"""Import torch, or say why it can't be imported; and tell whether numpy can be.
 
 This module can be imported without torch.
 """
@@ -14,18 +14,18 @@ from ..sources.budget import NO_MEMORY
 from ..system import memory
 
 NOT_INSTALLED = "torch is not installed"
-#: Imports torch with as much address space taken as its argument says.
-_IMPORT_TORCH = """
-import mmap, resource, sys
+#: Imports a module, and then others if they can be, with as much address space taken as asked.
+_IMPORT = """
+import importlib, mmap, resource, sys
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 there = mmap.mmap(-1, int(sys.argv[1]))
 try:
-    import torch
+    importlib.import_module(sys.argv[2])
 except ModuleNotFoundError:
     sys.exit()
 try:
-    import numpy
-    import safetensors.torch
+    for name in sys.argv[3:]:
+        importlib.import_module(name)
 except ImportError:
     pass
 """
@@ -41,7 +41,7 @@ def why_no_torch() -> str | None:
     """
     if sys.modules.get("torch") is not None:
         return None
-    if memory.is_limited() and not _torch_fits():
+    if not _fits("torch", "numpy", "safetensors.torch"):
         return f"torch can't be imported: it {NO_MEMORY}"
     try:
         import torch
@@ -53,9 +53,17 @@ def why_no_torch() -> str | None:
     return None
 
 
+def has_room_for_numpy() -> bool:
+    """Whether memory suffices to import numpy, whose OpenBLAS may exit where it does not."""
+    return "numpy" in sys.modules or _fits("numpy")
+
+
 @cache
-def _torch_fits() -> bool:
-    """Whether a process with our limits, in which as much is taken, imports torch."""
-    command = [sys.executable, "-c", _IMPORT_TORCH, str(memory.address_space() + _MARGIN)]
+def _fits(*modules: str) -> bool:
+    """Whether memory is not limited, or another process with as much taken imports them."""
+    if not memory.is_limited():
+        return True
+    taken = str(memory.address_space() + _MARGIN)
+    command = [sys.executable, "-c", _IMPORT, taken, *modules]
     quiet = subprocess.DEVNULL
     return not subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet).returncode

@@ -212,9 +212,7 @@ def read_gather(
     try:  # what needs no gather needs no torch
         chunks = gather_chunks(source, gather)
     except ImportError as error:
-        raise UnsupportedError(
-            "needs torch to write strided or cast tensors", hint="pip install torch"
-        ) from error
+        raise UnsupportedError(f"needs torch to write strided or cast tensors: {error}") from error
 
     at, left = gather.at, gather.nbytes
     for chunk in chunks:

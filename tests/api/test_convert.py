@@ -284,6 +284,31 @@ def test_plain_layouts_need_neither_torch_nor_numpy(run_pt: Path, tmp_path: Path
     )
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and reads its address space")
+@pytest.mark.parametrize("strided", [False, True])
+def test_where_memory_is_too_little_to_cast_nothing_stays(strided: bool, tmp_path: Path) -> None:
+    numbers = torch.ones(4, 6)
+    torch.save({"w": numbers.t() if strided else numbers}, source := tmp_path / "run.pt")
+    script = f"""
+import resource
+import ckptmove
+from ckptmove.system import memory
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_AS, (memory.address_space() + (80 << 20),) * 2)
+try:
+    ckptmove.convert({str(source)!r}, {str(tmp_path / "out.safetensors")!r}, dtype="bf16")
+except ckptmove.UnsupportedError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "needs more memory than this process can get" in done.stdout
+    assert content(tmp_path).keys() == {"run.pt"}
+
+
 def test_without_torch_what_must_be_gathered_is_refused_in_one_line(tmp_path: Path) -> None:
     source = tmp_path / "run.pt"
     torch.save({"strided": torch.zeros(4, 6).t()}, source)

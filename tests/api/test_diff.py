@@ -603,6 +603,26 @@ def test_huge_sparse_files_take_no_memory_and_no_time(tmp_path: Path) -> None:
     assert (values.differing, values.first, values.new) == (1, (at // 4,), "0.5")
 
 
+def test_a_cast_compares_no_payload_of_nan(tmp_path: Path) -> None:
+    bits = torch.tensor([0x7F800001, -1, 0x7FC00000, 0x3F800000] * 20, dtype=torch.int32)
+    one = saved(tmp_path / "a.pt", {"w": bits.view(torch.float32)})
+    other = saved(tmp_path / "b.pt", {"w": bits.view(torch.float32).to(torch.bfloat16)})
+    assert diff(one, other, cast=True).equal
+    script = f"""
+import sys
+sys.modules["torch"] = None
+import ckptmove
+assert ckptmove.diff({str(one)!r}, {str(other)!r}, cast=True).equal
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+    numbers = bits.view(torch.float32).to(torch.bfloat16)
+    numbers[0] = 1
+    saved(tmp_path / "b.pt", {"w": numbers})
+    assert changed(diff(one, other, cast=True)).differing == 1
+    same = saved(tmp_path / "c.pt", {"w": (bits ^ -(1 << 31)).view(torch.float32)})
+    assert not diff(one, same, cast=True).equal  # nothing is cast
+
+
 def test_without_torch_bits_are_compared(tmp_path: Path) -> None:
     a = {"w": torch.arange(6.0), "i": torch.arange(3)}
     one = saved(tmp_path / "a.pt", a)

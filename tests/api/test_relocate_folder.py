@@ -221,6 +221,13 @@ def test_what_is_refused(training_folder: TrainingFolder, tmp_path: Path) -> Non
     assert contents(tmp_path) == before
 
 
+def test_a_folder_may_be_called_like_a_suffix(
+    training_folder: TrainingFolder, tmp_path: Path
+) -> None:
+    ckptmove.relocate(training_folder("meta"), tmp_path / ".pt", to="cuda:1")
+    assert (tmp_path / ".pt").is_dir()
+
+
 def test_what_is_there_is_replaced_only_if_asked(
     training_folder: TrainingFolder, tmp_path: Path
 ) -> None:

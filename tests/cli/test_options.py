@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -163,6 +165,19 @@ def test_a_command_spells_only_options_of_its_own() -> None:
     }
     assert {"--json", "--log"} <= written
     assert not {f"--{name}" for name in known} & written
+
+
+def test_a_verb_that_can_open_no_more_files_says_what_to_do() -> None:
+    @declare_options
+    def verb(number: int) -> None:
+        """Fail as an import does."""
+        raise OSError(number, os.strerror(number), "module.py")
+
+    with pytest.raises(ckptmove.InputError, match="no more files can be opened") as caught:
+        verb(errno.EMFILE)
+    assert caught.value.hint == "raise ulimit -n"
+    with pytest.raises(PermissionError):
+        verb(errno.EACCES)
 
 
 def test_declarations_make_signature_docs_and_former_names() -> None:

@@ -236,6 +236,27 @@ assert "torch" not in sys.modules
     assert made.stdout == raw(torch.arange(8.0).to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("big_endian", [False, True])
+def test_nan_is_cast_alike_wherever_it_lies(tmp_path: Path, big_endian: bool) -> None:
+    bits = torch.tensor([0x7F800001, -1, 0x7FC12345, 0x3F800000] * 10, dtype=torch.int32)
+    path = tmp_path / "source"
+    path.write_bytes(raw(bits))
+    dense = taken(path, gather_of("float32", (40,), (1,), source_nbytes=160, to="bfloat16"))
+    assert dense == b"\xc0\x7f\xff\xff\xc1\x7f\x80\x3f" * 10
+    if big_endian:
+        bits.untyped_storage().byteswap(torch.int32)
+        path.write_bytes(raw(bits))
+    shape, stride = ((40,), (1,)) if big_endian else ((4, 10), (1, 4))
+    made = taken(
+        path,
+        gather_of(
+            "float32", shape, stride, source_nbytes=160, to="bfloat16", big_endian=big_endian
+        ),
+    )
+    elements = torch.frombuffer(bytearray(dense), dtype=torch.int16)
+    assert made == raw(elements if big_endian else elements.view(10, 4).t().contiguous())
+
+
 def test_nan_payloads_and_minus_zero_are_kept(tmp_path: Path) -> None:
     bits = torch.tensor([0x7F800001, -0x80000000, 0x7FC12345, -1], dtype=torch.int32)
     path = tmp_path / "source"

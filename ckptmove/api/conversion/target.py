@@ -214,7 +214,7 @@ def target_of(
     limit = None if max_shard_size is None else nbytes_of(max_shard_size)
     sharded = limit is not None
     path = os.fspath(dst)
-    bare, written = os.path.splitext(path.rstrip("/"))
+    stem, written = os.path.splitext(place_of(path).name)
     suffix = written.lower()
     by_suffix = (each for each in formats.WRITABLE if suffix in formats.writable(each).suffixes)
     named = next(by_suffix, None)
@@ -223,7 +223,7 @@ def target_of(
     if sharded and known and not is_folder:
         raise UsageError(
             f"{path!r} is called like a file, and --max-shard-size makes a folder",
-            hint=f"name one, e.g. {bare}/",
+            hint=f"name one, e.g. {path.removesuffix(written)}/",
         )
     is_folder = is_folder or sharded or (from_folder and not known)
     if format is None:
@@ -249,8 +249,7 @@ def target_of(
     if found.is_folder and known and not is_folder:
         raise UsageError(f"{path!r} is called like a file, and {found.name} is a folder")
     is_folder = is_folder or found.is_folder
-    stem = found.folder_stem if is_folder else os.path.basename(bare)
-    return Target(path, stem, found, is_folder, limit, ranks)
+    return Target(path, found.folder_stem if is_folder else stem, found, is_folder, limit, ranks)
 
 
 def check_ranks(ranks: int | None, format: WritableFormat) -> int:

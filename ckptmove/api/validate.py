@@ -227,7 +227,9 @@ def _check_container(
                     faults += [fault for file in of_part for fault in _library_faults(file)]
             checks = check_folder(found, path, follow_links=follow_links)
             faults += checks.faults
-            manifest = replace(manifest, warnings=true_notes(manifest.warnings))
+            told = (said for each in found.container.everything() for said in each.warnings)
+            said = tuple(dict.fromkeys((*manifest.warnings, *told)))  # more, by what was read since
+            manifest = replace(manifest, warnings=true_notes(said))
     except UntrustedError:
         raise
     except InputError as error:

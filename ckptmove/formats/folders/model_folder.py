@@ -23,7 +23,7 @@ from ...sources import place_of
 from ...sources.place import EntryKind, folders_above
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint, Folder
-from ..distributed.rank_groups import divided_folders
+from ..distributed.rank_groups import SHARD, divided_folders
 from ..probe import Probe
 from ..unread_formats import refuse_unread_folder
 from .runs import LIKE_CHECKPOINTS, own_folders, own_folders_in, several_checkpoints
@@ -34,6 +34,7 @@ from .weight_names import (
     INDEXES,
     NOT_COMPARED,
     SHARDED,
+    WHOLE,
     shard_name,
     whole_of,
 )
@@ -42,8 +43,8 @@ _WANTED = [each for family in FAMILIES for whole in family for each in (whole, w
 #: What DeepSpeed writes; without ZeRO, all is in one such file.
 _ZERO = re.compile(r"(global_step\d+/)?\w*mp_rank_\d+_(model|optim)_states\.pt(\.safetensors)?")
 _LIKE_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-#: The weights that are consolidated of what ranks wrote.
-_WHOLE = "model.safetensors"
+#: What files of torch.distributed.checkpoint end in.
+_OF_DCP = ".distcp"
 #: What a Trainer saves beside the weights.
 _ARGUMENTS = "training_args.bin"
 _BESIDE = (_ARGUMENTS, "optimizer.", "optimizer_", "scheduler.", "rng_state", "scaler.")
@@ -126,7 +127,8 @@ def _read(probe: Probe, found: str) -> Checkpoint:
         and whole_of(name) in family
         and not (found.endswith(INDEX) and shard_name(name) and whole_of(name) == whole)
     ]
-    if whole == _WHOLE and SHARDED in divided_folders(_names_below(probe)):
+    below = (name.rpartition("/") for name in (_names_below(probe) if whole == WHOLE else ()))
+    if any(above == SHARDED and SHARD.fullmatch(own) for above, _, own in below):
         others.append(SHARDED)
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
@@ -141,7 +143,8 @@ def _read(probe: Probe, found: str) -> Checkpoint:
 
 
 def checkpoints_beside(found: Checkpoint) -> list[str]:
-    """The files that are called like checkpoints beside what was read of a folder, but for copies.
+    """What is called like a checkpoint beside what was read of a folder, but for copies: files, and
+    folders of torch.distributed.checkpoint.
 
     What a Trainer was told is not among them: it holds no tensors; nor are checkpoints of their own
     in folders below. Raises as `Place.files_below`.
@@ -153,14 +156,16 @@ def checkpoints_beside(found: Checkpoint) -> list[str]:
     known = {*folder.copies, *(each.path.removeprefix(start) for each in found.sources)}
     names = sorted(each.name for each in place_of(folder.path).files_below())
     apart = {*own_folders(names), *folder.copies}
-    return [
+    beside = [
         name
         for name in names
-        if name.endswith(LIKE_CHECKPOINTS)
+        if name.endswith((*LIKE_CHECKPOINTS, _OF_DCP))
         and name not in known
         and name.rpartition("/")[2] != _ARGUMENTS
         and apart.isdisjoint(folders_above(name))
     ]
+    whole = ((name.rpartition("/")[0] if name.endswith(_OF_DCP) else "") or name for name in beside)
+    return list(dict.fromkeys(whole))
 
 
 def _is_all(probe: Probe, found: str) -> bool:

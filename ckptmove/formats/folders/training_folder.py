@@ -56,12 +56,13 @@ from .layouts import (
 from .missing_files import MissingFile, missing_files
 from .parts import PartsContainer, check_open_at_once, number_files
 from .runs import LIKE_CHECKPOINTS, UNLIKE_CHECKPOINTS, own_folders, several_checkpoints
-from .weight_names import NOT_COMPARED, SHARDED, same_weights, shard_name
+from .weight_names import NOT_COMPARED, SHARDED, WHOLE, same_weights, shard_name, whole_of
 
 _OF_ITS_OWN = "it is a checkpoint of its own"
 _MOST_NAMED = 5
 _MOST_SNIFFED = 1_000  # files of which only the content tells what they are
 _MODEL: Path = ("model",)
+_OF_RANKS = "dcp-safetensors"  # the format of what weights are consolidated of
 _FOLDERS = (EntryKind.FOLDER, EntryKind.FOLDER_LINK)
 
 
@@ -236,14 +237,14 @@ def read_folder(
         copied = owners.get(keys) if said.section is Section.MODEL else None
         if copied is not None and not same_weights(name, copied.name):
             copied = None
-        if name == start + SHARDED:
-            copied = owners.get(() if bare else _MODEL)
         if is_of_rank(name):  # without it, the others are worth nothing
             said = said._replace(is_known=True)
         keys = next(each for each in _free(keys, name.removeprefix(start)) if each not in owners)
         checkpoint = _read(probe, name, said, unread, is_folder=name in found.folders)
         if checkpoint is None:
             continue
+        if name == start + SHARDED:
+            copied = _consolidated(owners.get(() if bare else _MODEL), checkpoint)
         about = copied and copied.name
         part = Part(name, keys, said.section, checkpoint, first, said.is_known, about)
         number_files(checkpoint.container, first)
@@ -307,6 +308,17 @@ def _read(
             raise
         unread.append(Unread(name, str(error)))
         return None
+
+
+def _consolidated(model: Part | None, ranks: Checkpoint) -> Part | None:
+    """The model, if it is what torch would have consolidated of what ranks wrote."""
+    if model is None or ranks.format != _OF_RANKS:
+        return None
+    whole, parts = model.checkpoint.container, ranks.container
+    if not isinstance(whole, TensorsContainer) or not isinstance(parts, TensorsContainer):
+        return None
+    is_usual = whole_of(model.name).rpartition("/")[2] == WHOLE
+    return model if is_usual and whole.placed.keys() == parts.placed.keys() else None
 
 
 def _container(probe: Probe, parts: Sequence[Part]) -> PartsContainer:

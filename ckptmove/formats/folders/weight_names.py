@@ -45,6 +45,8 @@ _OF_META = re.compile(r"consolidated\.\d\d")
 #: The folder of what ranks wrote, beside the weights that HuggingFaceStorageWriter of
 #: torch.distributed.checkpoint makes of it: torch/distributed/checkpoint/hf_storage.py.
 SHARDED = "sharded"
+#: What these weights are called; there may be an index of several such files.
+WHOLE = "model.safetensors"
 #: How a note ends which says that files should hold the same.
 NOT_COMPARED = ", but they were not compared"
 

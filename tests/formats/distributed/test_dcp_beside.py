@@ -70,6 +70,13 @@ def test_what_megatron_saves_beside_must_be_there(tmp_path: Path) -> None:
             verb(tmp_path / "a")
 
 
+@pytest.mark.parametrize("text", ["run 17\n", '{"loss": NaN}', f'["{"x" * 70_000}"]', "[1]", "{}"])
+def test_a_file_called_like_one_of_megatron_is_none(text: str, tmp_path: Path) -> None:
+    folder = save_dcp(tmp_path / "a", {"w": WEIGHT}, {"w": ROWS})
+    (folder / "metadata.json").write_text(text)
+    assert_same_tree(ckptmove.load(folder), {"w": WEIGHT})
+
+
 @pytest.mark.parametrize("maker", [lightning, megatron])
 def test_a_broken_file_beside_is_told(maker: Any, tmp_path: Path) -> None:
     folder = tmp_path / "a"

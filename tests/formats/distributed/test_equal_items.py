@@ -5,15 +5,21 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import Shard
 
 import ckptmove
+from ckptmove import formats
 from ckptmove.errors import CkptmoveError, CorruptError
 from tests.making.distributed import save_dcp
+from tests.making.ranks import divided as divided_rows
+from tests.making.ranks import save_dcp_ranks
 from tests.oracles.sameness import assert_same_tree
 
+SAME_FILES = "__0_0.distcp, __1_0.distcp are the same bytes"
 SAME_BYTES = "have the same bytes, as tied weights do: "
 
 
@@ -42,11 +48,25 @@ VERBS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_file_copied_over_that_of_another_rank_is_refused(verb: str, tmp_path: Path) -> None:
-    state = {f"w{n}": torch.randn(4, 3) for n in range(3)} | {"zeros": torch.zeros(4, 3)}
-    folder = divided(tmp_path / "dcp", state)
+def told_by(verb: str, folder: Path) -> str:
+    """What a verb says of a folder, whose conversion may be there already; it must not fail."""
+    if verb == "convert":
+        out = folder.with_name("out.safetensors")
+        return str(ckptmove.convert(folder, out, force=True).warnings)
+    if verb == "validate":
+        checked = ckptmove.validate(folder)
+        checked.raise_if_failed()
+        return str(checked.warnings)
     VERBS[verb](folder)
+    return ""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_copy_with_items_of_another_rank_is_refused(verb: str, tmp_path: Path) -> None:
+    """The first rank has `last` too: its file, under the name of the other, is no file of that."""
+    state = {name: torch.randn(4, 3) for name in ("up", "down")} | {"last": torch.randn(1, 3)}
+    folder = divided(tmp_path / "dcp", state)
+    assert SAME_FILES not in told_by(verb, folder)
     (tmp_path / "out.safetensors").unlink(missing_ok=True)
     shutil.copy(folder / "__0_0.distcp", folder / "__1_0.distcp")
     ckptmove.inspect(folder)  # reads no items
@@ -54,8 +74,44 @@ def test_a_file_copied_over_that_of_another_rank_is_refused(verb: str, tmp_path:
     with pytest.raises(error) as raised:
         VERBS[verb](folder)
     told = str(ckptmove.validate(folder).of("container")) + str(raised.value)
-    assert "the files of ranks 0 and 1 hold the same parts of all tensors" in told
+    assert "__1_0.distcp is a copy of __0_0.distcp: it has items that only that should have" in told
     assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_copy_is_refused_as_often_as_it_is_read(tmp_path: Path) -> None:
+    state = {name: torch.randn(4, 3) for name in ("up", "down")} | {"last": torch.randn(1, 3)}
+    folder = divided(tmp_path / "dcp", state)
+    shutil.copy(folder / "__0_0.distcp", folder / "__1_0.distcp")
+    with formats.opened(str(folder)) as found:
+        for _ in range(2):
+            with pytest.raises(CorruptError):
+                found.container.proofs(next(iter(found.container.storages)))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_files_of_the_same_bytes_are_told(verb: str, tmp_path: Path) -> None:
+    """As of ranks whose data are equal; which is not to be told from a copy."""
+    state = {name: torch.randn(2, 3).repeat(2, 1) for name in ("up", "down")}
+    folder = divided(tmp_path / "dcp", state)
+    assert (folder / "__0_0.distcp").read_bytes() == (folder / "__1_0.distcp").read_bytes()
+    told = told_by(verb, folder)
+    assert told.count(SAME_FILES) == (verb in ("convert", "validate"))
+    assert_same_tree(ckptmove.load(folder), state)
+
+
+def test_experts_that_were_one_layer_are_not_called_copies(tmp_path: Path) -> None:
+    """All that both ranks have a part of is equal, and the files are not: one has more."""
+    experts = {f"experts.w{n}": torch.randn(1, 8, 4) for n in range(3)}
+    more = {"attn": torch.randn(8, 8)}
+
+    def state(_: int) -> dict[str, Any]:
+        return more | {name: divided_rows(each, (2,), [Shard(0)]) for name, each in whole.items()}
+
+    whole = {name: each.repeat(2, 1, 1) for name, each in experts.items()}
+    folder = save_dcp_ranks(tmp_path / "dcp", 2, state)
+    ckptmove.validate(folder).raise_if_failed()
+    assert not ckptmove.convert(folder, tmp_path / "out.safetensors").warnings
+    assert_same_tree(ckptmove.load(folder), more | whole)
 
 
 def test_ranks_may_have_the_same_of_some_tensors(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from ckptmove.errors import CkptmoveError, CorruptError, InputError, Unsupported
 from ckptmove.formats.safetensors.header import read_header
 from ckptmove.sources.source import Memory
 from tests.conftest import RunCli, examples
-from tests.making.distributed import Box, boxes_of, save_hf_rank
+from tests.making.distributed import Box, boxes_of, save_dcp, save_hf_rank
 from tests.oracles.sameness import assert_same_tree
 
 ROWS = [((0, 0), (1, 6)), ((1, 0), (2, 6)), ((3, 0), (1, 6))]
@@ -300,3 +300,38 @@ def test_what_was_consolidated_must_be_what_ranks_wrote(tmp_path: Path, run_cli:
     refused = run_cli("convert", folder, tmp_path / "out.safetensors", exit=4)
     assert "sharded, which holds other tensors than model.safetensors.index.json" in refused.stderr
     assert not ckptmove.validate(folder).ok
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("more", [True, False], ids=["of a Trainer", "weights"])
+def test_a_folder_called_like_what_was_consolidated_is_looked_at(
+    weights: str, more: bool, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """That of an optimizer is no copy of the model."""
+    state = {"w": torch.randn(4, 3)}
+    (folder := tmp_path / "run").mkdir()
+    if weights.endswith(".bin"):
+        torch.save(state, folder / weights)
+    else:
+        save_file(state, folder / weights)
+    if more:
+        torch.save({"last_epoch": 1}, folder / "scheduler.pt")
+    save_dcp(folder / "sharded", {"state": {"w": {"exp_avg": torch.randn(4, 3)}}})
+    assert not any("should hold the same" in each for each in ckptmove.inspect(folder).warnings)
+    for options in (["--dry-run"], []):
+        out = tmp_path / "out.safetensors"
+        done = run_cli("convert", folder, out, *options, exit=0 if more else 4)
+        assert "left out: sharded" not in done.stdout
+        assert more or "would lose sharded," in done.stderr
+    checked = ckptmove.validate(folder).of("container")
+    assert more or "sharded (dcp, 1 tensor) is no part of it" in str(checked.details)
+    if more:
+        assert "sharded.state.w.exp_avg" in load_file(out)
+
+
+def test_other_names_are_no_copy(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    save_hf_rank(folder / "sharded", {"other": torch.randn(4, 3)})
+    save_file({"w": torch.randn(4, 3)}, folder / "model.safetensors")
+    torch.save({"last_epoch": 1}, folder / "scheduler.pt")
+    assert not any("should hold the same" in each for each in ckptmove.inspect(folder).warnings)

@@ -1,8 +1,9 @@
 """What the checksums of items tell: tensors with the same bytes, and files that are copies.
 
 Tied weights are saved by each of their names. And if the file of a rank was copied over that of
-another one, all fits together: the same shapes are at the same places. Then the parts of each
-tensor that both have are the same, which else only those are in which all elements are one value.
+another one, all may fit together: the same shapes are at the same places. That both files are the
+same is no proof of it, since the data of two ranks may be equal: experts that were made of one
+layer, or ranks with one seed.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from ....errors import CorruptError
+from ....sources.source import Source
 from ..boxes import Box
 from .items import Item, is_uniform
+from .metadata import Saved
 from .metadata_walk import Lies
 
-_MOST_LOOKED_AT = 64  # tensors of two ranks that look alike
-_ENOUGH = 2  # tensors whose parts should differ, and do not
+_MOST_LOOKED_AT = 64  # parts of tensors in a file
+_STEP = 1 << 20  # bytes that are compared at a time
 
 #: The chunks of a tensor, where they lie, and their items.
 Chunks = Sequence[tuple[Box, Lies, Item]]
 Read = Callable[[str], Chunks]
+_Held = dict[tuple[int, int], int]  # the items of a file, by place: the checksum, or 0
 
 
 def equal_tensors(dtypes: Mapping[str, str], read: Read) -> list[list[str]]:
@@ -34,28 +38,70 @@ def equal_tensors(dtypes: Mapping[str, str], read: Read) -> list[list[str]]:
     return [found for found in several if not _is_uniform(read(found[0]))]
 
 
-def check_copies(names: Sequence[str], read: Read, rank_of: Callable[[str], int | None]) -> None:
-    """Raises CorruptError if all that two ranks have of the same tensors is the same."""
-    same: dict[tuple[int, int], list[str]] = {}  # names, by two ranks
+def same_files(
+    saved: Saved,
+    names: Sequence[str],
+    read: Read,
+    files: Mapping[str, Source],
+    rank_of: Callable[[str], int | None],
+) -> list[list[str]]:
+    """The files of ranks that are the same bytes, as those are of ranks whose data are equal.
+
+    CorruptError if one also has items of the other that `.metadata` does not place in it: it is a
+    copy. `read` gives the chunks of the tensors of these `names`.
+    """
+    held: dict[str, _Held] = {name: {} for name in files}
     for name in names:
-        first: dict[int, int] = {}  # by what it holds: the rank
         for _, lies, item in read(name):
-            rank = rank_of(lies.file)
-            if rank is not None and item.crc32:
-                other = first.setdefault(hash((item.nbytes, item.crc32)), rank)
-                if other != rank:
-                    same.setdefault((other, rank), []).append(name)
-    for (one, other), alike in same.items():
-        some = (name for name in alike[:_MOST_LOOKED_AT] if not _is_uniform(read(name)))
-        if len(list(islice(some, _ENOUGH))) < _ENOUGH:
-            continue
-        both = sum({one, other} <= {rank_of(lies.file) for _, lies, _ in read(n)} for n in names)
-        if both == len(set(alike)):
-            raise CorruptError(
-                f"the files of ranks {one:,} and {other:,} hold the same parts of all tensors: "
-                "one was copied over the other",
-                hint="copy the files of all ranks again",
-            )
+            held[lies.file][lies.at, lies.nbytes] = item.crc32
+    for lies in (*(lies for _, lies in saved.items()), *saved.copies):
+        if lies.file in held and lies.nbytes:
+            held[lies.file].setdefault((lies.at, lies.nbytes), 0)
+    alike: dict[int, list[str]] = {}
+    for name, items in held.items():
+        if rank_of(name) is not None:
+            alike.setdefault(hash((files[name].nbytes, frozenset(items.items()))), []).append(name)
+            _check_rest(name, files, held)
+    found = list[list[str]]()
+    for first, *others in alike.values():
+        apart = (name for name in others if rank_of(name) != rank_of(first))
+        same = [name for name in apart if _are_same(files[first], files[name], held[first])]
+        if same and _tells(first, names, read):
+            found.append([first, *same])
+    return found
+
+
+def _check_rest(name: str, files: Mapping[str, Source], held: Mapping[str, _Held]) -> None:
+    """CorruptError if a file ends with items that only another has, and else is the same."""
+    file, items = files[name], held[name]
+    end = max((at + nbytes for at, nbytes in items), default=0)
+    if not end < file.nbytes:
+        return
+    for other, more in held.items():
+        if files[other].nbytes == file.nbytes and items.items() < more.items():
+            places = [place for place in more if not more[place] or place not in items]
+            if _are_same(file, files[other], dict.fromkeys(places, 0)):
+                raise CorruptError(
+                    f"{name} is a copy of {other}: it has items that only that should have",
+                    hint="copy the files of all ranks again",
+                )
+
+
+def _are_same(one: Source, other: Source, items: _Held) -> bool:
+    """Whether two files are the same bytes in those items that have no checksum."""
+    ranges = ((at, at + nbytes) for (at, nbytes), crc32 in items.items() if not crc32)
+    steps = (
+        (start, min(_STEP, end - start)) for at, end in ranges for start in range(at, end, _STEP)
+    )
+    return all(one.read(*step) == other.read(*step) for step in steps)
+
+
+def _tells(file: str, names: Sequence[str], read: Read) -> bool:
+    """Whether a file has parts of tensors that are not one value."""
+    parts = (
+        (item, box.numel) for name in names for box, lies, item in read(name) if lies.file == file
+    )
+    return not all(is_uniform(*part) for part in islice(parts, _MOST_LOOKED_AT))
 
 
 def _is_uniform(chunks: Chunks) -> bool:

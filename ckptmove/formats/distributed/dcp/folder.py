@@ -43,7 +43,7 @@ from ...torch.zip import TorchZipContainer
 from ...writing import WriteOptions, WritePlan
 from ..boxes import Box, check_tiling, division_of
 from . import writing
-from .equal_items import Chunks, check_copies, equal_tensors
+from .equal_items import Chunks, equal_tensors, same_files
 from .flattening import flatten
 from .items import Item, archive_of, frame_of, open_item, strip_of, unpacked, value_in
 from .metadata import METADATA, ReadMetadata, Saved, SavedTensor, read_metadata
@@ -279,9 +279,9 @@ class DcpContainer(PartsContainer):
     def proofs(self, storage: str) -> Sequence[Proof]:
         """The checksum of each chunk, which its item has."""
         if not self._announced:  # whoever asks for one, asks for all
-            self._announced = True
             self._announce()
             self._check_equal()
+            self._announced = True
         found = list[Proof]()
         for (box, item), strip in zip(self.items_of(storage), self._strips(storage), strict=True):
             if item.crc32 and strip.source is item.source:
@@ -307,14 +307,22 @@ class DcpContainer(PartsContainer):
         pairs = zip(self._chunks[storage].values(), self.items_of(storage), strict=True)
         return [(box, lies, item) for lies, (box, item) in pairs]
 
-    def _check_copies(self) -> None:
-        """CorruptError if the file of a rank was copied over that of another."""
-        divided = [storage for storage, chunks in self._chunks.items() if len(chunks) > 1]
-        check_copies(divided, self._read, _rank)
+    def _check_files(self) -> None:
+        """Tell of files of ranks that are the same; CorruptError if one is known to be a copy."""
+        found = same_files(self.saved, list(self._chunks), self._read, self._files, _rank)
+        for names in found:
+            self._warn(
+                f"{join_names(names, _MOST_NAMED)} are the same bytes: either the data of these "
+                "ranks are equal, or one file was copied over another"
+            )
+
+    def _warn(self, said: str) -> None:
+        if said not in self.warnings:
+            self.warnings.append(said)
 
     def _check_equal(self) -> None:
-        """Tell of tensors with the same bytes; CorruptError if ranks have the same."""
-        self._check_copies()
+        """Tell of files, and of tensors, with the same bytes."""
+        self._check_files()
         dtypes = {storage: self._saved(storage).dtype for storage in self._chunks}
         equal = [
             " = ".join(storage.removeprefix(self._base) for storage in storages[:_MOST_NAMED])
@@ -322,11 +330,11 @@ class DcpContainer(PartsContainer):
         ]
         if equal:
             named = join_names(equal, _MOST_NAMED)
-            self.warnings.append(f"have the same bytes, as tied weights do: {named:.300}")
+            self._warn(f"have the same bytes, as tied weights do: {named:.300}")
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
         try:
-            self._check_copies()
+            self._check_files()
         except InputError as error:
             yield str(error)
         for tensor in self.saved.tensors.values():

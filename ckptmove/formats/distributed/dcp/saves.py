@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-from ....errors import CorruptError
+from ....errors import CorruptError, InputError
 from ....sources.place import FolderEntry
 from ...folders.parts import IncompleteError
 from ...probe import Probe
@@ -73,7 +73,10 @@ def check_common(probe: Probe) -> None:
     """Raises IncompleteError if a folder lacks what Megatron has saved beside the items."""
     if COMMON in probe.entries or _CONFIGURATION not in probe.entries:
         return
-    said = read_json(probe.content(_CONFIGURATION, _LARGEST_CONFIGURATION), _CONFIGURATION)
+    try:
+        said = read_json(probe.content(_CONFIGURATION, _LARGEST_CONFIGURATION), _CONFIGURATION)
+    except InputError:
+        return  # whatever it is, Megatron did not write it
     if isinstance(said, dict) and said.items() >= _BACKENDS.items():
         raise IncompleteError(
             f"its file {COMMON!r} is missing, of which {_CONFIGURATION} tells", path=probe.path

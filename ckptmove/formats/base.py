@@ -58,7 +58,7 @@ def runs_nothing(probe: Probe) -> bool:
 
     `torch.load` unpickles whatever is no zip, from its first byte.
     """
-    found = list(not_surely_harmless(names_reached(probe.source)))
+    found = list(not_surely_harmless(names_reached(probe.source, probe.session.budget)))
     if found:
         raise CorruptError(
             f"if it were unpickled from its first byte, it would run {found[0]!r:.100}"

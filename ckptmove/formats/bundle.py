@@ -91,7 +91,7 @@ class BundleContainer(RecordsContainer):
     def __init__(self, archive: Archive, session: ReadSession) -> None:
         """Open every record that is a checkpoint."""
         super().__init__(archive, session, by_torch=False)
-        self.reached: list[str] = []  # what unpickling a record that can't be read would import
+        self.reached: list[str] = []  # what unpickling text that can't be read would import
         self.in_text: list[Stream] = []  # pickles that a record keeps as text
         self.texts: Counter[str] = Counter()  # how many of those there are, by record
         self.tight = set[str]()  # what is compressed too tightly to be held
@@ -104,7 +104,6 @@ class BundleContainer(RecordsContainer):
             if not _may_be_one(_head(archive, record)) or not self._try(record):
                 self._hold(record)
             if record.nbytes and record.name not in self.parts:
-                self.reached += names_reached(content_of(archive, record))
                 self._look_into_text(record)
         for name, count in (+self.texts).items():
             self.warnings.append(
@@ -131,7 +130,7 @@ class BundleContainer(RecordsContainer):
             except Excess:
                 raise
             except InputError:
-                self.reached += names_reached(pickle)
+                self.reached += names_reached(pickle, self.session.budget)
 
     def _hold(self, record: Record) -> None:
         """Show the bytes of a record; they are read where they are needed."""
@@ -145,7 +144,6 @@ class BundleContainer(RecordsContainer):
     def unknown_callables(self) -> Iterator[str]:
         yield from super().unknown_callables()
         yield from not_surely_harmless(self.reached)
-        yield from (f"(in the record {name!r})" for name in self.tight)
         for stream in self.in_text:
             loaded = {id(nested.maker) for nested in stream.nested}
             yield from Uses(loaded).unknown(stream.pickle, self.is_known)

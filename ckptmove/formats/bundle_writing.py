@@ -32,6 +32,7 @@ from ..pickles.reach import globals_reached
 from ..plans.crc32 import combine_crc32
 from ..plans.plan import CrcRange, Plan, Write
 from ..reports.convert import Loss
+from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out
@@ -147,10 +148,10 @@ def _pickle_of_imports(
     unpickle a record of bytes, too, be it short, in an old protocol, or base64 text.
     """
     assert isinstance(draft.graph.root, Dict)
-    held, places = list[Node](), list[Place]()
+    held, places, budget = list[Node](), list[Place](), Budget()
     for slot, (name, node) in enumerate(records):
         if is_bytes(node):
-            calls = [Call(each, None, "REDUCE", 0) for each in _risky_imports(draft, node)]
+            calls = [Call(each, None, "REDUCE", 0) for each in _risky_imports(draft, node, budget)]
             held += calls
             wrong = next(
                 filter(None, map(unlisted_callable, (*calls, *(e.function for e in calls)))), None
@@ -162,7 +163,7 @@ def _pickle_of_imports(
     return emit(List(held)), places
 
 
-def _risky_imports(draft: CheckpointGraph, node: Node) -> list[Global]:
+def _risky_imports(draft: CheckpointGraph, node: Node, budget: Budget) -> list[Global]:
     """What unpickling a record of bytes would import, and may misuse."""
     content = node.content if isinstance(node, Blob) else bytes_of(node)
     source: Readable
@@ -172,9 +173,9 @@ def _risky_imports(draft: CheckpointGraph, node: Node) -> list[Global]:
         source = draft.blobs[id(node)]
     else:
         return []
-    found = globals_reached(source)
+    found = globals_reached(source, budget)
     for each in pickles_in(source):
-        found = [*found, *globals_reached(Memory(each, draft.path))]
+        found = [*found, *globals_reached(Memory(each, draft.path), budget)]
     return found
 
 

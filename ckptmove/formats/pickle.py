@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..pickles.nodes import Node
 from ..pickles.reach import names_reached
-from ..sources.budget import Excess
+from ..sources.budget import MOST_PICKLES, Excess
 from ..torch_pickle.callables.uses import not_surely_harmless
 from ..torch_pickle.streams import Container
 from .base import PickledFormat, bytes_behind
@@ -29,7 +29,6 @@ from .probe import Probe
 
 _PROTO = 0x80
 _TEXTUAL = frozenset(b"(c]}lditIFLVSN")  # what protocols 0 and 1 start with
-_MOST = 10_000  # pickles in one file
 
 
 class PlainPickle(PickledFormat):
@@ -70,8 +69,8 @@ class PickleContainer(Container):
         at = 0
         roots: list[Node] = []
         while at < self.source.nbytes:
-            if len(roots) == _MOST:
-                raise UnsupportedError(f"it holds more than {_MOST:,} pickles")
+            if roots and not probe.session.budget.follow():
+                raise UnsupportedError(f"it holds more than {MOST_PICKLES:,} pickles")
             try:
                 stream = probe.session.stream(self.source, at)
             except CorruptError as error:
@@ -79,7 +78,7 @@ class PickleContainer(Container):
                     raise
                 rest = self.source.nbytes - at
                 self.warnings.append(bytes_behind(rest, "the end of the pickle"))
-                self.reached = names_reached(self.source, at)
+                self.reached = names_reached(self.source, probe.session.budget, at)
                 break
             if stream.pickle.persistents:
                 raise UnsupportedError("its pickle refers to objects outside the file")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 
 from ..errors import CorruptError, InputError, UnsupportedError
@@ -35,7 +36,7 @@ class ReadSession:
         self.reached: list[str] = []
         self._base = ""
         self._depth = 0
-        self._too_deep = False
+        self.too_deep = False  #: whether there were more levels of checkpoints than are opened
 
     def begin_file(self, name: str) -> None:
         """Have the ids of storages from here on start with the name of a file of several."""
@@ -85,12 +86,18 @@ class ReadSession:
 
     def open(self, source: Readable) -> Container | None:
         """What bytes hold, or None if they are no checkpoint."""
+        with self.inside():
+            return self._open_nested(source, self)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Count what is opened meanwhile as nested; UnsupportedError if that is too deep."""
         if self._depth == _DEEPEST:
-            self._too_deep = True
+            self.too_deep = True
             raise UnsupportedError(f"checkpoints are nested more than {_DEEPEST} levels deep")
         self._depth += 1
         try:
-            return self._open_nested(source, self)
+            yield
         finally:
             self._depth -= 1
 
@@ -99,9 +106,9 @@ class ReadSession:
         try:
             container = self.open(candidate.source)
         except InputError as error:
-            if needed or self._too_deep or isinstance(error, Excess):
+            if needed or self.too_deep or isinstance(error, Excess):
                 raise
-            self.reached += names_reached(candidate.source)
+            self.reached += names_reached(candidate.source, self.budget)
             return None
         if needed and (container is None or len(container.roots) != 1):
             raise CorruptError(_NO_STORAGE)

@@ -10,12 +10,14 @@ import struct
 from contextlib import suppress
 
 from ..errors import InputError
+from ..sources.budget import MOST_PICKLES, Budget
 from ..sources.source import Readable
 from .fetch import fetch_part
 from .nodes import Global
 from .opcodes.machine import Machine
 
-_MOST = 10_000  # pickles that follow each other, as in a file of them
+#: What stands for the pickles of a file that are too many to be looked at.
+REST = f"(what follows {MOST_PICKLES:,} pickles)"
 
 
 class _Unframed(Machine):
@@ -25,20 +27,21 @@ class _Unframed(Machine):
         self.number(8)
 
 
-def names_reached(source: Readable, start: int = 0) -> list[str]:
+def names_reached(source: Readable, budget: Budget, start: int = 0) -> list[str]:
     """The names of `globals_reached`, each once."""
-    return list(dict.fromkeys(each.qualname for each in globals_reached(source, start)))
+    return list(dict.fromkeys(each.qualname for each in globals_reached(source, budget, start)))
 
 
-def globals_reached(source: Readable, start: int = 0) -> list[Global]:
+def globals_reached(source: Readable, budget: Budget, start: int = 0) -> list[Global]:
     """What an unpickler that starts there would import before it fails, or to the end.
 
-    Where a pickle ends, a loader may go on with the next one, as `torch.load` does; of very many,
-    the last name stands for the rest. Text that happens to start like a name, and leads to no call,
-    counts for nothing. UnsupportedError if a pickle goes on for too long.
+    Where a pickle ends, a loader may go on with the next one, as `torch.load` does, while
+    the budget of the file allows it; else the last name is REST. Text that happens to start like a
+    name, and leads to no call, counts for nothing. UnsupportedError if a pickle goes on for too
+    long.
     """
     found: list[Global] = []
-    for _ in range(_MOST):
+    while True:
         fetched = fetch_part(source, start)
         gaps = {at: gap.nbytes for at, gap in fetched.gaps.items()}
         machine, ends = _Unframed(fetched.data, 0, gaps), False
@@ -49,4 +52,7 @@ def globals_reached(source: Readable, start: int = 0) -> list[Global]:
         start += fetched.place(machine.position)
         if not ends or start >= source.nbytes:
             return found
-    return [*found, Global(f"(what follows {_MOST:,} pickles)", "*", 0)]
+        if not budget.follow():
+            rest = Global(REST, "", 0)
+            rest.qualname = REST
+            return [*found, rest]

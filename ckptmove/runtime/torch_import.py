@@ -31,6 +31,8 @@ except ImportError:
 """
 #: Bytes that are taken between the question and the import.
 _MARGIN = 32 << 20
+#: Why it could not be imported, once it failed half-way: a second import says something else.
+_failure: str | None = None
 
 
 def why_no_torch() -> str | None:
@@ -39,16 +41,20 @@ def why_no_torch() -> str | None:
     Where memory is limited, another process tries it first: it is not Python that is out of memory
     then, but C++, which ends the process (SIGABRT), or OpenBLAS, which exits.
     """
+    global _failure
     if sys.modules.get("torch") is not None:
         return None
+    if _failure is not None:
+        return _failure
     if not _fits("torch", "numpy", "safetensors.torch"):
         return f"torch can't be imported: it {NO_MEMORY}"
     try:
         import torch
-    except (ImportError, OSError, MemoryError) as error:
+    except (ImportError, OSError, RuntimeError, MemoryError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             return NOT_INSTALLED
-        return f"torch can't be imported: {format_error(error)}"
+        _failure = f"torch can't be imported: {format_error(error)}"
+        return _failure
     del torch
     return None
 

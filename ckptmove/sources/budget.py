@@ -15,6 +15,8 @@ from mmap import mmap
 
 from ..errors import CorruptError
 
+#: Pickles that follow each other in the same bytes; of all bytes of a file together.
+MOST_PICKLES = 10_000
 #: What to say of a file for which the memory does not suffice.
 NO_MEMORY = "needs more memory than this process can get"
 
@@ -57,6 +59,7 @@ class Budget:
         self._unpacked = _UNPACKED_FLOOR
         self._content = _CONTENT_FLOOR
         self._key_items = _KEY_ITEMS
+        self._following = MOST_PICKLES - 1
 
     def rooms(self) -> list[int]:
         """For each kind, how many there may be of it in the next pickle, whatever its length."""
@@ -78,6 +81,11 @@ class Budget:
         """Whether tuples in a key may have so many items; those of an unusual one are counted."""
         self._key_items -= max(0, items - _USUAL_KEY)
         return self._key_items >= 0
+
+    def follow(self) -> bool:
+        """Whether a pickle that follows another may be read; if so, that is counted."""
+        self._following -= 1
+        return self._following >= 0
 
     def unpack(self, stored_nbytes: int, nbytes: int) -> bool:
         """Whether a record that is to be parsed may be inflated; if so, that is counted."""

@@ -73,46 +73,45 @@ def children_of(node: Tuple | List | Set | Dict | Call) -> Iterator[tuple[Path, 
 
 
 def visits_of(
-    node: Tuple | List | Set | Dict | Call, barren: set[int], opened: Container[int]
+    node: Tuple | List | Set | Dict | Call, leads: dict[int, bool], opened: Container[int]
 ) -> tuple[Iterable[tuple[Path, Node]], list[Node]]:
     """What is to be visited in a node, with its keys; and all that it holds but plain values.
 
     A long row of references takes few bytes in a file: no path is made for what leads to nothing,
-    and for all else only when it is visited. `barren` has the `id()` of rows that hold nothing to
-    be visited; this one is added if it is one. `opened` has that of the bytes that were read.
+    and for all else only when it is visited. `leads` has the `id()` of rows that were looked
+    at, and whether they hold anything to be visited; `opened` that of the bytes that were read.
     """
     children: list[Node]
     if isinstance(node, Dict) and isinstance(node.pairs, Pairs):
         children = [each for _, each in children_of(node) if isinstance(each, _HOLDING)]
-        lead = any(_leads_on(each, barren, opened) for each in children)
+        lead = any(_leads_on(each, leads, opened) for each in children)
         inside = children_of(node) if lead else ()
-        return ((k, each) for k, each in inside if _leads_on(each, barren, opened)), children
+        return ((k, each) for k, each in inside if _leads_on(each, leads, opened)), children
     if not isinstance(node, (Tuple, List, Set)):
         both = [(keys, each) for keys, each in children_of(node) if isinstance(each, _HOLDING)]
-        leading = [(k, each) for k, each in both if _leads_on(each, barren, opened)]
+        leading = [(k, each) for k, each in both if _leads_on(each, leads, opened)]
         return leading, [each for _, each in both]
     children = []
     if not are_plain(node.items):
         children = [each for each in parts_of(node.items) if isinstance(each, _HOLDING)]
-    if not any(_leads_on(each, barren, opened) for each in children):
-        barren.add(id(node))
+    if not any(_leads_on(each, leads, opened) for each in children):
+        leads[id(node)] = False
         return (), children
-    return ((k, each) for k, each in children_of(node) if _leads_on(each, barren, opened)), children
+    return ((k, each) for k, each in children_of(node) if _leads_on(each, leads, opened)), children
 
 
-def _leads_on(node: Node, barren: set[int], opened: Container[int]) -> bool:
+def _leads_on(node: Node, leads: dict[int, bool], opened: Container[int]) -> bool:
     if isinstance(node, Blob):
         return id(node) in opened
     if isinstance(node, Text):
         return names_device(node)
     if isinstance(node, (Tuple, List, Set)):
-        if not node.items or id(node) in barren:
-            return False
-        if isinstance(node, Set) or not are_plain(node.items):
-            return True
-        if len(node.items) > _FEW:
-            barren.add(id(node))
-        return False  # of numbers alone, as there may be a million of them: a visit takes long
+        known = leads.get(id(node))
+        if known is None:  # those of numbers alone are not visited, as there may be a million
+            known = bool(node.items) and (isinstance(node, Set) or not are_plain(node.items))
+            if len(node.items) > _FEW:
+                leads[id(node)] = known
+        return known
     return bool(node.pairs) if isinstance(node, Dict) else isinstance(node, _HOLDING)
 
 

@@ -148,7 +148,7 @@ class _Listing(Allowance):
         #: A container's path and where it was first, each with what the way there says.
         self.met_again: list[tuple[Path, Way | None, Path, Way | None]] = []
         self.ways: dict[int, Way] = {}  # container within a module → the way to where it was first
-        self.barren: set[int] = set()  # containers that hold nothing to be listed
+        self.leads: dict[int, bool] = {}  # whether rows hold anything to be listed
         # Of each container on the way, what is still to be visited: of a long one no list is made.
         self.todo: list[Iterator[_Step]] = []
         self.later: list[Iterator[_Step]] = []  # what modules hold besides their state
@@ -294,7 +294,7 @@ class _Listing(Allowance):
         if id(node) in self.pids:  # no pickler hands out the tuple that it makes for a storage
             raise CorruptError("the id of a storage is also a value")
         self.take_steps(breadth(node))
-        inside, children = visits_of(node, self.barren, self.grafts)
+        inside, children = visits_of(node, self.leads, self.grafts)
         within = self.within(node, path, context, children)
         self.contents.opened[id(node)] = within.section
         apart = averages_within(node, within.section)

@@ -7,7 +7,7 @@ import pickle
 import random
 import struct
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 import ckptmove
 from ckptmove.errors import CorruptError, UnsupportedError
 from ckptmove.pickles.emit import emit
-from ckptmove.pickles.nodes import List, Node, Text, Tuple
+from ckptmove.pickles.nodes import Dict, List, Node, Text, Tuple, are_plain
 from ckptmove.pickles.opcodes.rows import packed, same_numbers
 from ckptmove.pickles.terms import from_terms, json_parts, parse_term, term_json, to_terms
 from ckptmove.pickles.walk import walk
@@ -188,14 +188,31 @@ def test_tuples_of_numbers_are_not_visited_one_by_one() -> None:
     """A list of a million pairs takes as long, and as much, as to walk it."""
     pairs = walk(pickle.dumps([(n, 0.5) for n in range(100)] + [[1, 2], (1, "cuda:0")], 2)).root
     assert isinstance(pairs, List)
-    inside, children = visits_of(pairs, set(), {})
+    inside, held = visits_of(pairs, {}, {})
     assert list(inside) == [((101,), pairs.items[101])]
-    assert children == pairs.items
+    assert held == pairs.items
     row = walk(pickle.dumps([[0.5, None] * 50] * 2, 2)).root
     assert isinstance(row, List)
-    barren: set[int] = set()
-    assert not list(visits_of(row, barren, {})[0])
-    assert barren == {id(row), id(row.items[0])}  # a long one is looked at once
+    leads: dict[int, bool] = {}
+    assert not list(visits_of(row, leads, {})[0])
+    assert leads == {id(row): False, id(row.items[0]): False}  # a long one is looked at once
+
+
+def test_a_row_is_looked_at_once_however_often_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(row: Sequence[Node]) -> bool:
+        asked.append(len(row))
+        return are_plain(row)
+
+    monkeypatch.setattr("ckptmove.torch_pickle.children.are_plain", counted)
+    inner = [*range(100), "cuda:0"]
+    for content in ([inner] * 1000, dict.fromkeys(range(1000), inner)):
+        root = walk(pickle.dumps(content, 2)).root
+        assert isinstance(root, (List, Dict))
+        asked.clear()
+        assert len(list(visits_of(root, {}, {})[0])) == 1000
+        assert asked.count(len(inner)) == 1
 
 
 @pytest.mark.parametrize(

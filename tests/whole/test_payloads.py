@@ -37,6 +37,7 @@ from torch.package.package_exporter import PackageExporter
 import ckptmove
 from ckptmove import CheckFailed, CkptmoveError, CorruptError, InputError, UntrustedError
 from ckptmove.batches.options import VerbName
+from ckptmove.pickles.opcodes.machine import Machine
 from ckptmove.torch_pickle.callables.allowlist import KNOWN
 from ckptmove.torch_pickle.callables.uses import not_surely_harmless
 from tests.conftest import some
@@ -274,6 +275,34 @@ def test_records_that_are_not_looked_into_may_hold_anything(tmp_path: Path) -> N
         with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("x/extra/more.pkl", held)
         assert ckptmove.inspect(path).unknown_callables == ("(in the record 'extra/more.pkl')",)
+
+
+def test_records_of_very_many_pickles_are_not_all_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand that follow others are, of all records together: the rest may hold anything."""
+    path, walks = tmp_path / "x.pt", list[int]()
+    for content in (b"N.", b"\x80\2N."):
+        torch.save({"w": torch.ones(1)}, path)
+        with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+            for n in range(4):
+                archive.writestr(f"x/more{n}", content * 4000)
+        run, walks = Machine.run, list[int]()
+        monkeypatch.setattr(Machine, "run", lambda self, r=run, w=walks: (w.append(1), r(self))[1])
+        found = ckptmove.inspect(path).unknown_callables
+        monkeypatch.undo()
+        assert found[-1] == "(in the record 'more3')"
+        assert len(walks) <= 10_010
+
+
+def test_zips_within_records_are_opened_eight_deep(tmp_path: Path) -> None:
+    path, held = tmp_path / "x.pt", b""
+    for _ in range(300):
+        torch.save({"w": torch.ones(1)}, path)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("x/more", held)
+        held = path.read_bytes()
+    assert ckptmove.inspect(path).unknown_callables == ("(in the record 'more')",)
 
 
 @pytest.mark.parametrize(

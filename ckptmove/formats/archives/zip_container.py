@@ -15,7 +15,7 @@ from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.manifest import Extent
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ...pickles.opcodes.literals import may_be_checkpoint
-from ...pickles.reach import names_reached
+from ...pickles.reach import REST, names_reached
 from ...sources.source import MAX_NBYTES, Memory, Readable
 from ...torch_pickle.callables.uses import not_surely_harmless
 from ...torch_pickle.streams import Container, LocationEdits, Stream
@@ -83,24 +83,25 @@ class ArchiveContainer(Container):
         others = (record for record, kind in self._others() if kind is RecordKind.DATA)
         return tuple(name for record in others for name in self.callables_in(record))
 
-    def callables_in(self, record: Record) -> Iterator[str]:
+    def callables_in(self, record: Record) -> list[str]:
         """The unknown callables of a record, if somebody unpickled it."""
+        session, unclear = self.session, f"(in the record {self.short(record)!r})"
         if not self.archive.may_be_parsed(record):
-            yield f"(in the record {self.short(record)!r})"
-            return
-        content, unread = content_of(self.archive, record), self.session.unread
-        container = None
+            return [unclear]
+        content, unread = content_of(self.archive, record), session.unread
+        container, found = None, list[str]()
         try:
             if may_be_checkpoint(content.read(0, min(_HEAD_NBYTES, content.nbytes))):
-                container = self.session.open(content)
+                container = session.open(content)
         except InputError:
-            if self.session.unread > unread:
-                yield f"(in the record {self.short(record)!r})"
+            found += [unclear] * (session.too_deep or session.unread > unread)
         if container is None:
-            yield from not_surely_harmless(names_reached(content))
-            return
-        for each in container.everything():
-            yield from each.unknown_callables()
+            reached = not_surely_harmless(names_reached(content, session.budget))
+            return [*found, *(unclear if name == REST else name for name in reached)]
+        with session.inside():
+            for each in container.everything():
+                found += each.unknown_callables()
+        return found
 
     def container_records(self) -> set[str]:
         """The names of records that are pickles, or checkpoints of their own."""

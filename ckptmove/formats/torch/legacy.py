@@ -118,7 +118,7 @@ class LegacyContainer(Container):
             self.roots = [((n,), root) for n, (_, root) in enumerate(self.roots)]
         if end < self.source.nbytes:
             self.warnings.append(bytes_behind(self.source.nbytes - end, "the last storage"))
-            self.reached = names_reached(self.source, end)
+            self.reached = names_reached(self.source, probe.session.budget, end)
         self.storages = storages_of(self.ids.values(), self._extent)
         self.writer = self._writer(self.streams[0])
 

@@ -206,13 +206,15 @@ def main() -> None:
     """Print what comes out on each system."""
     import ctypes  # torch needs it before it is taken away
     import subprocess
+    import sysconfig
     import threading
 
     import numpy
     import safetensors
     import torch
 
-    del ctypes, subprocess, threading, numpy, safetensors, torch
+    sysconfig.get_config_vars()  # which it looks up once, by the name of the system
+    del ctypes, subprocess, sysconfig, threading, numpy, safetensors, torch
     folder, fork = Path(sys.argv[1]), os.fork
     found: dict[str, Any] = {}
     for name in sys.argv[2:]:

@@ -142,7 +142,7 @@ class BatchProgress:
         if self._form == "json":
             _say(json.dumps(facts))
         elif self._form == "bar":
-            self._bar.set_postfix_str(_short(facts), refresh=False)
+            self._bar.set_postfix_str(_short(facts))  # drawn now, for a short batch too
         else:
             self._is_long = True
             self._tell_failures()

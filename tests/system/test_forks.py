@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ import pytest
 
 from ckptmove.batches.executors.process_pool import Workers, forking
 from ckptmove.system.forks import Fork, can_fork
+from tests.conftest import ROOT
+from tests.servers.fronts import HANG
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has what it takes")
 
@@ -117,9 +120,8 @@ def test_a_fork_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) 
     assert _open_numbers() == before
 
 
-def test_where_a_fork_fails_a_new_python_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def serve_with_one_fork(pipe: Path) -> None:
+    """Have two workers open a FIFO, of which one can be a fork; in a process of one thread."""
     fork, pids = os.fork, list[int]()
 
     def fork_once() -> int:
@@ -128,14 +130,19 @@ def test_where_a_fork_fails_a_new_python_serves(
         pids.append(fork())
         return pids[0]
 
-    monkeypatch.setattr(os, "fork", fork_once)
-    os.mkfifo(pipe := tmp_path / "pipe")  # which is opened by two, or not at all
+    os.fork = fork_once
     assert can_fork()
     with forking(), Workers(2) as workers:
         read = workers.submit(Path.read_bytes, pipe)
         assert workers.submit(Path.write_bytes, pipe, b"both").result() == 4
         assert read.result() == b"both"
     assert len(pids) == 1
+
+
+def test_where_a_fork_fails_a_new_python_serves(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")  # which is opened by two, or not at all
+    code = f"from {__name__} import *; serve_with_one_fork(Path({str(pipe)!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG, cwd=ROOT)
 
 
 def test_a_process_with_other_threads_is_not_forked() -> None:

@@ -165,9 +165,6 @@ def _spell_item(item: int | str) -> str:
     return repr(str(item)) if isinstance(item, str) else spell((item,))
 
 
-_HOLDING = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
-
-
 def breadth(node: Tuple | List | Set | Dict | Call) -> int:
     """How many things a container or object holds."""
     held = len(node.pairs) if isinstance(node, Mapping) else 0

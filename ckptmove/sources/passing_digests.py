@@ -36,7 +36,7 @@ class RunningDigest:
         self._sha256 = hashlib.sha256()
         self._nbytes = 0
 
-    def add(self, start: int, data: bytes) -> None:
+    def add(self, start: int, data: bytes | memoryview) -> None:
         """Take bytes from an offset on into account, if they go on where the first ones end."""
         if start <= self._nbytes < start + len(data):
             self._sha256.update(memoryview(data)[self._nbytes - start :])

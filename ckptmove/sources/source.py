@@ -185,8 +185,11 @@ class Source(ABC):
         """As `Readable.window`."""
         return Window(self, start, nbytes)
 
-    def chunks(self, start: int, nbytes: int) -> Iterator[tuple[int, bytes]]:
-        """The bytes of a range piece by piece, with their offsets. Raises as `read`."""
+    def chunks(self, start: int, nbytes: int) -> Iterator[tuple[int, bytes | memoryview]]:
+        """The bytes of a range piece by piece, with their offsets. Raises as `read`.
+
+        A view has them until the next is asked for.
+        """
         for at in range(start, start + nbytes, _CHUNK):
             yield at, self.read(at, min(_CHUNK, start + nbytes - at))
 

@@ -26,6 +26,7 @@ from .running_checksums import RunningChecksums
 Progress = Callable[[int], object]
 
 _BUFFER = 1 << 17  # bytes read at once: more than a processor's cache holds is slower
+_PASSED = 1 << 20  # bytes after which it says how far it is, where it reads nothing
 _SMALL = 1 << 12  # bytes of a piece of which several are read at once
 _SUMMED_TWICE = 1 << 14  # bytes that are summed again sooner than their sum is put to another
 
@@ -138,21 +139,47 @@ class Verifier:
                 pass
 
     def _verify(self, check: Check) -> None:
-        crc32 = 0
-        source = self._sources[check.source]
-        combined = check.checksum is not None and check.nbytes > _SUMMED_TWICE
-        for at, view in self._read_back(check.at, check.at + check.nbytes):
-            if check.checksum is not None:
-                crc32 = extend_crc32(crc32, view)
-            elif not self._same_in(source, check.source_at + at - check.at, view):
-                raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
+        if check.checksum is None:
+            self._compare(check)
+            return
+        crc32, combined = 0, check.nbytes > _SUMMED_TWICE
+        for _, view in self._read_back(check.at, check.at + check.nbytes):
+            crc32 = extend_crc32(crc32, view)
             if self._summed and not combined:
                 self.crc32 = extend_crc32(self.crc32, view)
             self.done += len(view)
-        if check.checksum is not None and crc32 != check.checksum.crc32:
+        if crc32 != check.checksum.crc32:
             self._blame(check)
         if self._summed and combined:
             self.crc32 = combine_crc32(self.crc32, crc32, check.nbytes)
+
+    def _compare(self, check: Check) -> None:
+        """Compare what was read back with the files of a source; what is in none was compared."""
+        source, at = self._sources[check.source], check.at
+        for piece in source.pieces(check.source_at, check.nbytes):
+            end = at + piece.nbytes
+            if not isinstance(piece.source, File):
+                self._pass_over(at, end)
+                at = end
+                continue
+            for start, view in self._read_back(at, end):
+                where = piece.at + start - at
+                if not self._is_in(piece.source, where, view):
+                    raise self._lost(f"the {len(view):,} bytes at offset {start:,} did not arrive")
+                if isinstance(source, Joined):
+                    source.note(piece.source, where, view)
+                if self._summed:
+                    self.crc32 = extend_crc32(self.crc32, view)
+                self.done += len(view)
+            at = end
+
+    def _pass_over(self, start: int, end: int) -> None:
+        """Follow what was read back by who wrote it: only what is measured or summed is read."""
+        for at in range(start, end, _PASSED):
+            stop = min(at + _PASSED, end)
+            self._wait_for(stop)
+            self._measure(at, stop)
+            self.done += stop - at
 
     def _read_back(self, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
         """Give what was written piece by piece, as soon as it is there, and measure it.
@@ -174,29 +201,14 @@ class Verifier:
             yield at, view
             at = stop
 
-    def _same_in(self, source: Source, start: int, view: memoryview) -> bool:
-        """Whether what was read back is what the files of a source have there."""
-        done = 0
-        for piece in source.pieces(start, len(view)):
-            if isinstance(piece.source, File):
-                part = view[done : done + piece.nbytes]
-                # that bytes stand first makes it one memcmp; two views are compared by element
-                if piece.nbytes <= _SMALL:
-                    same = self._files.read(piece.source, piece.at, piece.nbytes) == part
-                else:
-                    other = memoryview(self._other)[: piece.nbytes]
-                    piece.source.read_into(piece.at, other)
-                    same = (
-                        self._other
-                        if piece.nbytes == len(self._other)
-                        else self._other[: piece.nbytes]
-                    ) == part
-                if not same:
-                    return False
-                if isinstance(source, Joined):
-                    source.note(piece.source, piece.at, part)
-            done += piece.nbytes
-        return True
+    def _is_in(self, source: File, start: int, view: memoryview) -> bool:
+        """Whether what was read back is what a file has there."""
+        # that bytes stand first makes it one memcmp; two views are compared by element
+        if len(view) <= _SMALL:
+            return self._files.read(source, start, len(view)) == view
+        other = memoryview(self._other)[: len(view)]
+        source.read_into(start, other)
+        return (self._other if len(view) == len(self._other) else self._other[: len(view)]) == view
 
     def _wait_for(self, end: int) -> None:
         while self._mark < end and not self._stopped:

@@ -194,7 +194,9 @@ def test_proofs_hold_and_cost_nothing_where_it_was_read_anyway(
         read = list[int]()
         chunks = type(sources[1]).chunks
 
-        def counted(source: object, start: int, nbytes: int) -> Iterator[tuple[int, bytes]]:
+        def counted(
+            source: object, start: int, nbytes: int
+        ) -> Iterator[tuple[int, bytes | memoryview]]:
             read.append(nbytes)
             return chunks(source, start, nbytes)  # type: ignore[arg-type]
 

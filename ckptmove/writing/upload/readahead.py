@@ -17,7 +17,7 @@ class ReadaheadSource(SummedSource):
     def __init__(self, source: Source, gather: Gather, running: RunningChecksums) -> None:
         super().__init__(source, gather.source, running)
         self._gather = gather
-        self._coming: Iterator[tuple[int, bytes]] | None = None
+        self._coming: Iterator[tuple[int, bytes | memoryview]] | None = None
         self._at, self._held = 0, memoryview(b"")  # where the next byte lies; what came of it
 
     def close(self) -> None:

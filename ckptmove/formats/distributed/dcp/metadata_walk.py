@@ -98,16 +98,24 @@ class _Machine(Machine):
         budget: Budget | None = None,
     ) -> None:
         super().__init__(data, base, gaps, budget)
-        self._sizes: dict[tuple[int, ...], Sizes] = {}
+        self._kinds: dict[int, str] = {}  # of classes, by the `id()` of their names
+        self._sizes: dict[tuple[Node, ...], Sizes] = {}
+
+    def push_global(self, module: str, name: str) -> None:
+        super().push_global(module, name)
+        kind = class_of(self.globals[-1])
+        if kind in _CONTENTS:
+            self._kinds[id(self.globals[-1])] = kind
 
     def op_newobj(self) -> None:
-        function, args = self.stack[-2], self.stack[-1]
-        kind = (isinstance(function, Global) and class_of(function)) or ""
-        if kind not in _CONTENTS or not isinstance(args, Tuple) or args.items:
+        stack = self.stack
+        kind = self._kinds.get(id(stack[-2]))
+        if kind is None or stack[-1] is not self.empty_tuple:
             return super().op_newobj()
         self.count(CONTAINERS)
+        stack.pop()
         # Only `metadata` meets it: as a node it would be ten times as large.
-        self.stack[-2:] = [Record(kind)]  # type: ignore[list-item]
+        stack[-1] = Record(kind)  # type: ignore[call-overload]
         return None
 
     def op_build(self) -> None:
@@ -117,10 +125,12 @@ class _Machine(Machine):
         state = self.stack.pop()
         if target.content is not None:
             raise malformed(f"a {target.kind} has two states")
-        for _, value in state.pairs if isinstance(state, Dict) else ():
-            self._count_row(value)
-        target.content = _CONTENTS[target.kind](state)
         # The memo has the state until the end, though nobody recalls it.
+        if isinstance(state, Dict):
+            for _, value in state.pairs:
+                if isinstance(value, (List, Tuple)) and len(value.items) > MOST_DIMENSIONS:
+                    self._count_row(value)
+        target.content = _CONTENTS[target.kind](state)
         if isinstance(state, Dict):
             state.pairs = NOTHING
         elif isinstance(state, Tuple):
@@ -128,10 +138,12 @@ class _Machine(Machine):
         return None
 
     def op_reduce(self) -> None:
-        function, args = self.stack[-2], self.stack[-1]
+        stack = self.stack
+        function, args = stack[-2], stack[-1]
+        if not isinstance(function, Global) or function.qualname != _SIZE:
+            return super().op_reduce()
         inner = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else None
-        is_size = isinstance(function, Global) and function.qualname == _SIZE
-        if not is_size or not isinstance(inner, Tuple) or not isinstance(args, Tuple):
+        if not isinstance(inner, Tuple) or not isinstance(args, Tuple):
             return super().op_reduce()
         self.count(CONTAINERS)
         self._count_row(inner)
@@ -139,7 +151,8 @@ class _Machine(Machine):
         known = self._sizes.get(sizes)
         if known is None:
             known = self._sizes[sizes] = Sizes(function, args, sizes, self.at)
-        self.stack[-2:] = [known]
+        stack.pop()
+        stack[-1] = known
         args.items = known.row  # likewise
         return None
 
@@ -174,8 +187,8 @@ def sizes_of(node: Node) -> tuple[int, ...]:
     """What a torch.Size says; Megatron-FSDP has tuples and lists for it."""
     if isinstance(node, Sizes):
         return node.sizes
-    if isinstance(node, (Tuple, List)) and all(is_size(each) for each in node.items):
-        return tuple(each for each in node.items if isinstance(each, int))
+    if isinstance(node, (Tuple, List)) and all(map(is_size, node.items)):
+        return tuple(node.items)  # type: ignore[arg-type] # they are numbers
     raise malformed("a size is none")
 
 
@@ -183,7 +196,10 @@ def fields_of(node: Node) -> dict[str, Node]:
     """The fields of an object, by name, from its state."""
     if not isinstance(node, Dict):
         raise malformed("an object has no fields")
-    return {text_of(key): value for key, value in node.pairs}
+    for key, _ in node.pairs:
+        if not isinstance(key, str):
+            raise malformed("a name is not a string")
+    return dict(node.pairs)  # type: ignore[arg-type] # its keys are strings
 
 
 def content_of(node: object, kind: type[_Kind]) -> _Kind:

@@ -15,7 +15,8 @@ from ..manifest.other_records import HeldRecord, RecordKind
 from ..manifest.paths import Path
 from ..sources.budget import Budget
 from ..sources.source import MAX_NBYTES, FetchStats, Memory, Readable, Source
-from ..torch_pickle.listing import Contents, contents_of
+from ..torch_pickle.listed_tensors import Contents
+from ..torch_pickle.listing import contents_of
 from ..torch_pickle.streams import Container, LocationEdits, Stream
 from ..torch_pickle.tree import join_roots
 from ..torch_pickle.values.tensors import device_text

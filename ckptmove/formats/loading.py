@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import CorruptError
-from ..graph.canonical import is_plain, is_untouched
 from ..graph.edit.narrow import leave
 from ..graph.fill import fill
+from ..graph.plain_tensors import is_plain, is_untouched
 from ..pickles.nodes import Call, Node, Persistent, Tuple
 from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
 from ..torch_pickle.values.persistent_ids import is_size

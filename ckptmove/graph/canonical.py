@@ -46,12 +46,10 @@ from ..torch_pickle.values.persistent_ids import StorageId, TensorId
 from ..torch_pickle.values.strided import Tensor
 from ..torch_pickle.values.tensors import Recogniser, variable_of
 from .normalize import normalize, text_of
+from .plain_tensors import FLAGS, V2, V3, is_untouched
 from .reach import Composite, held_by, nodes_of
 
-V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
 _PLAIN = {f"torch._utils.{name}" for name in ("_rebuild_tensor", V2, V3)}
-_PARAMETERS = {f"torch._utils._rebuild_parameter{end}" for end in ("", "_with_state")}
-_FLAGS = ("conj", "neg")
 _CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}
 
 
@@ -89,11 +87,19 @@ class Graph:
             self._recogniser = Recogniser(self.ids)
         return self._recogniser
 
-    def storage(self, key: str, dtype: str | None, nbytes: int, location: str) -> StorageReference:
-        """The node of a storage, made where it is asked for first."""
+    def storage(
+        self,
+        key: str,
+        dtype: str | None,
+        nbytes: int,
+        location: str,
+        node: StorageReference | None = None,
+    ) -> StorageReference:
+        """The node of a storage, made where it is asked for first, or `node` respelled."""
         found = self.storages.get(key)
         if found is None:
-            found = self.storages[key] = StorageReference(_NO_STORAGE, key, _NO_STORAGE.word)
+            found = node or StorageReference(_NO_STORAGE, key, _NO_STORAGE.word)
+            self.storages[key] = found
             self.retype(key, dtype, nbytes, location)
         return found
 
@@ -130,7 +136,7 @@ class Graph:
         """
         metadata = Dict()
         if flags and any(flags.values()):
-            metadata.pairs = [(self.text(name), True) for name in _FLAGS if flags.get(name)]
+            metadata.pairs = [(self.text(name), True) for name in FLAGS if flags.get(name)]
         elif self.ids[id(storage)].dtype == dtype:
             return PlainTensor(_form(offset, shape, stride, requires_grad), storage)
         node = Call(None, None, "REDUCE", 0)
@@ -167,55 +173,6 @@ class Graph:
         node.function = _name("torch._utils", V2 if typed else V3)
         items: list[Node] = [storage, offset, *sizes, requires_grad, hooks]
         node.args = Tuple([*items, *([] if typed else [_name("torch", dtype)]), *metadata], 0)
-
-
-def is_plain(node: Node) -> bool:
-    """Whether a node of a canonical graph is a plain tensor."""
-    if type(node) is PlainTensor and compact_form(node) is not None:
-        return True
-    return (
-        isinstance(node, Call)
-        and isinstance(node.function, Global)
-        and node.function.module == "torch._utils"
-        and node.function.name in (V2, V3)
-        and not (node.built or node.pairs or node.items or node.kwargs)
-    )
-
-
-def data_of(node: Node) -> Node:
-    """What a parameter is a parameter of; of all else the node itself."""
-    while isinstance(node, Call) and node.qualname in _PARAMETERS:
-        node = node.args.items[0] if isinstance(node.args, Tuple) and node.args.items else None
-    return node
-
-
-def flags_of(node: Call) -> dict[str, bool] | None:
-    """Which of `conj` and `neg` a plain tensor has set, or None if it has more to say."""
-    if compact_form(node) is not None:
-        return {}
-    items = node.args.items if isinstance(node.args, Tuple) else []
-    rest = items[7 if node.qualname == f"torch._utils.{V3}" else 6 :]
-    if not rest or rest == [None]:
-        return {}
-    if len(rest) > 1 or not isinstance(rest[0], Dict):
-        return None
-    found = {str(key): bool(value) for key, value in rest[0].pairs if isinstance(key, str)}
-    return found if found.keys() <= set(_FLAGS) and len(found) == len(rest[0].pairs) else None
-
-
-def is_untouched(node: Call) -> bool:
-    """Whether a plain tensor has no hooks."""
-    if compact_form(node) is not None:
-        return True
-    items = node.args.items if isinstance(node.args, Tuple) else []
-    hooks = items[5] if len(items) > 5 else None
-    return hooks is None or (
-        isinstance(hooks, Call)
-        and hooks.qualname == "collections.OrderedDict"
-        and not (hooks.pairs or hooks.built or hooks.items)
-        and isinstance(hooks.args, Tuple)
-        and not hooks.args.items
-    )
 
 
 def canonical(
@@ -274,6 +231,9 @@ class _Canoniser:
 
     def enter(self, node: Composite) -> None:
         """Replace what a node holds."""
+        if type(node) is PlainTensor and self.compact(node):
+            self.done.add(id(node))
+            return
         if isinstance(node, Call):
             self.parameter(node)
             if self.tensor(node):
@@ -288,7 +248,7 @@ class _Canoniser:
             change_each(node.items, self.replaced)
 
     def replaced(self, node: Node) -> Node:
-        if not isinstance(node, (Persistent, Call, bytes, Blob)):
+        if type(node) is PlainTensor or not isinstance(node, (Persistent, Call, bytes, Blob)):
             return node
         known = id(node)
         if known not in self.new:
@@ -327,10 +287,14 @@ class _Canoniser:
         self.graph.cut[key] = StorageSlice(stored.id, start, found.nbytes)
         return self.graph.storage(key, stored.dtype, found.nbytes, stored.location)
 
-    def storage(self, found: StorageId) -> Persistent:
+    def storage(self, found: StorageId, node: StorageReference | None = None) -> Persistent:
+        """The node that stands for a storage, which becomes `node` if there is none yet."""
+        known = self.graph.storages.get(found.id)
+        if known is not None:
+            return known
         stored = self.stored[found.id]
         nbytes = max(stored.nbytes, found.whole_nbytes)  # of example inputs, no bytes are there
-        return self.graph.storage(stored.id, stored.dtype, nbytes, stored.location)
+        return self.graph.storage(stored.id, stored.dtype, nbytes, stored.location, node)
 
     def parameter(self, node: Call) -> None:
         """Bring a parameter of torch 0.1 to 0.3 into the form that it has had since."""
@@ -356,8 +320,6 @@ class _Canoniser:
 
     def tensor(self, node: Call) -> bool:
         """Normalize a plain tensor; True if it holds nothing else to visit."""
-        if compact_form(node) is not None and self.compact(node):
-            return True
         if node.qualname not in _PLAIN or not isinstance(node.args, Tuple):
             return False
         items = node.args.items
@@ -386,15 +348,18 @@ class _Canoniser:
         )
         return not rest and isinstance(grad, bool) and is_untouched(node)
 
-    def compact(self, node: Call) -> bool:
+    def compact(self, node: PlainTensor) -> bool:
         """Have a compact tensor refer to the node of its storage; whether it stays compact."""
-        assert isinstance(node, PlainTensor)
-        found = self.old.get(id(node.storage))
-        tensor = None if found is None else self.recogniser.tensor(node)
-        if found is None or tensor is None:
+        form, before = compact_form(node), node.storage
+        found = self.old.get(id(before))
+        if form is None or found is None or found.dtype is None:
             return False
-        self.kept.append(node.storage)
-        return self.graph.respell_compact(node, self.storage(found), tensor.dtype)
+        self.recogniser.check_reach(form, found, found.dtype)
+        after = self.storage(found, before if type(before) is StorageReference else None)
+        if after is before:
+            return self.graph.ids[id(after)].dtype == found.dtype
+        self.kept.append(before)
+        return self.graph.respell_compact(node, after, found.dtype)
 
 
 def _no_hooks() -> Call:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
+from ..pickles.nodes import are_plain
+from ..pickles.opcodes.mixed_rows import parts_of
 from ..pickles.opcodes.plain_tensors import PlainTensor
 from ..plans.plan import Checksum, Copy, Gather, Proof, SourceChecksum, Write
 from ..sources.source import Memory, Readable, Source
-from ..torch_pickle.listing import Contents, contents_of
+from ..torch_pickle.listed_tensors import Contents
+from ..torch_pickle.listing import contents_of
 from ..torch_pickle.streams import Container
 from ..torch_pickle.values.tensors import device_text
 from ..torch_pickle.whole import Whole
@@ -173,10 +176,16 @@ class _Graph(Container):
     @property
     def described_nbytes(self) -> int:
         """What a pickle of it would take, roughly."""
-        held = 1
-        for node in nodes_of(self.roots[0][1], compact=False):
-            held += _HELD_BY_TENSOR if type(node) is PlainTensor else len(held_by(node))
-        return _NBYTES_EACH * held
+        root, held = self.roots[0][1], 1
+        tensors = {id(root)} if type(root) is PlainTensor else set[int]()
+        for node in nodes_of(root, compact=False):
+            if type(node) is not PlainTensor:
+                inside = held_by(node)
+                held += len(inside)
+                if not are_plain(inside):
+                    others = parts_of(inside)
+                    tensors.update(id(each) for each in others if type(each) is PlainTensor)
+        return _NBYTES_EACH * (held + _HELD_BY_TENSOR * len(tensors))
 
 
 @dataclass

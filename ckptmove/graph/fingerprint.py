@@ -1,72 +1,56 @@
-"""A hash of what a graph means: equal graphs have equal hashes, whatever their format.
+"""A hash of what the leaves of a tree show: equal for a graph and for what is read of its text.
 
-The text of one graph is gone when that of the next is made. Tensors count by their elements, not by
-how their storages are divided among files.
+Tensors count by their dtype, shape and device, not by how their storages are divided among files.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from array import array
 
 from ..pickles.nodes import Blob, Call, Node, Persistent
 from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
-from ..pickles.terms import json_parts, to_terms
-from .canonical import Graph, flags_of, is_plain, is_untouched
-
-_PART = 1 << 20  # characters that are hashed at once
+from .canonical import Graph
 
 
-def fingerprint(graph: Graph) -> bytes:
-    """The hash of a graph as terms, with each plain tensor by its dtype, shape and device alone."""
-    from hashlib import sha256  # here, since only conversions need it
+class Fingerprint:
+    """The hash of the plain tensors, storages and long bytes of a graph, as they are added."""
 
-    known: dict[str, dict[str, Any]] = {}
-    compact: dict[tuple[int, str, str], dict[str, Any]] = {}  # by form, dtype and device
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._order = array("Q")  # the number of what each shows
+        #: what leaves show → its number; as text, since sizes can be chosen to have all one hash
+        self._numbers: dict[str, int] = {}
+        self._compact: dict[tuple[int, str, str], int] = {}  # by form, dtype and device
 
-    def leaf(node: Node) -> dict[str, Any] | None:
+    def add(self, node: Node) -> None:
+        """Count the next leaf."""
+        if not isinstance(node, PlainTensor) or compact_form(node) is None:
+            self._order.append(self._number(node))
+            return
+        storage = self.graph.ids[id(node.storage)]
+        alike = id(node.form), storage.dtype or "", storage.location
+        number = self._compact.get(alike)
+        if number is None:
+            number = self._compact[alike] = self._number(node)
+        self._order.append(number)
+
+    def _number(self, node: Node) -> int:
+        said: tuple[object, ...] = ()
         if isinstance(node, Blob):
-            return {"$": "blob", "of": node.nbytes}
-        if isinstance(node, Persistent):
-            found = graph.ids.get(id(node))
-            return found and {
-                "$": "storage",
-                "dtype": found.dtype,
-                "nbytes": found.nbytes,
-                "device": str(found.location),
-            }
-        form = compact_form(node)
-        if form is None or not isinstance(node, PlainTensor):
-            return tensor_leaf(node)
-        storage = graph.ids.get(id(node.storage))
-        if storage is None or storage.dtype is None:
-            return tensor_leaf(node)
-        alike = id(form), storage.dtype, storage.location
-        term = compact.get(alike) or tensor_leaf(node)
-        if term is not None:
-            compact[alike] = term
-        return term
+            said = "blob", node.nbytes
+        elif isinstance(node, Persistent):
+            found = self.graph.ids[id(node)]
+            said = "storage", found.dtype, found.nbytes, str(found.location)
+        elif isinstance(node, Call):
+            tensor = self.graph.recogniser.tensor(node)
+            assert tensor is not None
+            said = "tensor", *tensor[:3], tensor.requires_grad
+        return self._numbers.setdefault(str(said), len(self._numbers))
 
-    def tensor_leaf(node: Node) -> dict[str, Any] | None:
-        if isinstance(node, Call) and is_plain(node) and is_untouched(node):
-            tensor = None if flags_of(node) is None else graph.recogniser.tensor(node)
-            if tensor is None:
-                return None
-            dtype, shape, device = tensor[:3]
-            # As text: sizes can be chosen to have all one hash.
-            alike = str((dtype, shape, device, tensor.requires_grad))
-            if alike not in known:  # one term for all that are alike
-                known[alike] = {
-                    "$": "tensor",
-                    "dtype": dtype,
-                    "shape": list(shape),
-                    "device": device,
-                    "grad": tensor.requires_grad,
-                }
-            return known[alike]
-        return None
+    def digest(self) -> bytes:
+        """The hash of what was added."""
+        from hashlib import sha256  # here, since only conversions need it
 
-    hashed = sha256()
-    for text in json_parts(to_terms(graph.root, leaf)):
-        for at in range(0, len(text), _PART):
-            hashed.update(text[at : at + _PART].encode("ascii"))
-    return hashed.digest()
+        hashed = sha256(self._order)
+        hashed.update(ascii(list(self._numbers)).encode("ascii"))
+        return hashed.digest()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ..manifest.manifest import TensorEntry
 from ..pickles.nodes import Node
-from ..torch_pickle.listing import Contents
+from ..torch_pickle.listed_tensors import Contents
 from .draft import CheckpointGraph
 from .edit.numpy_arrays import ArrayBytes
 from .fill import blobs_of

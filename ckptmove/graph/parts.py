@@ -12,18 +12,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import starmap
 from math import prod
 from typing import NamedTuple
 
 from ..errors import RefusedError
 from ..manifest.dtypes import BITS, CARRIERS, nbytes_of
 from ..pickles.nodes import Blob, Call, Node, Persistent
-from ..pickles.opcodes.plain_tensors import compact_form
+from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
 from ..torch_pickle.values.strided import is_contiguous, reach_of
 from .array_order import Order
-from .canonical import data_of, flags_of, is_plain, is_untouched
 from .draft import CheckpointGraph, StorageBytes, View
 from .edit.numpy_arrays import ArrayBytes
+from .plain_tensors import data_of, flags_of, is_bare_tensor, is_plain
 from .reach import nodes_of
 
 _SHARED = ("keep", "duplicate", "error")
@@ -122,6 +124,7 @@ class _Division:
         self.blob = blob
         self.arrays = {id(each.blob): each for each in arrays}
         self.recogniser = draft.graph.recogniser
+        self.views: dict[tuple[int, str], View] = {}  # by form and dtype
         self.taken: set[str] = set()
         self.last: dict[str, int] = {}
         self.found = Parts()
@@ -132,12 +135,11 @@ class _Division:
 
     def run(self, names: Iterable[tuple[str, Node]]) -> Parts:
         self.collect(names)
-        uses: dict[str, list[Use]] = defaultdict(list)
+        uses: dict[str, list[tuple[Call, list[str]]]] = defaultdict(list)
         raw: dict[str, str] = {}
         for known, (node, called) in self.nodes.items():
             if isinstance(node, Call):
-                storage, use = self.use(node, called)
-                uses[storage].append(use)
+                uses[self.storage_of(node)].append((node, called))
             elif isinstance(node, Persistent):
                 raw.setdefault(self.draft.graph.ids[known].id, called[0])
             elif isinstance(node, Blob):
@@ -153,14 +155,16 @@ class _Division:
         listed = list(names)
         claimed = {id(node) for _, node in listed if is_plain(node)}
         for name, node in listed:
-            if isinstance(node, Blob) or _is_simple(node):
+            if isinstance(node, Blob) or (isinstance(node, Call) and is_bare_tensor(node)):
                 self.note(name, node)
             else:
                 data = data_of(node)
-                if data is not node and _is_simple(data):
+                if data is not node and isinstance(data, Call) and is_bare_tensor(data):
                     self.note(name, data)
                 self.note_look(node)
                 self.note_inside(name, node, claimed)
+        compact = (id(n) for n, _ in self.nodes.values() if compact_form(n) is not None)
+        self.met.update(compact)  # of which nothing is inside
         self.note_inside("unnamed", self.draft.graph.root, claimed)
 
     def note(self, name: str, node: Node) -> None:
@@ -187,20 +191,46 @@ class _Division:
                 if id(node) not in self.nodes and id(node) in self.draft.graph.ids:
                     self.note(name, node)
                 skipped.add(id(node))
-            elif _is_simple(node):
+            elif isinstance(node, Call) and is_bare_tensor(node):
                 if id(node) not in claimed and id(node) not in self.nodes:
                     self.note(name, node)
                 skipped.add(id(node))
 
-    def use(self, node: Call, names: list[str]) -> tuple[str, Use]:
+    def storage_of(self, node: Call) -> str:
+        """The id of the storage that a plain tensor is seen in."""
+        if isinstance(node, PlainTensor) and compact_form(node) is not None:
+            return self.draft.graph.ids[id(node.storage)].id
         tensor = self.recogniser.tensor(node)
-        flags = flags_of(node) or {}
         assert tensor is not None
         assert tensor.storage is not None
-        view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset, **flags)
-        start = view.offset * BITS[view.dtype] // 8
+        return tensor.storage
+
+    def view(self, node: Call) -> View:
+        """What a plain tensor shows; what many have in common is there once."""
+        form = compact_form(node)
+        if form is None or not isinstance(node, PlainTensor):
+            return self.other_view(node)
+        storage = self.draft.graph.ids[id(node.storage)]
+        if storage.dtype is None:
+            return self.other_view(node)
+        self.recogniser.check_reach(form, storage, storage.dtype)
+        alike = id(form), storage.dtype
+        known = self.views.get(alike)
+        if known is None:
+            known = self.views[alike] = self.other_view(node)
+        return known
+
+    def other_view(self, node: Call) -> View:
+        tensor = self.recogniser.tensor(node)
+        assert tensor is not None
+        flags = flags_of(node) or {}
+        return View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset, **flags)
+
+    def use(self, node: Call, names: list[str]) -> Use:
+        view = self.view(node)
+        start = _start(view)
         end = reach_of(view.shape, view.stride, view.offset, view.dtype)
-        return tensor.storage, Use(node, names, view, start, max(start, end))
+        return Use(node, names, view, start, max(start, end))
 
     def name(self, wanted: str) -> str:
         """A name that no other tensor of the file has."""
@@ -216,11 +246,18 @@ class _Division:
 
     # -- how it is divided ---------------------------------------------------------------------
 
-    def divide(self, stored: StorageBytes, uses: list[Use], raw: str | None) -> None:
+    def divide(
+        self, stored: StorageBytes, held: Sequence[tuple[Call, list[str]]], raw: str | None
+    ) -> None:
         """Divide one storage."""
-        if raw is None and len(uses) == 1 and len(uses[0].names) == 1:
-            self.alone(stored, uses)  # as all would be in the end that nothing shares bytes with
+        if raw is None and len(held) == 1 and len(held[0][1]) == 1:
+            # as all would be in the end that nothing shares bytes with
+            node, names = held[0]
+            view = self.view(node)
+            part = self.part(stored, view, _start(view), names[0])
+            self.found.shown[id(node)] = TensorView(part.name, None)
             return
+        uses = list(starmap(self.use, held))
         empty = [use for use in uses if use.start == use.end]
         uses = [use for use in uses if use.start < use.end]
         if raw is not None:
@@ -299,20 +336,10 @@ class _Division:
 
     def part(self, stored: StorageBytes, view: View, start: int, name: str) -> Part:
         """A tensor as it is."""
-        dtype, last = CARRIERS.get(view.dtype, (view.dtype, 0))
-        shape = (*view.shape, last) if last else view.shape
-        nbytes = nbytes_of(prod(view.shape), view.dtype)
+        dtype, shape, nbytes, is_flat = _look_of(view)
         check_expanded(name, nbytes, stored)
-        plain = _is_contiguous(view) and not (view.conj or view.neg)
-        part = Part(
-            name=self.name(name),
-            dtype=dtype,
-            shape=shape,
-            nbytes=nbytes,
-            stored=stored,
-            start=start,
-            view=None if plain else view,
-        )
+        gathered = None if is_flat else view
+        part = Part(self.name(name), dtype, shape, nbytes, stored, start, gathered)
         self.found.parts.append(part)
         return part
 
@@ -363,15 +390,6 @@ def check_expanded(name: str, nbytes: int, stored: StorageBytes) -> None:
         )
 
 
-def _is_simple(node: Node) -> bool:
-    """Whether this is a plain tensor that has nothing to say besides what it shows."""
-    if compact_form(node) is not None:
-        return True
-    if not isinstance(node, Call) or not is_plain(node):
-        return False
-    return flags_of(node) is not None and is_untouched(node)
-
-
 def _clusters(uses: list[Use]) -> list[list[Use]]:
     """Those that have bytes in common, in the order of the storage."""
     clusters: list[list[Use]] = []
@@ -386,9 +404,30 @@ def _clusters(uses: list[Use]) -> list[list[Use]]:
 
 def _covers(use: Use, start: int, end: int) -> bool:
     """Whether a tensor shows just these bytes, one after the other."""
-    view = use.view
-    flat = _is_contiguous(view) and not (view.conj or view.neg)
-    return flat and (use.start, use.end) == (start, end)
+    return _look_of(use.view).is_flat and (use.start, use.end) == (start, end)
+
+
+class _Look(NamedTuple):
+    """How what a tensor shows is written."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    #: whether its elements follow each other in the storage as they are
+    is_flat: bool
+
+
+@lru_cache(1 << 10)  # so few, since sizes can be chosen to have all one hash
+def _look_of(view: View) -> _Look:
+    dtype, last = CARRIERS.get(view.dtype, (view.dtype, 0))
+    shape = (*view.shape, last) if last else view.shape
+    is_flat = _is_contiguous(view) and not (view.conj or view.neg)
+    return _Look(dtype, shape, nbytes_of(prod(view.shape), view.dtype), is_flat)
+
+
+def _start(view: View) -> int:
+    """Where what a tensor shows begins in the storage."""
+    return view.offset * BITS[view.dtype] // 8
 
 
 def _nbytes(view: View) -> int:

@@ -27,8 +27,9 @@ def nodes_of(
 
     `enter` is called with each before what it holds is looked at. `skip` has the `id()` of nodes
     not to be looked into; it is asked after a node was given. `met` has the `id()` of nodes that
-    were reached before and are left out; the others are added. Without `compact`, storages are left
-    out that only compact tensors hold, and that are compact as well: they hold nothing further.
+    were reached before and are left out; the others are added. Without `compact`, compact tensors
+    are left out that others hold, with their storages if these are compact as well: they hold
+    nothing further.
     """
     met = set() if met is None else met
     todo: list[Any] = [root] if type(root) in _COMPOSITE else []
@@ -49,7 +50,13 @@ def nodes_of(
         elif type(node) is not StorageReference or not is_compact(node):
             held = parts_of(held_by(node))
             if not are_plain(held) and not _COMPOSITE.isdisjoint(map(type, held)):
-                todo += [each for each in reversed(held) if type(each) in _COMPOSITE]
+                inner = [each for each in reversed(held) if type(each) in _COMPOSITE]
+                todo += inner if compact else [each for each in inner if not _is_inert(each)]
+
+
+def _is_inert(node: Node) -> bool:
+    """Whether this is a tensor of which all is said by its form and its storage."""
+    return type(node) is PlainTensor and compact_form(node) is not None and is_compact(node.storage)
 
 
 def replace_nodes(root: Node, new: Mapping[int, Node]) -> Node:

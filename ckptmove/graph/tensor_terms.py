@@ -31,6 +31,7 @@ from ..torch_pickle.values.numpy_arrays import DTYPES, Array, array_of, content_
 from ..torch_pickle.values.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
 from .array_order import Order, order_of
 from .canonical import Graph
+from .fingerprint import Fingerprint
 from .reach import nodes_of
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _MOST_AGAIN = 1 << 13  # terms that show all of a tensor again, as another objec
 #: The dtypes that storages have.
 TYPED = frozenset(STORAGE_CLASSES.values())
 _UNTYPED = "untyped"
+_USUAL = TYPED - CARRIERS.keys()  # dtypes that the tensors of a file have for themselves
 
 
 class Speller:
@@ -53,17 +55,22 @@ class Speller:
         self.graph = graph
         self.parts = parts
         self.dtypes = {part.name: part.dtype for part in parts.parts}
+        #: of what it gave terms for
+        self.fingerprint = Fingerprint(graph)
 
     def leaf(self, node: Node) -> dict[str, Any] | None:
         """The term of a node, or None if it is nothing that a file of tensors holds."""
+        term = None
         if isinstance(node, Blob):
             name = self.parts.blobs.get(id(node))
-            return None if name is None else self._blob(name, self.parts.orders.get(id(node)))
-        if isinstance(node, Persistent) and id(node) in self.graph.ids:
-            return self._storage(node)
-        if isinstance(node, Call) and id(node) in self.parts.shown:
-            return self._tensor(node)
-        return None
+            term = name and self._blob(name, self.parts.orders.get(id(node)))
+        elif isinstance(node, Persistent) and id(node) in self.graph.ids:
+            term = self._storage(node)
+        elif isinstance(node, Call) and id(node) in self.parts.shown:
+            term = self._tensor(node)
+        if term:
+            self.fingerprint.add(node)
+        return term or None
 
     def _blob(self, name: str, order: Order | None) -> dict[str, Any]:
         term: dict[str, Any] = {"$": "blob", "of": name}
@@ -233,16 +240,19 @@ class Reader:
         shape = (*array.shape, last) if last else array.shape
         return (dtype, shape, order) == (entry.dtype, tuple(entry.shape), order_of(array))
 
-    def whole(self, name: str) -> Call:
+    def whole(self, name: str, location: object = "cpu") -> Call:
         """A tensor of the file as it is."""
         entry = self.entries[name]
-        storage = self._storage(name, entry.dtype if entry.dtype in TYPED else None, "cpu")
+        storage = self._storage(name, entry.dtype if entry.dtype in TYPED else None, location)
         stride = contiguous_stride(entry.shape)
         return self.graph.tensor(storage, entry.dtype, entry.shape, stride, 0)
 
     def tensor(self, name: str, said: Mapping[str, Any]) -> Call:
         """A tensor of the file, or a view of one, by what its term says of it."""
         entry = self.entries[name]
+        is_whole = len(said) == (3 if "device" in said else 2)  # "$" and "of": so are nearly all
+        if is_whole and entry.dtype in _USUAL and len(entry.shape) <= MOST_DIMENSIONS:
+            return self.whole(name, said.get("device", "cpu"))
         dtype = said.get("dtype", entry.dtype)
         flags = {flag: said[flag] for flag in _FLAGS if flag in said}
         if not _is_among(dtype, BITS) or not all(isinstance(flag, bool) for flag in flags.values()):

@@ -9,13 +9,14 @@ the file and kept the text: then the tensors are read and the tree is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CorruptError, UnsupportedError
 from ..pickles.nodes import Dict, Node
 from ..pickles.terms import check_texts, from_terms, parse_term, term_json, to_terms
 from .canonical import Graph
+from .fingerprint import Fingerprint
 from .tensor_terms import Held, MissingTensor, Reader, Speller
 
 if TYPE_CHECKING:
@@ -26,16 +27,31 @@ TREE = "ckptmove"
 _VERSION = 1
 
 
-def tree_text(graph: Graph, parts: Parts, most_characters: int | None = None) -> str:
-    """The tree of a graph whose tensors are written as these parts.
+def tree_text(graph: Graph, parts: Parts, most_characters: int | None = None) -> tuple[str, bytes]:
+    """The tree of a graph whose tensors are written as these parts, and its fingerprint.
 
     TooLong if it has more characters than it may.
     """
-    root = to_terms(graph.root, Speller(graph, parts).leaf, most_characters, check_texts)
+    speller = Speller(graph, parts)
+    root = to_terms(graph.root, speller.leaf, most_characters, check_texts)
     said = {"version": _VERSION, "root": root}
     if parts.duplicates:
         said["duplicates"] = sorted(parts.duplicates)
-    return term_json(said)
+    return term_json(said), speller.fingerprint.digest()
+
+
+def fingerprint_of(entries: Mapping[str, Held], text: str) -> bytes:
+    """The fingerprint of a tree, by what is told of it; raises as `read_tree`, or MissingTensor."""
+    reader = Reader(entries)
+    fingerprint = Fingerprint(reader.graph)
+
+    def leaf(term: dict[str, Any]) -> Node:
+        node = reader.leaf(term)
+        fingerprint.add(node)
+        return node
+
+    _read_tree(reader, text, leaf)
+    return fingerprint.digest()
 
 
 def read_tree(
@@ -53,7 +69,8 @@ def read_tree(
     """
     if text is not None:
         try:
-            return _read_tree(entries, text, folder)
+            reader = Reader(entries, folder)
+            return reader, _read_tree(reader, text, reader.leaf)
         except MissingTensor as error:
             warnings.append(f"{error}: its tree is ignored")
     reader, root = Reader(entries, folder), Dict()
@@ -63,7 +80,7 @@ def read_tree(
     return reader, root
 
 
-def _read_tree(entries: Mapping[str, Held], text: str, folder: str) -> tuple[Reader, Node]:
+def _read_tree(reader: Reader, text: str, leaf: Callable[[dict[str, Any]], Node]) -> Node:
     said = parse_term(text)
     if not isinstance(said, dict) or not {"version", "root"} <= said.keys():
         raise CorruptError("its tree is malformed")
@@ -72,8 +89,7 @@ def _read_tree(entries: Mapping[str, Held], text: str, folder: str) -> tuple[Rea
     duplicates = said.get("duplicates", [])
     if not _are_names(duplicates) or not said.keys() <= {"version", "root", "duplicates"}:
         raise CorruptError("its tree is malformed")
-    reader = Reader(entries, folder)
-    root = from_terms(said["root"], reader.leaf)
+    entries, root = reader.entries, from_terms(said["root"], leaf)
     strays = entries.keys() - reader.used - set(duplicates)
     if strays or not set(duplicates) <= entries.keys():
         stray = sorted(strays or set(duplicates) - entries.keys())[0]
@@ -81,7 +97,7 @@ def _read_tree(entries: Mapping[str, Held], text: str, folder: str) -> tuple[Rea
     reader.check_arrays(root)
     reader.graph.root = root
     reader.terms = True
-    return reader, root
+    return root
 
 
 def _are_names(said: object) -> bool:

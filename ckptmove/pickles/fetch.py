@@ -55,6 +55,10 @@ class Fetched:
         self._skipped = [0, *accumulate(gap.nbytes for gap in gaps)]
         self.nbytes = len(data) + self._skipped[-1]
 
+    def gap_sizes(self) -> dict[int, int]:
+        """How many bytes were passed over, by the offset of the opcode that pushes them."""
+        return {at: gap.nbytes for at, gap in self.gaps.items()}
+
     def gap_starts(self, start: int) -> Iterator[int]:
         """Where in the file what was left out starts, if the pickle starts at `start`."""
         return (start + gap.start for gap in self.gaps.values())
@@ -62,6 +66,13 @@ class Fetched:
     def place(self, at: int) -> int:
         """Where the byte at offset `at` of `data` lies in the file, from the pickle's start."""
         return at + self._skipped[bisect_right(self._ends, at)]
+
+
+def is_bare(content: bytes) -> bool:
+    """Whether bytes have surely no string that `fetch` passes over, whatever their opcodes are."""
+    most = len(content) >> 24  # of the last byte of a count that is no lie
+    counts = rb"[BT\x8e]..(?!\0\0).[\0-\x%02x]" % most
+    return len(content) <= MAX_NBYTES and re.search(counts, content, re.DOTALL) is None
 
 
 def fetch(source: Readable, start: int) -> Fetched:

@@ -6,7 +6,10 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ..errors import InputError
 from ..sources.budget import Budget
+from ..sources.source import Memory, Readable
+from .fetch import Fetched, fetch, is_bare
 from .nodes import Blob, Call, Global, Node, Persistent
 from .opcodes.machine import Machine
 from .opcodes.tensor_machine import TensorMachine
@@ -69,3 +72,19 @@ def walk(
         machine.textual,
         machine.position,
     )
+
+
+def walk_at(source: Readable, start: int, base: int, budget: Budget) -> tuple[Fetched, Pickle]:
+    """Walk the pickle that starts there in a file.
+
+    Of one in memory of which all is kept, the walk finds the end: it is not looked for before.
+    """
+    if start or not isinstance(source, Memory) or not is_bare(source.content):
+        fetched = fetch(source, start)
+        return fetched, walk(fetched.data, base, fetched.gap_sizes(), budget)
+    try:
+        pickle = walk(source.content, base, None, budget)
+    except InputError:
+        fetch(source, start)  # opcodes that are none are told of first
+        raise
+    return Fetched(source.content[: pickle.nbytes], []), pickle

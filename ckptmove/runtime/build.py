@@ -17,7 +17,7 @@ import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
 from ..errors import CkptmoveError, CorruptError, UnsupportedError
-from ..graph.canonical import V2, V3, is_plain, is_untouched
+from ..graph.plain_tensors import V2, V3, is_plain, is_untouched
 from ..manifest.dtypes import STORAGE_CLASSES
 from ..pickles.nodes import (
     Blob,

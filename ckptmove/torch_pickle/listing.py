@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import CorruptError
-from ..manifest.manifest import Role, Section, Storage, TensorEntry
+from ..manifest.manifest import Role, Section
 from ..manifest.other_records import Alias, NamedDevice
 from ..manifest.paths import Path
 from ..pickles.hash_costs import check_keys
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
+from ..pickles.opcodes.pairs import keys_of
 from ..pickles.opcodes.plain_tensors import PlainTensor, is_compact
 from ..placement.device import names_device
 from ..sources.budget import Budget
 from .children import TRANSPARENT, breadth, reachable, visits_of
-from .listing_budget import Allowance
+from .listed_tensors import Contents, Step, TensorListing, are_compact, check_depth
 from .pickled_modules import (
     Doubt,
-    Doubts,
     Inside,
     Way,
     attributes_of,
@@ -38,9 +37,9 @@ from .sections.sections import (
     holds_weights,
     initial_score,
     is_capturable,
+    is_cpu_generator_state,
     is_graph_data,
     is_optimizer,
-    is_rng_state,
     mesh_device_type,
     optimizer_roles,
     remote_device,
@@ -50,49 +49,24 @@ from .sections.sections import (
 )
 from .sections.tensor_names import set_apart, with_shared
 from .streams import Container
-from .values.numpy_arrays import KIND, Arrays, array_of, content_of
-from .values.strided import Tensor
+from .values.numpy_arrays import Arrays, array_of, content_of
 from .values.tensors import Recogniser, device_text
 from .whole import Whole
 
 if TYPE_CHECKING:
-    from .torchscript_code import Literal
+    pass
 
 #: Where a program keeps the inputs that it was traced with, which are no part of the model.
 _EXAMPLES = ("traced_inputs",)
 #: The sections in which another may begin.
 _OPEN = (Section.OTHER, Section.MODEL, Section.EMA)
+_TEXTS = frozenset((str, Text))
 _SETS = ("builtins.set", "builtins.frozenset")
-_DEEPEST = 1000  # keys in a path; a pickler recurses and can't go nearly as deep
 _LATER = Global("", "", 0)  # stands for all that was put off
 
 
-class Contents:
-    """What a pickle holds: the fields of a `Manifest`, and the nodes that spell devices."""
-
-    def __init__(self) -> None:
-        self.tensors: list[TensorEntry] = []
-        self.nodes: list[Node] = []  # of each tensor
-        self.storages: Mapping[str, Storage] = {}  # what stands for the bytes of numpy's arrays
-        self.loose: list[tuple[str, Call]] = []  # long arrays that are data, under their names
-        self.alike: set[str] = set()  # the names that several would have: theirs quote keys
-        self.weights_at: list[int | None] = []  # of each, how deep what holds its model begins
-        self.opened: dict[int, Section] = {}  # `id()` of a container → what it serves
-        self.mixed: set[int] = set()  # of state dicts that hold averages beside the weights
-        self.values: list[NamedDevice] = []
-        self.objects: Counter[str] = Counter()
-        self.aliases: list[Alias] = []
-        self.capturable: list[str] = []
-        self.meshes: list[Text] = []
-        self.remotes: list[Call] = []
-        self.spelled: dict[int, tuple[Text | Call, ...]] = {}  # index of a tensor → its own words
-        self.value_nodes: list[Text | Call | Literal] = []  # of each value that names a device
-        self.doubts = Doubts()  # of modules whose state dict can't be told
-
-
 _Held = Tuple | List | Set | Dict | Call
-_Step = tuple[Node, Path, Context]  # what is visited
-_END: _Step = (Global("", "", 0), (), Context())
+_END: Step = (Global("", "", 0), (), Context())
 
 
 def contents_of(
@@ -131,27 +105,23 @@ def contents_of(
     return listing.contents
 
 
-class _Listing(Allowance):
+class _Listing(TensorListing):
     def __init__(self, found: Whole, nbytes: int, recogniser: Recogniser, arrays: Arrays) -> None:
         """`nbytes` is how many bytes describe the checkpoint."""
-        super().__init__(nbytes)
+        super().__init__(nbytes, recogniser)
         persistents = (each for stream in found.streams for each in stream.pickle.persistents)
         self.pids = {id(each.pid) for each in persistents if not is_compact(each)}
         self.grafts = found.grafts
         self.arrays = arrays
-        self.recogniser = recogniser
-        self.contents = Contents()
         self.budget = Budget()  # of keys that are looked at
-        self.first: dict[int, Path] = {}  # container → where it was met first
-        self.roles: dict[int, Role] = {}  # tensor → its role in an optimizer
         self.internal: set[int] = set()  # nodes that name a device, but for no use of the user's
         #: A container's path and where it was first, each with what the way there says.
         self.met_again: list[tuple[Path, Way | None, Path, Way | None]] = []
         self.ways: dict[int, Way] = {}  # container within a module → the way to where it was first
         self.leads: dict[int, bool] = {}  # whether rows hold anything to be listed
-        # Of each container on the way, what is still to be visited: of a long one no list is made.
-        self.todo: list[Iterator[_Step]] = []
-        self.later: list[Iterator[_Step]] = []  # what modules hold besides their state
+        #: of the tensors below a number that were last: around them, how deep, their names, within
+        self.slots: tuple[Context, int, list[Node], Context] | None = None
+        self.later: list[Iterator[Step]] = []  # what modules hold besides their state
 
     def run(self, root: Node, path: Path, context: Context) -> None:
         self.todo.append(iter([(root, path, context)]))
@@ -165,8 +135,7 @@ class _Listing(Allowance):
                 self.later.clear()
                 continue
             self.take_room(len(path))
-            if len(path) > _DEEPEST:
-                raise CorruptError(f"the checkpoint is nested more than {_DEEPEST} levels deep")
+            check_depth(path)
             try:
                 self.visit(node, path, context)
             except CorruptError as error:
@@ -182,11 +151,6 @@ class _Listing(Allowance):
             for path, way, first, first_way in self.met_again
             if first in holding
         ]
-
-    def name(self, path: Path, way: Way | None) -> str:
-        name = name_of(path, way)
-        self.take_room(len(name))
-        return name
 
     def visit(self, node: Node, path: Path, context: Context) -> None:
         if type(node) is PlainTensor and not self.grafts:
@@ -225,48 +189,6 @@ class _Listing(Allowance):
         self.contents.values.append(NamedDevice(path, name, value, kind, fixed))
         self.contents.value_nodes.append(node)
 
-    # -- tensors -------------------------------------------------------------------------------
-
-    def list_tensor(self, tensor: Tensor, node: Node, path: Path, context: Context) -> None:
-        array = tensor.kind == KIND
-        role = Role.ARRAY if array else self.roles.get(id(node), context.role)
-        section = context.section
-        key = path[-1] if path else None
-        if tensor.dtype == "uint8" and not array and is_rng_state(tensor.shape, key, context.rng):
-            role, section = Role.RNG_STATE, Section.RNG
-        if section is Section.OTHER and tensor.kind == "parameter":
-            section = Section.EMA if context.averaged else Section.MODEL
-        name, way = self.name(path, context.way), context.way
-        beside = way is not None and way.beside
-        model_at = None if beside else context.model_at
-        state_key = None
-        if model_at is not None:
-            state_key = name_of(path, way, model_at) if model_at else name
-        dtype, shape, device, nbytes, kind, layout, stride, offset, storage, grad = tensor[:10]
-        entry = TensorEntry(  # by place, since there may be very many
-            *(name, path, section, kind, layout, dtype, shape, stride, offset, device, nbytes),
-            *(storage, grad, state_key, context.part_of, role, (), bool(tensor.spelled), None),
-            beside,
-        )
-        if tensor.spelled:
-            self.contents.spelled[len(self.contents.tensors)] = tensor.spelled
-        self.contents.tensors.append(entry)
-        self.take_tensors(again=id(node) in self.first)
-        self.contents.nodes.append(node)
-        self.contents.weights_at.append(context.weights_at)
-        if self.first.setdefault(id(node), path) is not path:
-            return  # what hangs on it was listed there; tensors may hang on each other in a ring
-        if not tensor.children:
-            return
-        self.take_steps(len(tensor.children))
-        inner = context._replace(section=section, role=role)
-        if tensor.composite:
-            inner = inner._replace(part_of=entry.name)
-        self.push(
-            (child.node, (*path, child.key), inner._replace(role=child.role or role))
-            for child in tensor.children
-        )
-
     # -- everything else -----------------------------------------------------------------------
 
     def enter(self, node: Tuple | List | Set | Dict | Call, path: Path, context: Context) -> None:
@@ -295,7 +217,11 @@ class _Listing(Allowance):
             raise CorruptError("the id of a storage is also a value")
         self.take_steps(breadth(node))
         inside, children = visits_of(node, self.leads, self.grafts)
-        within = self.within(node, path, context, children)
+        compact = are_compact(children)
+        if compact and isinstance(node, Dict) and type(path[-1] if path else None) is int:
+            within = self.within_slots(node, path, context, children)
+        else:
+            within = self.within(node, path, context, children)
         self.contents.opened[id(node)] = within.section
         apart = averages_within(node, within.section)
         if apart and within.section in (Section.MODEL, Section.EMA):
@@ -305,6 +231,8 @@ class _Listing(Allowance):
             self.push_module(node, attributes, path, within, list(inside), again=before is not path)
         elif way is not None and way.passing:
             self.push_ways(path, within, inside_buffers(way, inside))
+        elif way is None and not apart and compact:
+            self.push(self.list_plain(inside, path, within))
         else:
             self.push(
                 (child, (*path, *keys), towards(within, apart.get(keys[-1] if keys else None)))
@@ -378,6 +306,22 @@ class _Listing(Allowance):
             self.contents.remotes.append(remote)
             self.internal.add(id(remote))
 
+    def within_slots(
+        self, node: Dict, path: Path, context: Context, children: list[Node]
+    ) -> Context:
+        """As `within`, of plain tensors below a number, as an optimizer has them of a parameter.
+
+        What those of one say, those of its neighbors do that have the same names.
+        """
+        keys, depth = list(keys_of(node.pairs)), len(path)
+        generator = any(map(is_cpu_generator_state, children))
+        if generator or len(children) != len(keys) or not _TEXTS.issuperset(map(type, keys)):
+            return self.within(node, path, context, children)
+        last = self.slots
+        if last is None or last[0] is not context or last[1:3] != (depth, keys):
+            last = self.slots = context, depth, keys, self.within(node, path, context, children)
+        return last[3]
+
     def within(
         self,
         node: Tuple | List | Set | Dict | Call,
@@ -429,7 +373,3 @@ class _Listing(Allowance):
             self.roles.update((id(tensor), role) for tensor, role in optimizer_roles(node))
             if is_capturable(node):
                 self.contents.capturable.append(name_of(path, way))
-
-    def push(self, children: Iterator[_Step]) -> None:
-        """Have these visited next, and all that is below them."""
-        self.todo.append(children)

@@ -18,11 +18,11 @@ from ..errors import CorruptError, UnsupportedError
 from ..manifest.manifest import Role, Section, Storage, TensorEntry
 from ..manifest.other_records import Chunk, HeldRecord, NamedDevice
 from ..manifest.paths import Path
-from ..pickles.fetch import fetch, fetch_prefix
+from ..pickles.fetch import fetch_prefix
 from ..pickles.nodes import Blob, Call, Global, Node, Text
 from ..pickles.opcodes.literals import may_be_checkpoint
 from ..pickles.scan import Survey, count_nbytes
-from ..pickles.walk import walk
+from ..pickles.walk import walk_at
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from .callables.allowlist import KNOWN
@@ -269,17 +269,17 @@ class Stream:
         self.start = start
         #: what the offsets of its nodes are counted from
         self.base = number * _SPAN
-        self._fetched = fetch_prefix(source, start) if broken else fetch(source, start)
-        # without the bytes that were passed over; and how many all take in the source
-        self.data, self.nbytes = self._fetched.data, self._fetched.nbytes
-        gaps = {at: gap.nbytes for at, gap in self._fetched.gaps.items()}
         self.is_whole = True  #: whether all of it could be read
         if broken:
             from ..pickles.prefix import walk_prefix
 
-            self.pickle, self.is_whole = walk_prefix(self.data, self.base, gaps, budget)
+            self._fetched = fetched = fetch_prefix(source, start)
+            gaps = fetched.gap_sizes()
+            self.pickle, self.is_whole = walk_prefix(fetched.data, self.base, gaps, budget)
         else:
-            self.pickle = walk(self.data, self.base, gaps, budget)
+            self._fetched, self.pickle = walk_at(source, start, self.base, budget)
+        # without the bytes that were passed over; and how many all take in the source
+        self.data, self.nbytes = self._fetched.data, self._fetched.nbytes
         #: what it imports
         self.names = {each.qualname for each in self.pickle.globals}
         self.nested: list[Nested] = []

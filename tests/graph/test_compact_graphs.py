@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from ckptmove import formats
 from ckptmove.errors import CkptmoveError
 from ckptmove.formats.writing import WriteOptions
-from ckptmove.graph.canonical import is_plain
-from ckptmove.graph.fingerprint import fingerprint
+from ckptmove.graph.plain_tensors import is_plain
 from ckptmove.graph.reach import nodes_of
 from ckptmove.pickles.emit import emit
 from ckptmove.pickles.opcodes.plain_tensors import PlainTensor, StorageReference, is_compact
@@ -36,7 +35,7 @@ def outcome(path: Path, *, expand: bool) -> object:
             plain = [node for node in nodes_of(draft.graph.root) if is_plain(node)]
             assert not (expand and any(map(is_compact, plain)))
             said = draft.list_contents()
-            told = [emit(draft.graph.root), fingerprint(draft.graph), said.tensors, said.objects]
+            told = [emit(draft.graph.root), said.tensors, said.objects]
             target = formats.writable("safetensors")
             written = target.plan_write(draft, WriteOptions("stem")).files[""]
             return told, written.writes, written.copies, written.gathers

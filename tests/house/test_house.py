@@ -139,6 +139,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "torch_pickle.values.tensors",
         "torch_pickle.values",
         "torch_pickle.children",
+        "torch_pickle.listed_tensors",
         "torch_pickle.listing",
         "torch_pickle",
         "torch_pickle.tree",
@@ -175,7 +176,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "graph.normalize",
         "graph.reach",
+        "graph.plain_tensors",
         "graph.canonical",
+        "graph.fingerprint",
         "graph.program_tensors",
         "graph.draft",
         "graph.array_order",
@@ -205,7 +208,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "graph.edit.optimizer_ids",
         "graph.edit.callables",
         "graph.edit",
-        "graph.fingerprint",
         "graph",
     ),
     (

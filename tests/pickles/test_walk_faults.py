@@ -9,14 +9,18 @@ import random
 import struct
 import tracemalloc
 from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.errors import CorruptError, InputError
+from ckptmove.pickles.fetch import Fetched, fetch
 from ckptmove.pickles.nodes import List, Tuple
-from ckptmove.pickles.walk import walk
+from ckptmove.pickles.walk import Pickle, walk, walk_at
+from ckptmove.sources.budget import Budget
+from ckptmove.sources.source import Memory
 from tests.making.building import CODES, Stored, at_most, dumps
 
 SAVED = {
@@ -283,3 +287,45 @@ def test_slots_that_a_relocation_left_out_are_no_fault() -> None:
     assert isinstance(root, Tuple)
     assert len(root.items) == 100_001
     assert root.items[-1] is root.items[-2]
+
+
+LONG = {"long": b"B" * 70_000, "short": b"T" * 100, "text": "B" * 300}
+BARE_AND_LONG = PICKLES | {"long": dumps(LONG, 4)}
+
+
+def in_memory(memory: Memory) -> tuple[Fetched, Pickle]:
+    return walk_at(memory, 0, 0, Budget())
+
+
+def in_file(memory: Memory) -> tuple[Fetched, Pickle]:
+    fetched = fetch(memory, 0)
+    return fetched, walk(fetched.data, 0, fetched.gap_sizes(), Budget())
+
+
+def outcome(
+    walked: Callable[[Memory], tuple[Fetched, Pickle]], memory: Memory
+) -> tuple[object, ...]:
+    try:
+        fetched, found = walked(memory)
+    except InputError as error:
+        return type(error), str(error)
+    said = found.nbytes, len(found.calls), len(found.blobs), len(found.globals)
+    return fetched.data, fetched.nbytes, fetched.gaps, said
+
+
+@given(
+    st.sampled_from([*BARE_AND_LONG]),
+    st.lists(
+        st.tuples(st.integers(0, 1 << 20), st.sampled_from(b"BTX\x8e\x95q.\xff\0")), max_size=3
+    ),
+    st.integers(0, 40),
+)
+def test_in_memory_a_pickle_is_what_it_is_in_a_file(
+    name: int | str, changes: list[tuple[int, int]], cut: int
+) -> None:
+    content = bytearray(BARE_AND_LONG[name])
+    for at, code in changes:
+        content[at % len(content)] = code
+    content = content[: len(content) - cut] if cut < 20 else content + b"rest"
+    memory = Memory(bytes(content), "x.pkl")
+    assert outcome(in_memory, memory) == outcome(in_file, memory)

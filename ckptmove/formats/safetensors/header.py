@@ -54,6 +54,7 @@ _LEAST_EMPTY, _NBYTES_OF_EMPTY = 5 << 12, 512  # of a file, for each more tensor
 _FLOAT4 = "float4_e2m1fn_x2"
 _WITHOUT_TORCH = ("F6_E2M3", "F6_E3M2")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_MINUS_ZERO = re.compile(rb"-0(?<![0-9eE]-0)")
 _NAMES = {torch: name for name, torch in SAFETENSORS.items()}
 _RANK = {torch: rank for rank, torch in enumerate(reversed(SAFETENSORS.values()))}
 
@@ -151,7 +152,8 @@ def read_json(
     `[` and `{` it may have, if not a share of its length.
     """
     _check_extent(content, what, nbytes_of_quote, most_brackets)
-    usual = b"-0" not in content and not has_long_number(content)  # then Python's own are the same
+    # Where there are none, Python's own whole numbers are the same; `1e-08` has none in a text.
+    usual = not _MINUS_ZERO.search(content) and not has_long_number(content)
     try:
         root = json.loads(
             content.decode("utf-8"),

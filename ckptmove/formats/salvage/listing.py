@@ -13,7 +13,8 @@ from ...pickles.nodes import Blob, Call, Dict, List, Node, Persistent, Set, Tupl
 from ...sources.budget import Excess
 from ...torch_pickle.callables.uses import latin_1
 from ...torch_pickle.children import children_of
-from ...torch_pickle.listing import Contents, contents_of
+from ...torch_pickle.listed_tensors import Contents
+from ...torch_pickle.listing import contents_of
 from ...torch_pickle.streams import Container
 from ...torch_pickle.values.numpy_arrays import KIND, array_of
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids

@@ -8,13 +8,14 @@ from math import prod
 from ...errors import UnsupportedError
 from ...manifest.dtypes import nbytes_of
 from ...pickles.nodes import Blob, Call, Global, Node, Persistent
+from ...pickles.opcodes.plain_tensors import Form, compact_form
 from ...pickles.terms import Term, to_terms
 from ...reports.difference import Kind
 from ...sources.source import Memory, Readable
-from ...torch_pickle.values.strided import Tensor
-from ..canonical import data_of, flags_of, is_plain
-from ..draft import CheckpointGraph, View
+from ...torch_pickle.values.strided import Tensor, reach_of
+from ..draft import CheckpointGraph, StorageBytes, View
 from ..edges import COMPOSITE, bytes_of, type_of
+from ..plain_tensors import data_of, flags_of, is_plain
 from ..reach import held_by, nodes_of
 from .difference import Held, Shown, is_left_out
 
@@ -31,6 +32,7 @@ class Side:
         self.recogniser = draft.graph.recogniser
         self.kind = Kind.VALUE_ADDED if added else Kind.VALUE_REMOVED
         self.spelled: set[int] = set()  # what says the device of a tensor
+        self.views: dict[tuple[int, str], tuple[View, int]] = {}  # by form and dtype; their reach
         self.alone: list[Held] = []
         self.met: set[int] = set()  # of what the other one has not
 
@@ -49,9 +51,25 @@ class Side:
 
     def held(self, name: str, node: Node, tensor: Tensor) -> Held:
         """A tensor under its name; what says its device is no value besides."""
+        form = compact_form(node)
+        if form is not None and tensor.storage is not None:
+            return self.compact(name, node, tensor, form, self.draft.stored[tensor.storage])
         self.spelled.update(map(id, tensor.spelled))
         left_out = is_left_out(tensor, self.draft)
         shown = None if left_out else self.elements(data_of(node), tensor)
+        return Held(name, node, tensor, shown, self.draft, left_out)
+
+    def compact(
+        self, name: str, node: Node, tensor: Tensor, form: Form, stored: StorageBytes
+    ) -> Held:
+        """As `held`, but what many tensors have in common is found out once."""
+        known = self.views.get((id(form), tensor.dtype))
+        if known is None:
+            view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset)
+            reach = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
+            known = self.views[id(form), tensor.dtype] = view, reach
+        left_out = known[1] > stored.nbytes
+        shown = None if left_out else Shown(self.draft, stored, known[0])
         return Held(name, node, tensor, shown, self.draft, left_out)
 
     def elements(self, node: Node, tensor: Tensor) -> Shown | None:

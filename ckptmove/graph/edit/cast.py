@@ -15,9 +15,9 @@ from ...manifest.dtypes import ALIASES, BITS
 from ...manifest.manifest import Section, TensorEntry
 from ...pickles.nodes import Call, Node, Persistent, Tuple
 from ...torch_pickle.values.tensors import Recogniser
-from ..canonical import is_plain
 from ..draft import CheckpointGraph
 from ..patterns import covers, no_match
+from ..plain_tensors import is_plain
 from ..reach import nodes_of
 
 #: A dtype: what torch calls it, with `torch.` or not, or anything that spells itself so.

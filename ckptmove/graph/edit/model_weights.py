@@ -16,7 +16,7 @@ from ...manifest.paths import Path, spell
 from ...pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tuple
 from ...reports.display.phrases import join_names, plural
 from ...torch_pickle.children import children_of
-from ...torch_pickle.listing import Contents
+from ...torch_pickle.listed_tensors import Contents
 from ...torch_pickle.sections.averages import COPY, model_names, speaks_of_average
 from ...torch_pickle.sections.sections import holds_weights, is_module_state
 from ..patterns import covers

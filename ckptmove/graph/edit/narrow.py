@@ -10,7 +10,7 @@ from ...errors import RefusedError
 from ...manifest.manifest import Section
 from ...manifest.paths import Path
 from ...reports.display.phrases import plural, quote
-from ...torch_pickle.listing import Contents
+from ...torch_pickle.listed_tensors import Contents
 from ...torch_pickle.values.tensors import Recogniser
 from ..draft import CheckpointGraph
 from ..nested_checkpoints import names_within, show_within

@@ -9,7 +9,7 @@ from ...manifest.manifest import Role
 from ...pickles.nodes import Blob, Call, Node
 from ...pickles.nodes import Mapping as MappingNode
 from ...sources.source import MAX_NBYTES
-from ...torch_pickle.listing import Contents
+from ...torch_pickle.listed_tensors import Contents
 from ...torch_pickle.sections.sections import is_state_dict
 from ...torch_pickle.values.numpy_arrays import Array, array_of, put_content
 from ...torch_pickle.values.strided import contiguous_stride

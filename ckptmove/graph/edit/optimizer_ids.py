@@ -21,8 +21,8 @@ from ...errors import RefusedError
 from ...manifest.manifest import Section
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
 from ...reports.display.phrases import plural
-from ..canonical import data_of
 from ..draft import CheckpointGraph
+from ..plain_tensors import data_of
 from ..reach import nodes_of
 
 OptimizerIds = Literal["int", "name"]

@@ -12,7 +12,7 @@ from ...manifest.paths import Key, Path, spell, spell_apart
 from ...pickles.nodes import Call, Dict, Items, List, Node, Persistent, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...torch_pickle.children import spell_key
-from ...torch_pickle.listing import Contents
+from ...torch_pickle.listed_tensors import Contents
 from ...torch_pickle.pickled_modules import FRAME, INNER, PASSING, attributes_of, is_compiled
 from ...torch_pickle.values.tensors import Recogniser
 from ..patterns import covers, no_match

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -12,7 +11,7 @@ from .text import cut, shape, size
 _MOST_GROUPS = 40  # more than these are collapsed by block
 _MOST_SPANS = 6
 _LONGEST_KEY = 40  # characters of one key of a name
-_NUMBER = re.compile(r"[0-9]{1,9}")
+_MOST_DIGITS = 9
 
 _Parts = tuple[str | None, ...]  # a name, with None for each number
 
@@ -71,8 +70,10 @@ def groups_of(manifest: Manifest, *, full: bool = False) -> list[Group]:
 def _collapse(entries: Iterable[TensorEntry], *, whole_names: bool) -> list[Group]:
     groups: dict[tuple[object, ...], Group] = {}
     for entry in entries:
-        keys = [cut(key, _LONGEST_KEY) for key in entry.name.split(".")]
-        parts: list[str | None] = [None if _NUMBER.fullmatch(key) else key for key in keys]
+        keys = entry.name.split(".")
+        if len(entry.name) > _LONGEST_KEY:
+            keys = [cut(key, _LONGEST_KEY) for key in keys]
+        parts: list[str | None] = [None if _is_number(key) else key for key in keys]
         if not whole_names and None in parts:
             parts = [*parts[: parts.index(None) + 1], "*"]
         label = (tuple(parts), entry.section, entry.dtype, entry.device)
@@ -80,17 +81,22 @@ def _collapse(entries: Iterable[TensorEntry], *, whole_names: bool) -> list[Grou
         if group is None:
             group = Group(tuple(parts), [set() for part in parts if part is None])
             groups[label] = group
-        numbers = (int(k) for k, part in zip(keys, parts, strict=False) if part is None)
+        numbers = [int(k) for k, part in zip(keys, parts, strict=False) if part is None]
         for seen, number in zip(group.numbers, numbers, strict=True):
             seen.add(number)
         group.entries.append(entry)
     return list(groups.values())
 
 
+def _is_number(key: str) -> bool:
+    """Whether a key is a whole number of at most nine digits."""
+    return key.isdigit() and key.isascii() and len(key) <= _MOST_DIGITS
+
+
 def pattern_of(name: str) -> tuple[_Parts, list[int]]:
     """A name with None for each key that is a number, and the numbers."""
     keys = [cut(key, _LONGEST_KEY) for key in name.split(".")]
-    numbers = [_NUMBER.fullmatch(key) is not None for key in keys]
+    numbers = list(map(_is_number, keys))
     parts = tuple(None if n else key for key, n in zip(keys, numbers, strict=True))
     return parts, [int(key) for key, n in zip(keys, numbers, strict=True) if n]
 

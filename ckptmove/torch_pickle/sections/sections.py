@@ -97,7 +97,7 @@ def is_state_dict(node: Mapping) -> bool:
             arrays += 1
         elif value is not None and not key.endswith("_extra_state"):
             return False
-    if arrays and any(_is_cpu_generator_state(value) for _, value in node.pairs):
+    if arrays and any(is_cpu_generator_state(value) for _, value in node.pairs):
         return False
     return tensors + arrays > 0
 
@@ -134,7 +134,7 @@ def rng_within(node: Node, key: Key, children: list[Node], around: Rng) -> Rng:
     if _names_rng(key) or (isinstance(node, Call) and node.qualname == "torch._C.Generator"):
         return Rng.INSIDE
     few = len(children) <= MOST_SIBLINGS
-    if few and any(_is_cpu_generator_state(child) for child in children):
+    if few and any(is_cpu_generator_state(child) for child in children):
         return Rng.NEAR
     return Rng.NEAR if around is Rng.NEAR and isinstance(node, (List, Tuple)) else Rng.UNKNOWN
 
@@ -152,7 +152,8 @@ def _names_rng(key: Key) -> bool:
     return _RNG_WORDS.search(key.lower()) is not None
 
 
-def _is_cpu_generator_state(node: Node) -> bool:
+def is_cpu_generator_state(node: Node) -> bool:
+    """Whether this is a tensor with the shape of the state of torch's CPU generator."""
     plain = compact_form(node)
     if plain is not None:
         return len(plain.shape) == 1 and plain.shape[0] in _CPU_GENERATOR_NBYTES

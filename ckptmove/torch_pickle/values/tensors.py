@@ -86,25 +86,26 @@ class Recogniser:
         self._known[known] = node, tensor
         return tensor
 
-    def _plain(self, form: Form, storage: StorageId, dtype: str) -> Tensor:
-        """As `tensor_at`, but what many have in common is found out once."""
-        _, offset, shape, stride, requires_grad = form
-        alike = id(form), dtype
-        known = self._sizes.get(alike)
+    def check_reach(self, form: Form, storage: StorageId, dtype: str) -> int:
+        """How many bytes its elements take; CorruptError if they reach outside their storage."""
+        known = self._sizes.get((id(form), dtype))
         if known is None:
-            sizes = size_of(shape, dtype), reach_of(shape, stride, offset, dtype)
-            known = self._sizes[alike] = *sizes, form  # which stays, so that its id does
-        nbytes, reach, _ = known
-        if reach > storage.nbytes:
+            reach = reach_of(form.shape, form.stride, form.offset, dtype)
+            sizes = size_of(form.shape, dtype), reach
+            known = self._sizes[id(form), dtype] = *sizes, form  # which stays, so that its id does
+        if known[1] > storage.nbytes:
             raise CorruptError(f"a tensor reaches outside its storage {storage.id!r}")
-        device = self._devices.get(storage.location)
-        if device is None:
-            device = self._devices[storage.location] = intern(str(storage.location))
+        return known[0]
+
+    def _plain(self, form: Form, storage: StorageId, dtype: str) -> Tensor:
+        """As `tensor_at`."""
+        _, offset, shape, stride, requires_grad = form
+        nbytes, place = self.check_reach(form, storage, dtype), storage.location
+        device = self._devices.get(place) or self._devices.setdefault(place, intern(str(place)))
         at = offset + storage.view_at
-        return Tensor(  # by place, since there may be very many
-            *(dtype, shape, device, nbytes, "tensor", "strided", stride, at, storage.id),
-            requires_grad,
-        )
+        said = dtype, shape, device, nbytes, "tensor", "strided", stride, at, storage.id
+        # not by its constructor, which takes twice as long, since there may be very many
+        return tuple.__new__(Tensor, (*said, requires_grad, (), (), False))
 
     def _rebuilt(self, function: str | None, args: Items, depth: int) -> Tensor | None:
         rebuild = _REBUILD.get(function or "")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeGuard
 
 from ....errors import RefusedError
-from ....graph.canonical import data_of, flags_of, is_plain, is_untouched
 from ....graph.draft import CheckpointGraph, StorageBytes, View
+from ....graph.plain_tensors import data_of, flags_of, is_plain, is_untouched
 from ....graph.reach import nodes_of
 from ....manifest.dtypes import BITS
 from ....pickles.nodes import Call, Dict, List, Node, Persistent, Tuple, are_plain

@@ -1,0 +1,169 @@
+"""List tensors, where a walk through a pickle meets them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ..errors import CorruptError
+from ..manifest.manifest import Role, Section, Storage, TensorEntry
+from ..manifest.other_records import Alias, NamedDevice
+from ..manifest.paths import Path, spell
+from ..pickles.nodes import Call, Node, Text
+from ..pickles.opcodes.plain_tensors import compact_form
+from .listing_budget import Allowance
+from .pickled_modules import Doubts, Way, name_of
+from .sections.sections import Context, is_rng_state
+from .values.numpy_arrays import KIND
+from .values.strided import Tensor
+from .values.tensors import Recogniser
+
+if TYPE_CHECKING:
+    from .torchscript_code import Literal
+
+_DEEPEST = 1000  # keys in a path; a pickler recurses and can't go nearly as deep
+Step = tuple[Node, Path, Context]  # what is visited
+
+
+class Contents:
+    """What a pickle holds: the fields of a `Manifest`, and the nodes that spell devices."""
+
+    def __init__(self) -> None:
+        self.tensors: list[TensorEntry] = []
+        self.nodes: list[Node] = []  # of each tensor
+        self.storages: Mapping[str, Storage] = {}  # what stands for the bytes of numpy's arrays
+        self.loose: list[tuple[str, Call]] = []  # long arrays that are data, under their names
+        self.alike: set[str] = set()  # the names that several would have: theirs quote keys
+        self.weights_at: list[int | None] = []  # of each, how deep what holds its model begins
+        self.opened: dict[int, Section] = {}  # `id()` of a container → what it serves
+        self.mixed: set[int] = set()  # of state dicts that hold averages beside the weights
+        self.values: list[NamedDevice] = []
+        self.objects: Counter[str] = Counter()
+        self.aliases: list[Alias] = []
+        self.capturable: list[str] = []
+        self.meshes: list[Text] = []
+        self.remotes: list[Call] = []
+        self.spelled: dict[int, tuple[Text | Call, ...]] = {}  # index of a tensor → its own words
+        self.value_nodes: list[Text | Call | Literal] = []  # of each value that names a device
+        self.doubts = Doubts()  # of modules whose state dict can't be told
+
+
+def check_depth(path: Path) -> None:
+    """CorruptError if a path has more keys than any pickler can nest."""
+    if len(path) > _DEEPEST:
+        raise CorruptError(f"the checkpoint is nested more than {_DEEPEST} levels deep")
+
+
+def are_compact(nodes: Iterable[Node]) -> bool:
+    """Whether these are all plain tensors, on which nothing hangs."""
+    return all([compact_form(node) is not None for node in nodes])
+
+
+class TensorListing(Allowance):
+    """The tensors that were met, and what is still to be visited."""
+
+    def __init__(self, nbytes: int, recogniser: Recogniser) -> None:
+        """`nbytes` is how many bytes describe the checkpoint."""
+        super().__init__(nbytes)
+        self.recogniser = recogniser
+        self.contents = Contents()
+        self.first: dict[int, Path] = {}  # container, or tensor → where it was met first
+        self.roles: dict[int, Role] = {}  # tensor → its role in an optimizer
+        # Of each container on the way, what is still to be visited: of a long one no list is made.
+        self.todo: list[Iterator[Step]] = []
+
+    def push(self, children: Iterator[Step]) -> None:
+        """Have these visited next, and all that is below them."""
+        self.todo.append(children)
+
+    def name(self, path: Path, way: Way | None) -> str:
+        """The name of a place; CorruptError if all names would take too much memory."""
+        name = name_of(path, way)
+        self.take_room(len(name))
+        return name
+
+    def list_tensor(self, tensor: Tensor, node: Node, path: Path, context: Context) -> None:
+        """List a tensor where it was met, and have what hangs on it visited next."""
+        array = tensor.kind == KIND
+        role = Role.ARRAY if array else self.roles.get(id(node), context.role)
+        section = context.section
+        key = path[-1] if path else None
+        if tensor.dtype == "uint8" and not array and is_rng_state(tensor.shape, key, context.rng):
+            role, section = Role.RNG_STATE, Section.RNG
+        if section is Section.OTHER and tensor.kind == "parameter":
+            section = Section.EMA if context.averaged else Section.MODEL
+        name, way = self.name(path, context.way), context.way
+        beside = way is not None and way.beside
+        model_at = None if beside else context.model_at
+        state_key = None
+        if model_at is not None:
+            state_key = name_of(path, way, model_at) if model_at else name
+        dtype, shape, device, nbytes, kind, layout, stride, offset, storage, grad = tensor[:10]
+        entry = TensorEntry(  # by place, since there may be very many
+            *(name, path, section, kind, layout, dtype, shape, stride, offset, device, nbytes),
+            *(storage, grad, state_key, context.part_of, role, (), bool(tensor.spelled), None),
+            beside,
+        )
+        if tensor.spelled:
+            self.contents.spelled[len(self.contents.tensors)] = tensor.spelled
+        self.contents.tensors.append(entry)
+        self.take_tensors(again=id(node) in self.first)
+        self.contents.nodes.append(node)
+        self.contents.weights_at.append(context.weights_at)
+        if self.first.setdefault(id(node), path) is not path:
+            return  # what hangs on it was listed there; tensors may hang on each other in a ring
+        if not tensor.children:
+            return
+        self.take_steps(len(tensor.children))
+        inner = context._replace(section=section, role=role)
+        if tensor.composite:
+            inner = inner._replace(part_of=entry.name)
+        self.push(
+            (child.node, (*path, child.key), inner._replace(role=child.role or role))
+            for child in tensor.children
+        )
+
+    def list_plain(
+        self, inside: Iterable[tuple[Path, Node]], path: Path, context: Context
+    ) -> Iterator[Step]:
+        """Do what visiting each of these plain tensors does, of which nothing is left to visit.
+
+        All are outside of pickled modules.
+        """
+        contents, first, section = self.contents, self.first, context.section
+        model_at, part_of, role = context.model_at, context.part_of, context.role
+        start = f"{spell(path)}." if path else ""
+        state_start = f"{spell(path[model_at:])}." if path[model_at:] else ""
+        for keys, node in inside:
+            here = (*path, *keys)
+            self.take_room(len(here))
+            check_depth(here)
+            key = keys[0] if len(keys) == 1 and type(keys[0]) is str else spell(keys)
+            name = start + key if keys else spell(path)
+            try:
+                tensor = self.recogniser.tensor(node)  # type: ignore[arg-type] # it is a call
+                assert tensor is not None
+                if tensor.dtype == "uint8" or not keys:
+                    self.list_tensor(tensor, node, here, context)
+                    continue
+                self.take_room(len(name))
+                known, state_key = id(node), None
+                if model_at is not None:
+                    state_key = state_start + key if model_at else name
+                dtype, shape, device, nbytes, kind, layout, stride, offset, storage, grad = tensor[
+                    :10
+                ]
+                entry = (
+                    *(name, here, section, kind, layout, dtype, shape, stride, offset, device),
+                    *(nbytes, storage, grad, state_key, part_of, self.roles.get(known, role)),
+                    *((), False, None, False),
+                )
+                contents.tensors.append(tuple.__new__(TensorEntry, entry))
+                self.take_tensors(again=known in first)
+            except CorruptError as error:
+                raise CorruptError(f"{error}, at {name!r}") from error
+            contents.nodes.append(node)
+            contents.weights_at.append(context.weights_at)
+            first.setdefault(known, here)
+        yield from ()

@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         "checksum of a record not compared",
         "writing/verify.py",
-        "        if check.checksum is not None and crc32 != check.checksum.crc32:\n",
+        "        if crc32 != check.checksum.crc32:\n",
         "        if False:\n",
         "tests/writing/test_staged_file.py tests/writing/test_staged_file_disks.py "
         "tests/api/test_convert_damage.py",
@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         "bytes not compared with the source",
         "writing/verify.py",
-        "                if not same:\n",
+        "                if not self._is_in(piece.source, where, view):\n",
         "                if False:\n",
         "tests/writing/test_staged_file.py tests/writing/test_staged_file_faults.py",
     ),

@@ -9,7 +9,7 @@ import stat
 import time
 from collections.abc import Iterator
 
-from ..errors import CorruptError, InputError, StrPath, UnsupportedError
+from ..errors import CorruptError, InputError, StrPath, UnsupportedError, descriptor_error
 from ..system import files
 from ..system.locks import is_locked
 from .source import Source, check_range
@@ -49,7 +49,7 @@ class File(Source):
         try:
             fd = os.open(path, files.READ | files.AT_ONCE)
         except OSError as error:
-            raise InputError(f"can't be read: {error.strerror}", path=path) from error
+            raise _unreadable(error, path) from error
         except ValueError as error:
             raise InputError("can't be read: not a path", path=path) from error
         try:
@@ -69,7 +69,7 @@ class File(Source):
 
     def hold_if_few(self) -> None:
         """Hold the descriptor, or close it where very many are open, until it is read."""
-        if File._held < _MOST_HELD:
+        if File._held < min(_MOST_HELD, files.most_descriptors() // 4):
             File._held += 1
             self._is_counted = True
         else:
@@ -112,7 +112,7 @@ class File(Source):
         try:
             fd = self._descriptor_again()
         except OSError as error:
-            raise InputError(f"can't be read: {error.strerror}", path=self.path) from error
+            raise _unreadable(error, self.path) from error
         try:
             self._check_same(os.fstat(fd))
         except BaseException:
@@ -227,6 +227,13 @@ class File(Source):
         before = self._stat
         if not os.path.samestat(now, before) or _version(now) != _version(before):
             raise CorruptError("the file was changed while it was read", path=self.path)
+
+
+def _unreadable(error: OSError, path: str) -> InputError:
+    """Why a file can't be opened, and what to do if it is not its own fault."""
+    limited = descriptor_error(error)
+    hint = None if limited is None else limited.hint
+    return InputError(f"can't be read: {error.strerror}", path=path, hint=hint)
 
 
 def _version(about: os.stat_result) -> tuple[int, int, int]:

@@ -48,6 +48,15 @@ def optional_module(name: str) -> Any:
         return None
 
 
+def most_descriptors() -> int:
+    """How many files this process may have open (`ulimit -n`)."""
+    limits = optional_module("resource")  # Windows has none, and lets it have thousands
+    if limits is None:
+        return sys.maxsize
+    most = int(limits.getrlimit(limits.RLIMIT_NOFILE)[0])
+    return sys.maxsize if most == limits.RLIM_INFINITY else most
+
+
 # -- reading and writing at an offset --------------------------------------------------------------
 
 

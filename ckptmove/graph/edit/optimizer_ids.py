@@ -126,6 +126,12 @@ def _names(draft: CheckpointGraph, node: Mapping, numbers: Sequence[Node]) -> li
     shapes = [_shape(draft, state, number) for number in numbers]
     sizes = [len(each.items) for each in map(_params, groups)]
     candidates = _candidates(draft)
+    if not candidates:
+        raise RefusedError(
+            "the names of an optimizer's parameters can't be known: it has no model beside it, or "
+            "several",
+            hint="keep the numbers, or --select one model and its optimizer",
+        )
     found = _in_order(shapes, candidates) if len(groups) == 1 else None
     if found is None:
         found = _by_shape(shapes, sizes, candidates)
@@ -160,7 +166,10 @@ def _shape_of(draft: CheckpointGraph, node: Node) -> Shape | None:
 
 
 def _candidates(draft: CheckpointGraph) -> list[tuple[str, Shape]]:
-    """The tensors of the one model that may be parameters, in order; of tied ones the first."""
+    """The tensors of the one model that may be parameters, in order; of tied ones the first.
+
+    There are none if several models may be meant.
+    """
     found: list[tuple[str, Shape]] = []
     homes, met = set[object](), set[object]()
     for each in draft.list_contents().tensors:

@@ -129,6 +129,10 @@ def test_what_is_not_certain_is_refused(tmp_path: Path) -> None:
     assert_same_tree(
         torch.load(tmp_path / "same.pt")["optim"]["state"], optimizer.state_dict()["state"]
     )
+    several = {"model": net.state_dict(), "teacher": net.state_dict()}
+    torch.save(several | {"optim": optimizer.state_dict()}, tmp_path / "several.pt")
+    with pytest.raises(RefusedError, match="it has no model beside it, or several"):
+        ckptmove.convert(tmp_path / "several.pt", tmp_path / "a.pt", optimizer_ids="name")
     torch.save({"model": net.state_dict()}, tmp_path / "model.pt")
     report = ckptmove.convert(tmp_path / "model.pt", tmp_path / "m.pt", optimizer_ids="int")
     assert any("no optimizer was found" in each for each in report.warnings)

@@ -26,7 +26,7 @@ from ..reports.display.phrases import join_names
 from ..reports.relocate import RelocateReport
 from ..sources import place_of
 from ..writing import destination_of
-from ..writing.final_name import EXISTS_HINT, NO_ROOM, hidden_name
+from ..writing.final_name import EXISTS_HINT, NO_ROOM, before_commit, hidden_name
 from ..writing.staged_file import naming_later
 from .discovery import opened_item
 from .fingerprints import is_ours
@@ -77,7 +77,7 @@ def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
                 raise
             # somebody else has made it meanwhile
     _refuse_other_sizes(task)
-    with output.beside() as other, naming_later(None):
+    with output.beside() as other, naming_later(None), before_commit(None):
         try:
             made = _made(task, other, force=False)
         except CkptmoveError as error:

@@ -56,8 +56,11 @@ class KnownObjects:
         self.coming: dict[str, Future[bytes]] = {}
         #: small objects that were just read, for what is done next
         self.kept = KeptObjects()
+        #: what is remembered around it, for which what a listing lacks is not there
+        self.around: KnownObjects | None = None
         self._seen: dict[str, tuple[float, About | None]] = {}
         self._listed: dict[str, dict[str, About]] = {}  # of prefixes, all that is below
+        self._complete: dict[str, float] = {}  # until when nothing else is below a prefix
 
     def find(self, url: str) -> tuple[bool, About | None]:
         """Whether it is known what is there, and what."""
@@ -70,7 +73,16 @@ class KnownObjects:
                 return bool(self._listed[base]), _FOLDER
             if url.startswith(f"{base}/"):
                 return True, self._listed[base].get(url[len(base) + 1 :])
-        return False, None
+        return self.around is not None and self.around.lacks(url), None
+
+    def lacks(self, url: str) -> bool:
+        """Whether a listing that was made just now has neither an object nor a folder there."""
+        return any(
+            time.monotonic() < until
+            and url.startswith(f"{base}/")
+            and url[len(base) + 1 :] not in self._listed[base]
+            for base, until in self._complete.items()
+        )
 
     def below(self, url: str) -> dict[str, About] | None:
         """All objects below a URL by their relative names, if they were listed."""
@@ -89,6 +101,10 @@ class KnownObjects:
         """Remember what is there now."""
         self._seen[url.rstrip("/")] = time.monotonic() + seconds, about
 
+    def forget(self, url: str) -> None:
+        """Have the store asked again what is there."""
+        self.put(url, None, 0.0)
+
     def put_stamp(self, url: str, stamp: str) -> bool:
         """Remember an object by its stamp, if that tells enough to find out that it is another."""
         found = _FROM_STAMP.fullmatch(stamp)
@@ -97,25 +113,33 @@ class KnownObjects:
             self.put(url, about, float("inf"))
         return found is not None
 
-    def put_listing(self, url: str, found: Iterable[tuple[str, About]]) -> None:
-        """Remember all that is below a URL, by relative names."""
+    def put_listing(
+        self, url: str, found: Iterable[tuple[str, About]], *, exclusive: bool = False
+    ) -> None:
+        """Remember all that is below a URL, by relative names.
+
+        `exclusive`: the store writes only where nothing is, whatever came there meanwhile.
+        """
         below = dict(found)
         folders = dict[str, About]()
         for name in below:
             while (name := name.rpartition("/")[0]) and name not in folders:
                 folders[name] = _FOLDER
         self._listed[url.rstrip("/")] = folders | below
+        if exclusive:
+            self._complete[url.rstrip("/")] = time.monotonic() + _FRESH
 
 
 @contextlib.contextmanager
 def remembering() -> Iterator[KnownObjects]:
     """Remember what is told of objects meanwhile, within this thread and what it starts.
 
-    Of what is remembered around it, only objects that are `kept` are known.
+    Of what is remembered around it, only objects that are `kept` are known, and for a moment what
+    is not there.
     """
     known, around = KnownObjects(), _KNOWN.get()
     if around is not None:
-        known.kept = around.kept
+        known.kept, known.around = around.kept, around
     with recalling(known):
         yield known
 

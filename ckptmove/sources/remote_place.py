@@ -121,7 +121,8 @@ class RemotePlace(Place):
         """List all that is below, and remember it where something is remembered at all."""
         known = known_objects()
         if known is not None:
-            known.put_listing(self.path, self._found_below().items())
+            found = self._found_below().items()
+            known.put_listing(self.path, found, exclusive=is_s3(self.store.fs))
 
     def _found_below(self) -> dict[str, Mapping[str, Any]]:
         """The entries of all objects below, by their relative names."""

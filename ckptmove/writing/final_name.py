@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import reduce
 from operator import and_
@@ -22,6 +22,7 @@ NO_ROOM = "not enough free space"
 EXISTS_HINT = "--force replaces it; or choose another name"
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _later: ContextVar[set[str] | None] = ContextVar("_later", default=None)
+_before: ContextVar[Callable[[], object] | None] = ContextVar("_before", default=None)
 
 
 class FinalName:
@@ -73,6 +74,26 @@ def syncing_later() -> Iterator[set[str]]:
         yield folders
     finally:
         _later.reset(token)
+
+
+@contextlib.contextmanager
+def before_commit(call: Callable[[], object] | None) -> Iterator[None]:
+    """A context in which a function is called before anything that was written is committed.
+
+    What was verified and gets its name is as good as done: whoever limits its time stops there.
+    """
+    token = _before.set(call)
+    try:
+        yield
+    finally:
+        _before.reset(token)
+
+
+def announce_commit() -> None:
+    """Say that something is verified, and about to be committed; it can't be undone after that."""
+    call = _before.get()
+    if call is not None:
+        call()
 
 
 def hidden_name(name: str) -> str:

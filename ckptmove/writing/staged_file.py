@@ -17,7 +17,7 @@ from ..errors import StrPath, WriteError
 from ..sources.source import Source
 from ..system.files import RENAMES_OPEN, sync_all
 from .execute import PlanFile
-from .final_name import FinalName, check_file, exists_error, failure_of
+from .final_name import FinalName, announce_commit, check_file, exists_error, failure_of
 
 _LATER: ContextVar[list[LocalFile] | None] = ContextVar("_LATER", default=None)
 
@@ -78,6 +78,7 @@ class LocalFile(PlanFile):
             self._later.append(self)
 
     def _take_name(self) -> None:
+        announce_commit()
         try:
             if not RENAMES_OPEN:
                 super().close()

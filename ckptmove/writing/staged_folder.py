@@ -19,7 +19,15 @@ from ..sources.source import Source
 from ..system.files import RENAMES_OPEN
 from ..system.names import why_no_name, without_slash
 from .execute import PlanFile
-from .final_name import FinalName, exists_error, failure_of, hidden_name, mode_from, mode_of
+from .final_name import (
+    FinalName,
+    announce_commit,
+    exists_error,
+    failure_of,
+    hidden_name,
+    mode_from,
+    mode_of,
+)
 
 _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
 _TAKEN = {*_NOT_EMPTY, errno.ENOTDIR}
@@ -146,6 +154,7 @@ class LocalFolder:
             if not RENAMES_OPEN:
                 for file in self._files:
                     file.close()
+            announce_commit()
             self._take_name()
         except OSError as error:
             if error.errno in _TAKEN:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import ckptmove
+from ckptmove.batches.executors.time_limit import TimedOut, time_limit
 from ckptmove.batches.options import VerbName
 from ckptmove.batches.trees import LEDGER
 from ckptmove.errors import RefusedError, UsageError
@@ -157,6 +159,24 @@ def test_an_item_that_takes_too_long_fails_alone(tmp_path: Path, run_cli: RunCli
     run_cli("batch", "convert", "tree", "out", "--timeout=500", exit=0)
     with pytest.raises(UsageError, match="timeout"), ThreadPoolExecutor(1) as executor:
         ckptmove.batch("convert", tmp_path / "tree", tmp_path / "o", timeout=1, executor=executor)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "in place", "in a store"])
+def test_what_is_committed_is_not_told_to_take_too_long(kind: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "a.pt", tmp_path / "out"
+    save(source, {"w": torch.ones(3)}, "cuda:1")
+    with pytest.raises(TimedOut), time_limit(600):
+        signal.raise_signal(signal.SIGALRM)
+    with time_limit(600):
+        if kind == "file":
+            ckptmove.convert(source, f"{out}.safetensors")
+        elif kind == "folder":
+            ckptmove.convert(source, out, max_shard_size="10GB")
+        elif kind == "in place":
+            ckptmove.relocate(source, in_place=True, to="cpu")
+        else:
+            ckptmove.convert(source, "memory://timed/out.safetensors")
+        signal.raise_signal(signal.SIGALRM)
 
 
 def _read(path: Path) -> bytes:

@@ -6,9 +6,9 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
 
 from ...system.signals import timer
+from ...writing.final_name import before_commit
 
 _AGAIN = 10.0  # seconds
 
@@ -22,19 +22,22 @@ def time_limit(seconds: float | None) -> Iterator[None]:
     """Raise TimedOut in the block when it has taken so long; only the main thread can be limited.
 
     It is raised again after a while, as code that must not raise, such as a finalizer, swallows it.
+    What is being committed is not broken off: it would be there, and be told to have failed.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    fired = list[int]()
+    fired, committed = list[int](), threading.Event()
 
-    def fire(number: int, frame: FrameType | None) -> NoReturn:
-        fired.append(number)
-        raise TimedOut
+    def fire(number: int, frame: FrameType | None) -> None:
+        if not committed.is_set():
+            fired.append(number)
+            raise TimedOut
 
     stop = timer(seconds, _AGAIN, fire)
     try:
-        yield
+        with before_commit(committed.set):
+            yield
     except Exception as error:  # Python makes others of what is raised while a class is made
         if fired:
             raise TimedOut from error

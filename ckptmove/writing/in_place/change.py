@@ -17,7 +17,7 @@ from ...plans.plan import Plan
 from ...sources.file import File
 from ...system.locks import is_locked, is_open_for_writing
 from ..copy import write_at
-from ..final_name import failure_of
+from ..final_name import announce_commit, failure_of
 from .folder_journal import folder_journal
 from .journal import Journal
 from .locked_file import (
@@ -118,6 +118,7 @@ class Journaled:
     def _commit(self, held: Locked) -> None:
         """Remove the journal: the change is done, and can't be undone any more."""
         self._committing = True
+        announce_commit()
         try:
             held.folder.unlink(held.journal)
         except OSError as error:

@@ -18,7 +18,7 @@ from ...sources.passing_digests import digest_parts, wanted_digests
 from ...sources.remote_object import RemoteObject
 from ...sources.source import Source
 from ..execute import ProgressCounter
-from ..final_name import exists_error
+from ..final_name import announce_commit, exists_error
 from ..verify import Progress
 from .errors import failure, uninterruptible, with_write_retries
 from .fsspec import TransactedUpload, check_writable
@@ -107,9 +107,12 @@ class StagedUpload:
         assert upload is not None
         if not self.force and kind_at(self.place) is not None:
             raise exists_error(self.path)
+        announce_commit()
+        known = known_objects()
+        if known is not None:  # once it may be there, only the store can tell what is
+            known.forget(self.path)
         about = uninterruptible(lambda: upload.complete(exclusive=not self.force))
         self._upload = None
-        known = known_objects()
         if known is not None:
             known.put(self.path, about)
 

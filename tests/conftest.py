@@ -27,6 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 Case = TypeVar("Case")
 Ways = tuple[str, ...]  # arguments of a test
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the test processes are the parallelism
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests make their models; nothing is downloaded
+
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
@@ -40,9 +43,12 @@ def examples(most: int) -> int:
     return most if ALL else max(3, most // 5)
 
 
-# What runs in the background of a script ignores Ctrl-C, and so would all that tests start.
+# What runs in the background of a script ignores Ctrl-C, and under nohup that its terminal is
+# gone; so would all that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def corpus_folder() -> Path:
@@ -141,7 +147,7 @@ class TrainingFolder(Protocol):
 
 
 @pytest.fixture(scope="session")
-def _made_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+def made_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """Each folder that a framework saved, made once."""
 
     @functools.cache
@@ -154,11 +160,11 @@ def _made_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, st
 
 
 @pytest.fixture
-def training_folder(_made_folders: Callable[[str, str], Path], tmp_path: Path) -> TrainingFolder:
+def training_folder(made_folder: Callable[[str, str], Path], tmp_path: Path) -> TrainingFolder:
     """Folders that frameworks saved, each copied to the test's own folder under its own name."""
 
     def copied(name: str, tag: str = "cuda:0") -> Path:
-        made = _made_folders(name, tag)
+        made = made_folder(name, tag)
         return Path(shutil.copytree(made, tmp_path / made.name))
 
     return copied

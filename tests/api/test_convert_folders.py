@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 import shutil
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import ckptmove
 from ckptmove import CorruptError, InputError, RefusedError, convert
-from tests.conftest import RunCli, TrainingFolder
+from tests.conftest import RunCli, TrainingFolder, in_turn
 from tests.making.model_folders import FOLDERS, SNAPSHOT, copy_of
 from tests.making.training_folders import GOES_ON
 from tests.oracles.model_folders import dtype_said, loaded
@@ -293,11 +295,32 @@ def test_parts_without_an_index_can_not_be_compared(tmp_path: Path) -> None:
 # -- going on -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("through", ["safetensors", "file", "nothing"])
-@pytest.mark.parametrize("name", GOES_ON)
+@pytest.fixture(scope="module")
+def went_on(
+    made_folder: Callable[[str, str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Mapping[str, object]]:
+    """What a library has after it went on from the folder that it saved itself."""
+
+    @functools.cache
+    def result(name: str) -> Mapping[str, object]:
+        saved, scratch = made_folder(name, "cpu"), tmp_path_factory.mktemp(name)
+        folder = Path(shutil.copytree(saved, scratch / saved.name))
+        return GOES_ON[name](folder, scratch / "on")
+
+    return result
+
+
+@pytest.mark.parametrize(
+    ("name", "through"),
+    in_turn([(each,) for each in GOES_ON], [("file",), ("nothing",), ("safetensors",)], 2),
+)
 @pytest.mark.sample(4)
 def test_the_library_goes_on_from_the_result_as_if_nothing_had_happened(
-    name: str, through: str, training_folder: TrainingFolder, tmp_path: Path
+    name: str,
+    through: str,
+    training_folder: TrainingFolder,
+    went_on: Callable[[str], Mapping[str, object]],
+    tmp_path: Path,
 ) -> None:
     """From a folder of torch's files that was made at once, or by way of safetensors."""
     if name == "poutyne" and through == "safetensors":
@@ -314,11 +337,7 @@ def test_the_library_goes_on_from_the_result_as_if_nothing_had_happened(
             convert(source, tmp_path / "safe", trust_objects=True)
         start = tmp_path / "safe" if through == "safetensors" else source
         convert(start, out, format="torch-zip", keep_files="model.safetensors", **options)
-    shutil.rmtree(source)
-    never_converted = training_folder(name, "cpu")
-    assert_same_tree(
-        GOES_ON[name](out, tmp_path / "first"), GOES_ON[name](never_converted, tmp_path / "second")
-    )
+    assert_same_tree(GOES_ON[name](out, tmp_path / "on"), went_on(name))
 
 
 def test_what_is_deployed_has_no_optimizer_and_says_its_dtype(

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove import Diff, Kind, diff
-from tests.conftest import ROOT, RunCli
+from tests.conftest import ROOT, RunCli, some
 from tests.making.checkpoints import MAKERS, save_tagged
 from tests.making.families import FAMILIES
 from tests.making.relaying import big_endian, rezipped
@@ -221,7 +221,7 @@ def test_what_was_relocated_is_equal_but_for_devices(name: str, tmp_path: Path) 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_family_is_equal_to_itself(family: str, tmp_path: Path) -> None:
-    for name, make in sorted(FAMILIES[family].items())[:8]:
+    for name, make in some(sorted(FAMILIES[family].items())[:8], 3):
         path = tmp_path / name
         try:
             make(path, "cpu")

@@ -25,9 +25,9 @@ _PLACE = f"""(() => {{
 
 async def take(page: Path, profile: Path) -> bytes:
     """The picture of a page as PNG."""
-    from tests.oracles.browser import opened
+    from tests.oracles.browser import open_tab
 
-    async with opened(page, profile) as tab:
+    async with open_tab(page, profile) as tab:
         size = {"width": _WIDTH, "height": _HEIGHT, "deviceScaleFactor": 1, "mobile": False}
         await tab.call("Emulation.setDeviceMetricsOverride", **size)
         await asyncio.sleep(1)  # it draws the map anew for this width

@@ -281,7 +281,7 @@ def _convert_to_file(
     of_zero: str | None,
 ) -> ConvertReport:
     """Write all of a checkpoint as one, even if that is several files."""
-    with formats.opened(src, follow_links=options.follow_links, weights=of_zero) as found:
+    with formats.open_checkpoint(src, follow_links=options.follow_links, weights=of_zero) as found:
         if options.strict:
             refuse_unknown(found.manifest, otherwise=options.otherwise)
         packed = None

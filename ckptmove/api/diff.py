@@ -112,8 +112,8 @@ def diff(
         f"{os.fspath(path)}: {note}" for path in (a, b) for note in recover_if_interrupted(path)
     ]
     with (
-        formats.opened(a, follow_links=follow_links) as first,
-        formats.opened(b, follow_links=follow_links) as second,
+        formats.open_checkpoint(a, follow_links=follow_links) as first,
+        formats.open_checkpoint(b, follow_links=follow_links) as second,
     ):
         for path, found in ((a, first), (b, second)) if strict else ():
             refuse_unknown_around(path, found, otherwise=_WITHOUT_STRICT, follow_links=follow_links)

@@ -57,7 +57,7 @@ def inspect(
             `strict` is set.
         CheckFailed: a tensor is not on the required device.
     """
-    with formats.opened(path, follow_links=follow_links) as found:
+    with formats.open_checkpoint(path, follow_links=follow_links) as found:
         manifest = found.manifest
         found.check_unchanged()
         parts = tuple(found.container.chunks(manifest.tensors)) if chunks else ()
@@ -91,5 +91,5 @@ def with_whole_folder(path: StrPath, manifest: Manifest, *, follow_links: bool) 
     place = place_of(path)
     if manifest.files or manifest.path == place.path or not place.is_folder():
         return manifest
-    with formats.opened_folder(path, follow_links=follow_links) as found:
+    with formats.open_whole_folder(path, follow_links=follow_links) as found:
         return found.manifest

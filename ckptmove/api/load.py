@@ -73,7 +73,7 @@ def load(
     restoring = Restoring(map_location)
     of_zero = weights if weights in OF_ZERO else None
     asked = weights if of_zero is None else "model"
-    opened = formats.opened(path, follow_links=follow_links, weights=of_zero)
+    opened = formats.open_checkpoint(path, follow_links=follow_links, weights=of_zero)
     with formats.pause_collection(), opened as found:
         if strict:
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)

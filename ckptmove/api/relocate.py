@@ -132,9 +132,9 @@ def relocate(
         raise UsageError("in place there is no other destination")
     rules = rules_of(to=to, map=map, place=place, device_map=device_map, all=all, values=values)
     if place_of(src).is_folder():
-        opened = _opened_folder(src, rules, force=force, follow_links=follow_links)
+        opened = _folder_change(src, rules, force=force, follow_links=follow_links)
     else:
-        opened = _opened_file(src, rules, force=force)
+        opened = _file_change(src, rules, force=force)
     with opened as change:
         manifest, moves = change.before.manifest, change.moves
         if strict:  # only now, since it could say that what can't be relocated would be copied
@@ -213,19 +213,19 @@ class _Change(Protocol):
 
 
 @contextmanager
-def _opened_file(src: StrPath, rules: Rules, *, force: bool) -> Iterator[_Change]:
+def _file_change(src: StrPath, rules: Rules, *, force: bool) -> Iterator[_Change]:
     notes = recover_if_interrupted(src)
     with open_source(src) as source:
         yield _FileChange(source, rules, notes, force=force)
 
 
 @contextmanager
-def _opened_folder(
+def _folder_change(
     src: StrPath, rules: Rules, *, force: bool, follow_links: bool
 ) -> Iterator[_Change]:
     from .folders.relocate import FolderChange
 
-    with formats.opened_folder(src, follow_links=follow_links, by_rank=True) as before:
+    with formats.open_whole_folder(src, follow_links=follow_links, by_rank=True) as before:
         yield FolderChange(before, rules, force=force, follow_links=follow_links)
 
 

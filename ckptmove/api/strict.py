@@ -27,7 +27,7 @@ def refuse_unknown_around(
     """The same for all that lies in a folder, where only the weights in it were opened."""
     refuse_unknown(found.manifest, otherwise=otherwise)
     if found.folder is not None and not found.spans_folder:
-        with formats.opened_folder(path, follow_links=follow_links) as folder:
+        with formats.open_whole_folder(path, follow_links=follow_links) as folder:
             refuse_unknown(folder.manifest, otherwise=otherwise)
 
 

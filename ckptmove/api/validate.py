@@ -210,7 +210,7 @@ def _check_container(
             progress(nbytes)
 
     try:
-        with formats.opened(path, follow_links=follow_links) as found:
+        with formats.open_checkpoint(path, follow_links=follow_links) as found:
             manifest = found.manifest
             if strict:
                 refuse_unknown_around(
@@ -319,7 +319,7 @@ def _run_trial(
 def _local_path(against: StrPath | None, copies: Downloads) -> str | None:
     """What can be opened for what it is compared with."""
     if against is not None and not place_of(against).opens_by_path:
-        with formats.opened(against) as found:
+        with formats.open_checkpoint(against) as found:
             folder = place_of(against).is_folder()
             copies.take(os.fspath(against), found.sources, folder=folder, beside=True)
     return None if against is None else copies.here(against)

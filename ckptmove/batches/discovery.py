@@ -365,11 +365,13 @@ def _item(name: str, path: str, kind: _Kind) -> Item:
     return Item(name, path, kind.kind, files, tree.nbytes_of(files), stamp, format=kind.format)
 
 
-def opened_item(item: Item, *, follow_links: bool = False) -> AbstractContextManager[Checkpoint]:
+def item_checkpoint(
+    item: Item, *, follow_links: bool = False
+) -> AbstractContextManager[Checkpoint]:
     """Open an item, as a context manager; of the folder of a model all that is in it."""
     if item.kind == "folder" and item.format == ModelFolder.name:
-        return formats.opened_folder(item.path, follow_links=follow_links)
-    return formats.opened(item.path, follow_links=follow_links)
+        return formats.open_whole_folder(item.path, follow_links=follow_links)
+    return formats.open_checkpoint(item.path, follow_links=follow_links)
 
 
 def checkpoint_files(path: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..reports.batch.items import Entry, Item, Task
 from ..sources import place_of
 from ..version import __version__
-from .discovery import checkpoint_files, opened_item
+from .discovery import checkpoint_files, item_checkpoint
 from .options import absolute, code_of, from_root
 from .trees import Output, tree_at
 
@@ -49,7 +49,7 @@ def begun_key_of(task: Task) -> str:
 
 def tags_of(task: Task) -> str:
     """A digest of all that a change of devices can change in an item."""
-    with opened_item(task.item, follow_links=bool(task.options.get("follow_links"))) as opened:
+    with item_checkpoint(task.item, follow_links=bool(task.options.get("follow_links"))) as opened:
         found = opened.manifest
     return _digest(
         [

@@ -41,7 +41,9 @@ def forecast_item(task: Task) -> ItemOutcome:
     if task.verb == "inspect":
         return inspected(task)
     if task.verb == "validate":
-        with formats.opened(item.path, follow_links=bool(task.options.get("follow_links"))):
+        with formats.open_checkpoint(
+            item.path, follow_links=bool(task.options.get("follow_links"))
+        ):
             return ItemOutcome(None, 0)
     if is_copied(task):
         if task.options.get("strict"):

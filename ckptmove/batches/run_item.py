@@ -28,7 +28,7 @@ from ..sources import place_of
 from ..writing import destination_of
 from ..writing.final_name import EXISTS_HINT, NO_ROOM, before_commit, hidden_name
 from ..writing.staged_file import naming_later
-from .discovery import opened_item
+from .discovery import item_checkpoint
 from .fingerprints import is_ours
 from .messages import LISTENER
 from .trees import tree_at
@@ -197,7 +197,7 @@ def inspected(task: Task) -> ItemOutcome:
     item, options = task.item, task.options
     if item.kind == "unreadable":
         raise unreadable_error(item)
-    with opened_item(item, follow_links=bool(options.get("follow_links"))) as found:
+    with item_checkpoint(item, follow_links=bool(options.get("follow_links"))) as found:
         manifest = found.manifest
         unread = found.unread if isinstance(found, FolderCheckpoint) else ()
         format = item.format if item.kind == "folder" else manifest.format
@@ -249,7 +249,7 @@ def contents_of(task: Task) -> Contents | None:
     if item.kind in ("unreadable", "other"):
         return None
     try:
-        with opened_item(item, follow_links=bool(task.options.get("follow_links"))) as found:
+        with item_checkpoint(item, follow_links=bool(task.options.get("follow_links"))) as found:
             return Contents.of(found.manifest, item.format or found.manifest.format)
     except Exception:  # of which the verb tells
         return None

@@ -36,8 +36,8 @@ __all__ = [
     "looks_like",
     "named_checkpoint",
     "new_session",
-    "opened",
-    "opened_folder",
+    "open_checkpoint",
+    "open_whole_folder",
     "pause_collection",
     "read",
     "read_probe",
@@ -89,7 +89,7 @@ def writable(name: str) -> WritableFormat:
 
 
 @contextlib.contextmanager
-def opened(
+def open_checkpoint(
     path: StrPath,
     *,
     follow_links: bool = False,
@@ -120,13 +120,13 @@ def opened(
 
 
 @contextlib.contextmanager
-def opened_folder(
+def open_whole_folder(
     path: StrPath, *, follow_links: bool = False, by_rank: bool = False
 ) -> Iterator[FolderCheckpoint]:
-    """Open all that a folder holds, even if that is but the weights of one model; as `opened`.
+    """Open all that a folder holds, even if that is but the weights of one model.
 
-    Tensors have the names that they have for `opened`. `by_rank`: folders of DeepSpeed in it are
-    not put together, so that each file of a rank is a part; InputError if one lacks such a file.
+    As `open_checkpoint`, and tensors have the same names. `by_rank`: folders of DeepSpeed in it
+    are not put together, so each file of a rank is a part; InputError if one lacks such a file.
     """
     from .folders.whole_folder import read_whole
 

@@ -96,7 +96,7 @@ def _found(
 def _device(path: StrPath, device: str, simulate: bool) -> str:
     """The device for the trial."""
     if device == "auto":
-        with formats.opened(path, follow_links=True) as found:
+        with formats.open_checkpoint(path, follow_links=True) as found:
             usual = usual_device(found.manifest)
         return usual if simulate or is_there(usual) else "cpu"
     tag = with_index(device)

@@ -364,7 +364,7 @@ def test_what_is_named_otherwise_when_it_is_written(form: str, tmp_path: Path) -
 
 def planned(path: Path) -> WritePlan:
     """How a checkpoint is written as torch-zip."""
-    with formats.opened(path) as found:
+    with formats.open_checkpoint(path) as found:
         return TorchZip().plan_write(found.draft(), WriteOptions("out"))
 
 

@@ -129,7 +129,7 @@ WRITTEN: dict[str, tuple[Callable[[Path], Path], dict[str, tuple[str, set[str], 
 def test_each_file_of_a_librarys_folder_is_told(layout: str, tmp_path: Path) -> None:
     make, files = WRITTEN[layout]
     folder = make(tmp_path / "made")
-    with formats.opened(folder) as found:
+    with formats.open_checkpoint(folder) as found:
         assert isinstance(found, FolderCheckpoint)
         assert found.layout == layout
     told = {each.name: each for each in inspect(folder).files}

@@ -26,7 +26,7 @@ from tests.pickles.test_plain_tensors import MAKERS
 def outcome(path: Path, *, expand: bool) -> object:
     """What the graph of a file says, and the pickle and the header that are made of it."""
     try:
-        with formats.opened(path) as found:
+        with formats.open_checkpoint(path) as found:
             for stream in found.whole.streams if expand else ():
                 for node in (*stream.pickle.calls, *stream.pickle.persistents):
                     assert node.args if isinstance(node, PlainTensor) else True
@@ -55,7 +55,7 @@ def test_graphs_of_torch_s_own_files(name: str, legacy: bool, tmp_path: Path) ->
     assert_same(path)
     if legacy:  # whose ids of storages have more to say
         return
-    with formats.opened(path) as found:
+    with formats.open_checkpoint(path) as found:
         nodes = [node for node in nodes_of(found.draft().graph.root) if is_plain(node)]
         assert sum(map(is_compact, nodes)) > 20, "the fast way was not taken"
 

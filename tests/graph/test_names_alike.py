@@ -18,7 +18,7 @@ from tests.making.checkpoints import MAKERS, save
 
 
 def names_in(path: Path) -> tuple[list[str] | None, CheckpointGraph]:
-    with formats.opened(path) as read:
+    with formats.open_checkpoint(path) as read:
         draft = read.draft(nested=True, program=True)
         return usual_names(draft.graph), draft
 

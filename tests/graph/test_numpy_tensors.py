@@ -411,7 +411,7 @@ def test_elements_are_put_in_order(kind: str, shape: tuple[int, ...]) -> None:
 
 def test_from_safetensors_to_safetensors_arrays_are_copied(tmp_path: Path) -> None:
     """They are in the right order there: nothing is gathered, nor held in memory."""
-    with formats.opened(small(tmp_path)) as found:
+    with formats.open_checkpoint(small(tmp_path)) as found:
         writing = SafetensorsFile().plan_write(found.draft(), WriteOptions("model"))
         (plan,) = writing.files.values()
     assert not plan.gathers

@@ -37,13 +37,13 @@ SEVERAL = {"gan", "odd_names"}  # models, of which none is meant
 def check_sections(path: Path) -> None:
     """Each section's name leaves just the tensors that inspect shows in it."""
     names: dict[str, set[str]] = {}
-    with formats.opened(path) as found:
+    with formats.open_checkpoint(path) as found:
         shown = {name for name, total in found.manifest.sections.items() if total.tensors}
         for entry in found.draft().list_contents().tensors:
             names.setdefault(str(entry.section), set()).add(entry.name)
     assert names.keys() <= shown
     for section, wanted in names.items():
-        with formats.opened(path) as found:
+        with formats.open_checkpoint(path) as found:
             draft = found.draft()
             if path.stem in SEVERAL and section == "model":
                 with pytest.raises(RefusedError, match="several models"):

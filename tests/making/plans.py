@@ -131,7 +131,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @contextmanager
-def opened(folder: Path, contents: Sequence[bytes]) -> Iterator[Sequence[Source]]:
+def open_sources(folder: Path, contents: Sequence[bytes]) -> Iterator[Sequence[Source]]:
     """The contents as sources with an old time of change."""
     with ExitStack() as stack:
         sources = []

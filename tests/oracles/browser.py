@@ -71,7 +71,7 @@ class Tab:
 
 
 @contextlib.asynccontextmanager
-async def opened(path: Path, profile: Path) -> AsyncIterator[Tab]:
+async def open_tab(path: Path, profile: Path) -> AsyncIterator[Tab]:
     """A tab that shows a file, in a browser of its own."""
     import aiohttp
 

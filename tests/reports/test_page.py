@@ -289,7 +289,7 @@ def shown(path: Path, tmp_path: Path, act: Callable[[browser.Tab], Awaitable[Non
     pytest.importorskip("aiohttp")
 
     async def show() -> None:
-        async with browser.opened(path, tmp_path / "profile") as tab:
+        async with browser.open_tab(path, tmp_path / "profile") as tab:
             await act(tab)
             assert tab.complaints == []
             assert all(url == path.resolve().as_uri() for url in tab.requests)

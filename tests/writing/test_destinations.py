@@ -10,7 +10,7 @@ from ckptmove.errors import CorruptError, RefusedError, WriteError
 from ckptmove.plans.plan import Copy, Plan, Write
 from ckptmove.sources import place_of
 from ckptmove.writing import destination_of
-from tests.making.plans import content, opened
+from tests.making.plans import content, open_sources
 from tests.servers.roots import Root
 
 DATA = content(1, 300_000)
@@ -21,7 +21,7 @@ TEXT = Plan("relay", 2, (), (Write(0, b"{}"),))
 def test_a_file_appears_when_it_is_committed(root: Root, tmp_path: Path) -> None:
     destination = destination_of(root.at("x"))
     steps = list[int]()
-    with opened(tmp_path, [DATA]) as sources:
+    with open_sources(tmp_path, [DATA]) as sources:
         destination.check_file(sources, force=False)
         with destination.new_file(sources, force=False) as file:
             file.write(PLAN, steps.append)
@@ -36,7 +36,7 @@ def test_a_file_appears_when_it_is_committed(root: Root, tmp_path: Path) -> None
 @pytest.mark.parametrize("when", ["written", "torn", "never"])
 def test_a_file_that_is_not_committed_is_gone(root: Root, when: str, tmp_path: Path) -> None:
     with (
-        opened(tmp_path, [DATA]) as sources,
+        open_sources(tmp_path, [DATA]) as sources,
         destination_of(root.at("x")).new_file(sources, force=True) as file,
     ):
         if when == "written":
@@ -51,7 +51,7 @@ def test_a_file_that_is_not_committed_is_gone(root: Root, when: str, tmp_path: P
 def test_what_is_there_is_replaced_by_force_only(root: Root, tmp_path: Path) -> None:
     root.put("x", b"theirs")
     destination = destination_of(root.at("x"))
-    with opened(tmp_path, [DATA]) as sources:
+    with open_sources(tmp_path, [DATA]) as sources:
         for refused in (destination.check_file, destination.new_file):
             with pytest.raises(RefusedError, match="the destination exists"):
                 refused(sources, force=False)
@@ -64,7 +64,7 @@ def test_what_is_there_is_replaced_by_force_only(root: Root, tmp_path: Path) -> 
 
 def test_what_appears_meanwhile_stays(root: Root, tmp_path: Path) -> None:
     with (
-        opened(tmp_path, [DATA]) as sources,
+        open_sources(tmp_path, [DATA]) as sources,
         destination_of(root.at("x")).new_file(sources, force=False) as file,
     ):
         file.write(PLAN)
@@ -96,7 +96,7 @@ def test_a_folder_is_no_file_and_a_file_no_folder(root: Root) -> None:
 def test_a_folder_appears_with_all_that_is_in_it(root: Root, tmp_path: Path) -> None:
     destination = destination_of(f"{root.at('out')}/")
     assert destination.names_below() == []
-    with opened(tmp_path, [DATA]) as sources:
+    with open_sources(tmp_path, [DATA]) as sources:
         with destination.new_folder(sources, force=False) as folder:
             for name, plan in {"first": PLAN, "a/b/second": TEXT}.items():
                 with folder.file(name) as file:

@@ -18,7 +18,7 @@ from ckptmove.runtime import gather as gathering
 from ckptmove.writing.final_name import check_file, check_room
 from ckptmove.writing.staged_file import LocalFile
 from tests.conftest import examples
-from tests.making.plans import Case, cases, content, opened
+from tests.making.plans import Case, cases, content, open_sources
 from tests.making.staging import Once, leaving_nothing, mounted
 
 
@@ -33,7 +33,7 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
 @given(cases())
 def test_each_byte_is_as_the_model_has_it(case: Case) -> None:
     steps: list[int] = []
-    with TemporaryDirectory() as name, opened(Path(name), case.contents) as sources:
+    with TemporaryDirectory() as name, open_sources(Path(name), case.contents) as sources:
         out = Path(name, "out")
         with LocalFile(out, sources, force=False) as staged:
             staged.write(case.plan, steps.append)
@@ -51,7 +51,7 @@ def written(folder: Path, contents: Sequence[bytes], plan: Plan, **options: obje
     act = options.get("meanwhile")
     progress = Once(act) if callable(act) else None
     with (
-        opened(folder, contents) as sources,
+        open_sources(folder, contents) as sources,
         LocalFile(folder / "out", sources, force=False) as file,
     ):
         file.write(plan, progress)
@@ -150,7 +150,7 @@ def test_damage_is_that_of_the_source_that_has_it(which: int, tmp_path: Path) ->
 
 
 def test_the_destination_is_none_of_the_sources(tmp_path: Path) -> None:
-    with opened(tmp_path, BOTH) as sources:
+    with open_sources(tmp_path, BOTH) as sources:
         for n in (0, 1):
             with pytest.raises(RefusedError, match="source itself"):
                 check_file(tmp_path / f"in-{n}", sources, force=True)
@@ -160,7 +160,7 @@ def test_the_destination_is_none_of_the_sources(tmp_path: Path) -> None:
 def test_room_is_needed_for_all_that_is_gathered(tmp_path: Path) -> None:
     spread = Gather(0, 3 << 20, 0, 0, 1, "uint8", (3 << 20,), (0,), 0)
     plan = Plan("relay", 3 << 20, (), (), gathers=(spread,))
-    with opened(tmp_path, [b"a"]) as sources:
+    with open_sources(tmp_path, [b"a"]) as sources:
         check_room(tmp_path / "out", [plan], sources)
         with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=4m", "none") as small:
             check_room(small / "out", [plan], sources)

@@ -17,7 +17,7 @@ from ckptmove.plans.plan import Copy, Plan, Write
 from ckptmove.writing.staged_folder import LocalFolder
 from tests.conftest import some
 from tests.faults.injecting import WRITING, Call, calls_of, needs_strace, run
-from tests.making.plans import content, opened
+from tests.making.plans import content, open_sources
 from tests.making.staging import Once, leaving_nothing, mounted
 
 BOTH = (content(1, 300_000), content(2, 5000))
@@ -44,7 +44,10 @@ def staged(
     out: Path, *, force: bool = False, meanwhile: Callable[[], object] | None = None
 ) -> None:
     """A directory with both sources in it."""
-    with opened(out.parent, BOTH) as sources, LocalFolder(out, sources, force=force) as folder:
+    with (
+        open_sources(out.parent, BOTH) as sources,
+        LocalFolder(out, sources, force=force) as folder,
+    ):
         for name, plan in {"first": cloned(0), "a/b/second": cloned(1)}.items():
             with folder.file(name) as file:
                 file.write(plan)
@@ -148,7 +151,7 @@ def test_a_name_that_is_taken_meanwhile_stays_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [".", "..", "/", "", "no/where", "in-0", "in-0/out", "a\0b"])
 def test_a_name_that_no_directory_can_have_is_refused(name: str, tmp_path: Path) -> None:
-    with opened(tmp_path, BOTH) as sources, pytest.raises(RefusedError):
+    with open_sources(tmp_path, BOTH) as sources, pytest.raises(RefusedError):
         LocalFolder(f"{tmp_path}/{name}" if name else "", sources, force=True)
 
 
@@ -182,7 +185,7 @@ def test_who_may_not_read_the_source_may_not_read_the_directory(tmp_path: Path) 
 
 def test_a_source_that_changes_meanwhile_leaves_nothing(tmp_path: Path) -> None:
     with (
-        opened(tmp_path, BOTH) as sources,
+        open_sources(tmp_path, BOTH) as sources,
         LocalFolder(tmp_path / "out", sources, force=False) as folder,
         folder.file("first") as file,
         pytest.raises(CorruptError, match="changed"),
@@ -194,7 +197,7 @@ def test_a_source_that_changes_meanwhile_leaves_nothing(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path) -> None:
     with (
         mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=320k", "none") as small,
-        opened(tmp_path, BOTH) as sources,
+        open_sources(tmp_path, BOTH) as sources,
     ):
         old(small / "out")
         with LocalFolder(small / "out", sources, force=True) as folder:

@@ -26,7 +26,7 @@ from ckptmove.writing.upload.parts import part_nbytes_for, send
 from ckptmove.writing.upload.server_copy import parts_of
 from ckptmove.writing.upload.stream_plan import PlanSource
 from tests.conftest import examples
-from tests.making.plans import Case, cases, content, opened
+from tests.making.plans import Case, cases, content, open_sources
 from tests.making.trees import until
 from tests.oracles.steps import steps
 from tests.servers.fronts import HANG
@@ -50,7 +50,7 @@ def taken(assembled: PlanSource, nbytes: int) -> list[bytes]:
 @settings(max_examples=examples(100))
 @given(cases(), st.sampled_from([999, 4096, 1 << 17, 1 << 20]), st.data())
 def test_each_byte_is_as_the_model_has_it(case: Case, nbytes: int, data: st.DataObject) -> None:
-    with TemporaryDirectory() as name, opened(Path(name), case.contents) as sources:
+    with TemporaryDirectory() as name, open_sources(Path(name), case.contents) as sources:
         assembled = PlanSource(case.plan, sources, "out")
         parts = taken(assembled, nbytes)
         assert assembled.settled
@@ -73,7 +73,7 @@ def test_what_is_sealed_before_it_is_measured_takes_a_second_time(
         return [Write(0, struct.pack("<I", crcs[0])), Write(5000, struct.pack("<I", crcs[0]))]
 
     plan = Plan("relay", 5004, (Copy(0, 4996, 4),), (), (), (), (CrcRange(4, 4996),), seal)
-    with opened(tmp_path, BOTH) as sources:
+    with open_sources(tmp_path, BOTH) as sources:
         assembled = PlanSource(plan, sources, "out")
         first = b"".join(taken(assembled, nbytes))
         crc32 = struct.pack("<I", zlib.crc32(BOTH[0][:4996]))
@@ -104,7 +104,7 @@ def test_a_range_is_read_in_as_many_steps_however_much_there_is(
         assert assembled.read(at, 120) == between + BOTH[0][at + 20 : at + 100] + between
         return steps(partial(assembled.read, at, 120))
 
-    with opened(tmp_path, BOTH) as sources:
+    with open_sources(tmp_path, BOTH) as sources:
         assert taken_by(2000) < 3 * taken_by(20)
 
 
@@ -113,7 +113,7 @@ def test_a_range_is_read_in_as_many_steps_however_much_there_is(
     st.lists(st.integers(1, 80), min_size=1, max_size=8),
 )
 def test_proofs_may_overlap(ranges: list[tuple[int, int]], read: list[int]) -> None:
-    with TemporaryDirectory() as name, opened(Path(name), BOTH) as sources:
+    with TemporaryDirectory() as name, open_sources(Path(name), BOTH) as sources:
         given_ = [
             SourceChecksum(start, nbytes, zlib.crc32(BOTH[1][start : start + nbytes]), "proved", 1)
             for start, nbytes in ranges
@@ -151,19 +151,22 @@ def test_damage_is_found_before_the_part_is_given_away(which: int, tmp_path: Pat
     damaged = [bytearray(data) for data in BOTH]
     damaged[which][150_000] ^= 1
     given = list[BytesIO]()
-    with opened(tmp_path, [bytes(data) for data in damaged]) as sources:
+    with open_sources(tmp_path, [bytes(data) for data in damaged]) as sources:
         with pytest.raises(CorruptError, match=f"'of {which}' is damaged") as caught:
             given += PlanSource(plan, sources, "out").parts(spans(plan, 1 << 20))
         assert caught.value.path == str(tmp_path / f"in-{which}")
     assert not given
-    with opened(tmp_path, BOTH) as sources:
+    with open_sources(tmp_path, BOTH) as sources:
         assert b"".join(taken(PlanSource(plan, sources, "out"), 1000)) == b"".join(BOTH)
 
 
 def test_a_record_that_arrives_otherwise_is_not_the_fault_of_its_source(tmp_path: Path) -> None:
     wrong = Checksum(0, 1000, zlib.crc32(BOTH[0][:1000]), "moved", 0)
     plan = Plan("relay", 1000, (Copy(1, 1000, 0),), (), (wrong,))
-    with opened(tmp_path, BOTH) as sources, pytest.raises(WriteError, match="not as it is in its"):
+    with (
+        open_sources(tmp_path, BOTH) as sources,
+        pytest.raises(WriteError, match="not as it is in its"),
+    ):
         taken(PlanSource(plan, sources, "out"), 1000)
 
 
@@ -190,7 +193,7 @@ def test_proofs_hold_and_cost_nothing_where_it_was_read_anyway(
     crc32 = zlib.crc32(BOTH[1][start : start + nbytes]) ^ (not right)
     plan = Plan("relay", 200_010, (), (), gathers=(gather,))
     plan = plan._replace(source_checksums=(SourceChecksum(start, nbytes, crc32, "proved", 1),))
-    with opened(tmp_path, BOTH) as sources:
+    with open_sources(tmp_path, BOTH) as sources:
         read = list[int]()
         chunks = type(sources[1]).chunks
 
@@ -217,12 +220,15 @@ def test_a_gather_that_gives_too_little_or_too_much_is_noticed(
 ) -> None:
     monkeypatch.setattr(gathering, "gather_chunks", lambda *_: map(bytearray, sizes))
     plan = Plan("relay", 200_010, (), (), gathers=(TRANSPOSED,))
-    with opened(tmp_path, BOTH) as sources, pytest.raises(WriteError, match="is not 200,000 bytes"):
+    with (
+        open_sources(tmp_path, BOTH) as sources,
+        pytest.raises(WriteError, match="is not 200,000 bytes"),
+    ):
         taken(PlanSource(plan, sources, "out"), 1000)
 
 
 def test_it_is_nowhere(tmp_path: Path) -> None:
-    with opened(tmp_path, BOTH) as sources:
+    with open_sources(tmp_path, BOTH) as sources:
         assembled = PlanSource(JOINED, sources, "out")
         with pytest.raises(UnsupportedError, match="not there yet"):
             assembled.mappable(0, 1)
@@ -262,7 +268,7 @@ def test_as_many_parts_are_in_memory_as_are_sent_at_once_and_one_more(tmp_path: 
             del part
 
     told = list[int]()
-    with opened(tmp_path, BOTH) as sources:
+    with open_sources(tmp_path, BOTH) as sources:
         parts = counted(PlanSource(JOINED, sources, "out").parts(spans(JOINED, 10_000)))
         thread = threading.Thread(target=send, args=(slow, parts, ProgressCounter(told.append)))
         thread.start()
@@ -287,7 +293,7 @@ def test_what_goes_wrong_stops_what_is_on_its_way(
             raise WriteError("no")
 
     monkeypatch.setattr(slow, "put", put)
-    with opened(tmp_path, BOTH) as sources:
+    with open_sources(tmp_path, BOTH) as sources:
         parts = PlanSource(JOINED, sources, "out").parts(spans(JOINED, 1000))
         with pytest.raises(WriteError, match="no"):
             send(slow, parts, ProgressCounter(None))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import pytest
 from ckptmove.errors import CorruptError, RefusedError, WriteError
 from ckptmove.plans.plan import Copy, CrcRange, Plan, Write
 from ckptmove.writing import destination_of
-from tests.making.plans import content, opened
+from tests.making.plans import content, open_sources
 
 fsspec = pytest.importorskip("fsspec")
 from fsspec.registry import _registry  # noqa: E402
@@ -101,7 +101,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_nothing_is_seen_before_it_is_committed(url: str, tmp_path: Path) -> None:
-    with opened(tmp_path, [DATA]) as sources:
+    with open_sources(tmp_path, [DATA]) as sources:
         with destination_of(url).new_file(sources, force=False) as file:
             assert file.write(PLAN) == "upload"
             assert Kept.there == {}
@@ -117,7 +117,7 @@ def test_nothing_is_seen_before_it_is_committed(url: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("when", ["written", "torn", "never"])
 def test_what_is_not_committed_is_gone(url: str, when: str, tmp_path: Path) -> None:
-    with opened(tmp_path, [DATA]) as sources:
+    with open_sources(tmp_path, [DATA]) as sources:
         with destination_of(url).new_file(sources, force=False) as file:
             if when == "written":
                 file.write(PLAN)
@@ -132,7 +132,7 @@ def test_what_is_not_committed_is_gone(url: str, when: str, tmp_path: Path) -> N
 
 def test_what_appears_meanwhile_stays(url: str, tmp_path: Path) -> None:
     with (
-        opened(tmp_path, [DATA]) as sources,
+        open_sources(tmp_path, [DATA]) as sources,
         destination_of(url).new_file(sources, force=False) as file,
     ):
         file.write(PLAN)
@@ -150,7 +150,7 @@ def test_what_has_another_size_then_is_told_of(
 
     monkeypatch.setattr(PlainFile, "finish", finish)
     with (
-        opened(tmp_path, [DATA]) as sources,
+        open_sources(tmp_path, [DATA]) as sources,
         destination_of(url).new_file(sources, force=False) as file,
     ):
         file.write(PLAN)
@@ -167,7 +167,7 @@ def test_what_is_sealed_too_early_is_sent_twice(url: str, tmp_path: Path) -> Non
         "relay", nbytes, (Copy(0, 300_000, 4),), (), (), (), (CrcRange(4, nbytes - 4),), seal
     )
     with (
-        opened(tmp_path, [DATA]) as sources,
+        open_sources(tmp_path, [DATA]) as sources,
         destination_of(url).new_file(sources, force=False) as file,
     ):
         file.write(plan, told.append)
@@ -175,7 +175,7 @@ def test_what_is_sealed_too_early_is_sent_twice(url: str, tmp_path: Path) -> Non
             head = again.read(0, 10)
         file.commit()
     with (
-        opened(tmp_path, [DATA]) as sources,
+        open_sources(tmp_path, [DATA]) as sources,
         destination_of(tmp_path / "x").new_file(sources, force=False) as here,
     ):
         here.write(plan)
@@ -187,7 +187,7 @@ def test_what_is_sealed_too_early_is_sent_twice(url: str, tmp_path: Path) -> Non
 
 def test_what_has_no_transactions_is_refused(url: str, tmp_path: Path) -> None:
     with (
-        opened(tmp_path, [DATA]) as sources,
+        open_sources(tmp_path, [DATA]) as sources,
         destination_of("plain://box/x").new_file(sources, force=False) as file,
     ):
         with pytest.raises(RefusedError, match="what is not complete would be seen"):

@@ -37,7 +37,7 @@ def check_folder(found: Checkpoint, path: str, *, follow_links: bool) -> FolderC
         return FolderChecks(faults, details, [])
     else:
         checked, beside = {source.path for source in found.files}, set(checkpoints_beside(found))
-        with formats.opened_folder(path, follow_links=follow_links) as folder:
+        with formats.open_whole_folder(path, follow_links=follow_links) as folder:
             for part, about in zip(folder.parts, folder.manifest.files, strict=False):
                 if checked.isdisjoint(source.path for source in part.checkpoint.files):
                     damage = part.checkpoint.damage(lambda nbytes: None)

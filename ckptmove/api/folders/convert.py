@@ -129,7 +129,7 @@ class _FolderConversion:
             for file in self.files.checkpoints
         ]
         if not opened:
-            with formats.opened(self.path):  # which says why it is none
+            with formats.open_checkpoint(self.path):  # which says why it is none
                 raise RefusedError("no checkpoint is in it", path=self.path)
         usual = any(file.is_weights for file, _ in opened)
         drafts = list[tuple[CheckpointFile, CheckpointGraph, list[TensorEntry] | None]]()
@@ -208,7 +208,7 @@ class _FolderConversion:
     def _open(self, file: CheckpointFile, stack: ExitStack) -> Checkpoint:
         place = place_of(self.path).child(file.name) if file.name else place_of(self.path)
         follow = self.options.follow_links
-        found = stack.enter_context(formats.opened(place.path, follow_links=follow))
+        found = stack.enter_context(formats.open_checkpoint(place.path, follow_links=follow))
         for source in () if follow else found.sources:
             if isinstance(source, Joined):  # of files that are sources, too
                 continue

@@ -201,7 +201,7 @@ def unpack(
 
     The report lacks the time that it took.
     """
-    with formats.opened(src, follow_links=options.follow_links) as found:
+    with formats.open_checkpoint(src, follow_links=options.follow_links) as found:
         text = found.container.metadata.get(FOLDER)
         if text is None:
             return None

@@ -42,7 +42,7 @@ def differing_tensors(
         if each.kind in _OF_ONE:
             path = paths[each.kind is Kind.ADDED]
             if path not in aliases:
-                with formats.opened(path, follow_links=follow_links) as found:
+                with formats.open_checkpoint(path, follow_links=follow_links) as found:
                     aliases[path] = _aliases(found.manifest)
             if each.name in aliases[path]:
                 continue

@@ -12,7 +12,7 @@ from .training_folder import FolderCheckpoint, TrainingFolder, read_folder
 
 
 def read_whole(probe: Probe, *, by_rank: bool) -> FolderCheckpoint:
-    """Read it; raises and takes what `formats.opened_folder` does."""
+    """Read it; raises and takes what `formats.open_whole_folder` does."""
     if Dcp().sniff(probe) or HuggingFaceShards().sniff(probe):
         raise no_devices(probe.path)
     check_complete(probe)

@@ -268,7 +268,7 @@ def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
 def _format(path: Path) -> str:
     from ... import formats
 
-    with formats.opened(path, follow_links=True) as found:
+    with formats.open_checkpoint(path, follow_links=True) as found:
         return found.format
 
 

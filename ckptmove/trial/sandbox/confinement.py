@@ -85,7 +85,7 @@ def _start(device: str) -> None:
 
 def _modules(path: StrPath, trust_pickle: bool) -> list[str]:
     """The modules that code of a file takes for granted."""
-    with formats.opened(path) as found:
+    with formats.open_checkpoint(path) as found:
         if found.format == "torch-export":
             return [*_TORCH, *exported_programs.libraries(path)]
         if not trust_pickle:

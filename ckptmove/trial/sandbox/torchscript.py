@@ -56,7 +56,7 @@ def danger(path: StrPath) -> str | None:
     Raises:
         InputError: it can't be read.
     """
-    with formats.opened(path) as found:
+    with formats.open_checkpoint(path) as found:
         for container in found.container.everything():
             for stream in container.streams:
                 for each in stream.pickle.globals:

@@ -88,7 +88,7 @@ def read(path: StrPath, *, values: bool = True) -> Saved:
     with (
         formats.pause_collection(),
         # whoever asks has looked where links lead
-        formats.opened(path, follow_links=True) as found,
+        formats.open_checkpoint(path, follow_links=True) as found,
     ):
         manifest = found.manifest
         says_devices = found.carries.devices

@@ -32,7 +32,7 @@ def undo_in_folder(folder: str) -> Recovered:
                     held.remove_unfinished()
         return Recovered(folder, "nothing")
     try:
-        with LockedFolder(folder, PATIENCE) as held, held.opened_journal() as opened:
+        with LockedFolder(folder, PATIENCE) as held, held.open_journal() as opened:
             if opened is None:
                 return Recovered(folder, "nothing")
             return _undo(held, *opened)

@@ -92,7 +92,7 @@ class Locked:
         self.folder.sync()
 
     @contextlib.contextmanager
-    def _opened_journal(self, owners: Collection[int]) -> Iterator[tuple[int, int] | None]:
+    def _open_journal(self, owners: Collection[int]) -> Iterator[tuple[int, int] | None]:
         """The descriptor and the size of the journal; None if it is gone.
 
         Raises InputError if it belongs to another user than these and us, as a trap would.
@@ -181,7 +181,7 @@ class LockedFile(Locked):
         Raises InputError if it belongs to another user, as a trap would, or is not of this file.
         """
         file = os.fstat(self.fd)
-        with self._opened_journal([file.st_uid]) as opened:
+        with self._open_journal([file.st_uid]) as opened:
             if opened is None:
                 return None
             fd, nbytes = opened
@@ -219,12 +219,12 @@ class LockedFolder(Locked):
             raise
 
     @contextlib.contextmanager
-    def opened_journal(self) -> Iterator[tuple[Read, int, int] | None]:
+    def open_journal(self) -> Iterator[tuple[Read, int, int] | None]:
         """What reads the journal, its size, and the user who owns it; None if it is gone.
 
         Raises InputError if it belongs to another user than the folder and us, as a trap would.
         """
-        with self._opened_journal([os.fstat(self.fd).st_uid]) as opened:
+        with self._open_journal([os.fstat(self.fd).st_uid]) as opened:
             if opened is None:
                 yield None
                 return

@@ -82,7 +82,7 @@ def test_a_copy_is_refused_as_often_as_it_is_read(tmp_path: Path) -> None:
     state = {name: torch.randn(4, 3) for name in ("up", "down")} | {"last": torch.randn(1, 3)}
     folder = divided(tmp_path / "dcp", state)
     shutil.copy(folder / "__0_0.distcp", folder / "__1_0.distcp")
-    with formats.opened(str(folder)) as found:
+    with formats.open_checkpoint(str(folder)) as found:
         for _ in range(2):
             with pytest.raises(CorruptError):
                 found.container.proofs(next(iter(found.container.storages)))

@@ -132,7 +132,7 @@ def test_a_few_streams_are_open_at_a_time(width: int, tmp_path: Path) -> None:
             ckptmove.load(folder)
     else:
         assert torch.equal(ckptmove.load(folder)["w"], tensor)
-    with formats.opened(folder) as found:
+    with formats.open_checkpoint(folder) as found:
         container = found.container
         assert isinstance(container, DcpContainer)
         (storage,) = container.storages
@@ -148,7 +148,7 @@ def test_no_thread_closes_what_another_reads(tmp_path: Path) -> None:
     boxes: dict[str, list[Box]] = {"w": [((0, n), (64, 64)) for n in range(0, 1024, 64)]}
     writer = FileSystemWriter(folder, _extensions=[_extension.ZStandard()])
     save({"w": tensor}, storage_writer=writer, planner=ChunkPlanner(boxes), no_dist=True)
-    with formats.opened(folder) as found:
+    with formats.open_checkpoint(folder) as found:
         container = found.container
         assert isinstance(container, DcpContainer)
         _, item = container.items_of(next(iter(container.storages)))[0]
@@ -174,7 +174,10 @@ def test_many_records_in_an_item_are_refused(tmp_path: Path) -> None:
     folder = save_packed(tmp_path / "dcp", ManyRecords)
     with pytest.raises(CorruptError, match="that torch"):
         ckptmove.convert(folder, tmp_path / "out.pt")
-    with formats.opened(folder) as found, pytest.raises(CorruptError, match="not a tensor"):
+    with (
+        formats.open_checkpoint(folder) as found,
+        pytest.raises(CorruptError, match="not a tensor"),
+    ):
         list(found.container.damage(lambda _: None))
 
 

@@ -43,7 +43,8 @@ class Operand(NamedTuple):
         module: the module that holds it, or in which it was made.
         variable: the variable in the code that used it, or "".
         owner: the user's variable of the model that holds it, or its class; or "".
-        source: what made the owner and where, or where it was called and gave this; or "".
+        source: what made the owner and where, or where it was called and gave this, or what left
+            this where it is; or "".
     """
 
     name: str

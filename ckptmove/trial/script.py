@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..live.tracing.background import background
+from ..live.tracing.history import History
 from ..live.tracing.operations import is_table
 from ..live.tracing.recorder import Recorder
-from ..live.tracing.source_lines import error_line, raising_module
+from ..live.tracing.source_lines import error_line
 from ..live.tracing.trace import diagnose
 from ..reports.display.phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
@@ -27,6 +29,7 @@ from ..runtime.environment.facts import facts
 from ..system.signals import HAS_TIMER, timer
 from .lost_gradients import gradient_of_copy
 from .never_called import models_never_called, optimizers_without_state
+from .program_history import told_to
 from .simulation.device_memory import NotSimulated
 from .simulation.script_host import call, hosting
 from .stage_fake import excused
@@ -74,7 +77,10 @@ class _Run:
         self.diagnosis: Diagnosis | None = None
         self.home = torch.device(self._device)
         self._call = call if self.simulated else str
-        self.recorder = Recorder(None, self.home, call=self._call, turn=self._turn)
+        self.history = History()  #: of what the script made and moved
+        self.recorder = Recorder(
+            None, self.home, call=self._call, turn=self._turn, history=self.history
+        )
 
     @property
     def is_fork(self) -> bool:
@@ -163,16 +169,11 @@ class _Run:
                 simulated=self.simulated,
                 known=self._facts,
                 subject=self._script,
-                variable="" if model is None else self.recorder.names.variable(model),
+                background=background(self.recorder, model, error),
                 fed=self.recorder.names.fed,
                 call=self._call,
                 line=self.recorder.line_of_node,
-                choice=None if model is None else self.recorder.choice_for(model),
                 origin=self.recorder.names.origin,
-                library=self.recorder.callers.library,
-                was_there=self.recorder.callers.was_there(model),
-                optimizer_line=self.recorder.names.optimizer_line,
-                receiver="" if error is None else raising_module(error),
                 complete=self.recorder.steps >= self._wanted,
             )
 
@@ -373,6 +374,7 @@ def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
                 stack.enter_context(hosting(run.home))
             except NotSimulated as error:
                 return run.raised(error).to_json()
+        stack.enter_context(told_to(run.history, run.recorder.names))
         stack.enter_context(run.recorder)
         try:
             # What it defines stays, so that its model does.

@@ -16,6 +16,7 @@ from .operations import COPY
 
 #: The argument of a loss that torch names when it refuses it.
 _COPIED = f", made by {COPY} at "
+_LEFT = " leaves it there"  # of a `.to`, as the history tells it
 _WEIGHT = re.compile(r"but got (pos_)?weight is on ")
 
 
@@ -167,9 +168,13 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
         whole = code_to_bring([f"{variable}[0]"], case.device)
         item = first.startswith(f"{variable}[") and one != whole
         fix = f"{one} before it is used" + (f"; or the whole batch: {whole}" if item else "")
-    if case.library is not None:  # which moves each batch
-        fix = case.library.fix(case.device)
-        lines.insert(0, case.library.why)
+    left = next((each.source for each in names.values() if _LEFT in each.source), "")
+    if left:
+        lines.insert(0, left)
+        fix = f'give that call "{case.device}": {left.partition(_LEFT)[0]}'
+    if case.known.library is not None:  # which moves each batch
+        fix = case.known.library.fix(case.device)
+        lines.insert(0, case.known.library.why)
     lines = lines or [f"{each}" for each in broken if bare_name(each.name) != each.name]
     evidence = lines[:MOST_LINES] or ([case.failed] if case.failed else [])
     yield findings.batch(list(names), where, fix, evidence)

@@ -16,6 +16,7 @@ from ...reports.events import Operand, Trace
 from ..inventory import findings
 from ..inventory.holdings import REGISTERED, Ownership
 from ..inventory.ownership import OwnershipReport
+from .background import UNKNOWN_PROGRAM, Background
 from .batch_causes import (
     bare_name,
     batch_away,
@@ -24,11 +25,11 @@ from .batch_causes import (
     dropped,
     inputs_away,
 )
-from .costs import runs_apart, waits
+from .costs import runs_apart, waits, wrong_autocast
 from .evidence import DEVICES, MOST_LINES, UNKNOWN, Evidence
-from .library_calls import LibraryCall
-from .operand_causes import code_to_make_anew, hidden_tensors, tensors_made
-from .program_source import Choice
+from .history import told
+from .operand_causes import code_of_state, code_to_make_anew, hidden_tensors, tensors_made
+from .operations import COPY
 from .refusals import refusal
 from .tensor_names import OUTPUT
 
@@ -42,41 +43,20 @@ def causes(
     belonging: OwnershipReport = UNKNOWN,
     trace: Trace | None = None,
     failed: str | None = None,
-    variable: str = "",
-    choice: Choice | None = None,
+    known: Background = UNKNOWN_PROGRAM,
     origins: Mapping[str, str] | None = None,
-    library: LibraryCall | None = None,
     *,
     trained: bool = True,
-    was_there: bool = False,
-    optimizer_line: str = "",
-    receiver: str = "",
 ) -> tuple[Verdict, ...]:
     """What is wrong with a run, root causes first, each with its fix.
 
-    `failed` is the exception that ended the run, in one line; `variable` the user's name of the
-    model, or ""; `choice` what chose another device for it; `origins` where its tensors were made;
-    `library` a call that should have been given a device; `trained`, whether it has an optimizer;
-    `was_there`, whether it ran on the device before; `optimizer_line` the code that made that;
-    `receiver` the variable of the module that raised the exception, or "".
+    `failed` is the exception that ended the run, in one line; `known` what is known of the program;
+    `origins` where the model's tensors were made; `trained`, whether it has an optimizer.
     """
-    refused = None if failed is None else refusal(failed, device, receiver)
+    refused = None if failed is None else refusal(failed, device, known)
     if refused is not None:
         return (refused,)
-    case = Evidence(
-        device,
-        manifest,
-        belonging,
-        trace,
-        failed,
-        variable,
-        choice,
-        library,
-        origins or {},
-        trained,
-        was_there,
-        optimizer_line,
-    )
+    case = Evidence(device, manifest, belonging, trace, failed, known, origins or {}, trained)
     found = [*_model(case)]
     moved = not any(each.cause == "model-never-moved" for each in found)
     if moved:
@@ -85,9 +65,11 @@ def causes(
         found += batch_away(case)
         found += hidden_tensors(case)
         found += tensors_made(case)
-    if moved or not was_there:  # else its state is where it was
+    if moved or not known.was_there:  # else its state is where it was
         found += _training(case)
+    found += _stale(case)
     if moved:
+        found += wrong_autocast(case)
         if not any(each.severity != SLOW for each in found):
             found += _elsewhere(case)
             found += runs_apart(case)
@@ -115,9 +97,11 @@ def _unexplained(failed: str, trace: Trace | None) -> Verdict:
     return Verdict("step-failed", title, "read the exception", (f"{failed}{where}",))
 
 
-def before_a_model(device: str, trace: Trace | None, failed: str) -> tuple[Verdict, ...]:
+def before_a_model(
+    device: str, trace: Trace | None, failed: str, known: Background
+) -> tuple[Verdict, ...]:
     """What is wrong with a run that failed before it called a model, if devices are the cause."""
-    found = causes(device, _NO_MODEL, UNKNOWN, trace, failed)
+    found = causes(device, _NO_MODEL, UNKNOWN, trace, failed, known)
     return tuple(each for each in found if each.cause != "step-failed")
 
 
@@ -128,7 +112,7 @@ def _model(case: Evidence) -> Iterator[Verdict]:
     entries = [e for e in case.manifest.tensors if e.held in REGISTERED and e.part_of is None]
     entries = [e for e in entries if not e.device.endswith(_OFFLOADED)]
     own = any(each.held in REGISTERED for each in case.broken())
-    if case.was_there and case.failed is not None and not own and case.choice is None:
+    if case.known.was_there and case.failed is not None and not own and case.known.choice is None:
         return  # it was moved away since
     swapped = case.failed is not None and "meta" not in case.failed  # by torch.func
     if case.device != "meta":
@@ -141,24 +125,24 @@ def _model(case: Evidence) -> Iterator[Verdict]:
     if len(away) == len(entries):
         ran = case.trace.operations if case.trace is not None else {}
         lines = [f"{plural(count, 'operation')} ran on {device}" for device, count in ran.items()]
-        kind, name = case.manifest.path, case.variable or "model"
+        kind, name = case.manifest.path, case.known.variable or "model"
         the = "" if name == "model" else f" {name} ({kind})"
         most = case.works and 2 * ran.get(case.device, 0) > sum(ran.values())
         why = f"nothing moved {'it' if the else kind} to {case.device}"
-        why = f"it was on {case.device} before" if case.was_there else why
+        why = f"it was on {case.device} before" if case.known.was_there else why
         fix = f'{name}.to("{case.device}")'
         if case.trained:
             both = f'ckptmove.move({name}, optimizer, to="{case.device}")'
             fix = f"{fix} before the optimizer is created; or move both: {both}"
-        if case.choice is None or not case.choice.title:
+        if case.known.choice is None or not case.known.choice.title:
             inputs = inputs_away(case)
             lines += [each.line for each in inputs.values()][:MOST_LINES]
             fix += f"; and each batch: {code_to_bring(list(inputs), case.device)}" if inputs else ""
-        if case.library is not None and case.library.moves_model:
-            why, fix = case.library.why, case.library.fix(case.device)
-        elif case.choice is not None:
-            why, fix = case.choice.title or why, case.choice.fix or fix
-            lines = [*case.choice.evidence, *lines]
+        if case.known.library is not None and case.known.library.moves_model:
+            why, fix = case.known.library.why, case.known.library.fix(case.device)
+        elif case.known.choice is not None:
+            why, fix = case.known.choice.title or why, case.known.choice.fix or fix
+            lines = [*case.known.choice.evidence, *lines]
         if case.broken():
             operands = join_names([str(each) for each in case.broken()])
             lines.append(f"{case.trace and case.trace.error} takes {operands}")
@@ -176,14 +160,18 @@ def _model(case: Evidence) -> Iterator[Verdict]:
         return  # placed over several devices, and it works
     names = [e.name for e in away]
     case.explain(names)
+    after = " after that" if case.known.added else ""
     yield Verdict(
         "partly-moved",
         f"part of the model is on {where}: {join_names(names)}",
-        f'model.to("{case.device}") moves all of it' + code_to_make_anew(names, case)
+        f'model.to("{case.device}"){after} moves all of it' + code_to_make_anew(names, case)
         if not same_kind
         else "move the tensors that go from one part to the next: x = "
         "x.to(next(part.parameters()).device)",
-        tuple(f"{case.made_at(e.name)} is on {e.device}" for e in away[:MOST_LINES]),
+        (
+            *case.known.added,
+            *(f"{case.made_at(e.name)} is on {e.device}" for e in away[:MOST_LINES]),
+        ),
         SLOW if case.works else WRONG,
     )
 
@@ -237,9 +225,47 @@ def _training(case: Evidence) -> Iterator[Verdict]:
         case.explain([name for name, _ in case.belonging.foreign])
         found += findings.untrained(case.belonging)
     case.explain([each.name for each in case.belonging.misplaced])
-    found += findings.misplaced(case.belonging)
-    line = (case.optimizer_line,) if case.optimizer_line else ()
-    yield from (replace(each, evidence=(*each.evidence, *line)) for each in found)
+    # An optimizer that takes its steps has its state where it wants it, or brings it there.
+    steps = case.works and case.trace is not None and case.trace.steps > 0
+    state = findings.misplaced(case.belonging)
+    found += [each for each in state if not steps or each.cause != "state-elsewhere"]
+    line = (case.known.optimizer_line,) if case.known.optimizer_line else ()
+    for each in found:
+        if each.cause == "state-elsewhere":
+            each = _state_explained(each, case)
+        yield replace(each, evidence=(*each.evidence, *line))
+
+
+def _stale(case: Evidence) -> Iterator[Verdict]:
+    """What an optimizer changes, and nothing reads any more."""
+    if not case.known.stale:
+        return
+    names = join_names([each.name or "a tensor" for each in case.known.stale])
+    yield Verdict(
+        "parameter-moved",
+        f"the optimizer trains {names} on cpu, but what is used is a copy that was made once, at "
+        f"{case.known.stale[0].line}",
+        "make it there, before the optimizer is created: torch.randn(…, device=…, "
+        "requires_grad=True)",
+    )
+
+
+def _state_explained(found: Verdict, case: Evidence) -> Verdict:
+    """State that is not with its parameter: where it was made or loaded."""
+    early = case.known.loaded_early
+    if early is not None:
+        line = f"{told(early.line)} loaded it to where the parameters were then, on {early.device}"
+        fix = f"load the optimizer's state after the model is moved; or {found.fix}"
+        return replace(found, fix=fix, evidence=(*found.evidence, line))
+    made: dict[str, str] = {}  # by what made it
+    for each in case.belonging.misplaced:
+        if each.name in case.origins:
+            made.setdefault(case.origins[each.name], each.name)
+    lines = [f"{case.made_at(name)} is on cpu" for name in made.values()]
+    maker, _, line = next(iter(made), "").partition(" at ")
+    fix = f"at {line} {code_of_state(maker)}; or {found.fix}" if line else found.fix
+    fix = f"bring it back before the next step: {found.fix}" if maker == COPY else fix
+    return replace(found, fix=fix, evidence=(*found.evidence, *lines[:MOST_LINES]))
 
 
 # -- the rest --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ def runs_apart(case: Evidence) -> Iterator[Verdict]:
     """Models that run on another device at each step, beside one where it should be."""
     for each in case.happened("apart"):
         often = max(1, case.often - 1)  # it is noted from the second step on
-        if not case.works or each.turns < often or each.site.module == case.variable:
+        if not case.works or each.turns < often or each.site.module == case.known.variable:
             continue
         name, (kind, *_) = each.site.module, (each.operands[0].owner,)
         the = f"{name} ({kind})" if name != kind else name
@@ -31,6 +31,22 @@ def runs_apart(case: Evidence) -> Iterator[Verdict]:
             (f"it was called {plural(each.count, 'time')} after the first step",),
             SLOW,
         )
+
+
+def wrong_autocast(case: Evidence) -> Iterator[Verdict]:
+    """Autocast for another kind of device than that of the model."""
+    history = case.known.history
+    kind, entered = kind_of(case.device), {} if history is None else history.autocasts
+    if not case.works or not entered or kind in entered.values():
+        return
+    line, other = next(iter(entered.items()))
+    yield Verdict(
+        "autocast-elsewhere",
+        f"autocast at {line} is for {other}, and the model runs on {case.device}: nothing is cast",
+        f'torch.autocast("{kind}", …)',
+        (f"`{code_at(line)}` at {line}",),
+        SLOW,
+    )
 
 
 def waits(case: Evidence) -> Iterator[Verdict]:

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ...placement.device import kind_of
+from .history import History, told
 from .library_calls import LibraryCall, call_without_device
-from .program_source import KINDS, Choice, Source, device_named_by
-from .source_lines import is_library, line_in, locals_of
+from .program_source import Choice, Source
+from .settings import KINDS, device_named_by
+from .source_lines import CALLED, file_of, is_library, line_in, locals_of
 from .syntax import tree_of
 
 _MOST_CALLERS = 8
@@ -36,7 +38,9 @@ class Seen(NamedTuple):
 class Callers:
     """The callers of models that are elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, history: History) -> None:
+        """`history` tells what was moved, and what chose the device."""
+        self._history = history
         self._seen: weakref.WeakKeyDictionary[torch.nn.Module, Seen] = weakref.WeakKeyDictionary()
         self._there: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         #: The call of a library that was given no device, around a model elsewhere or a failure.
@@ -74,7 +78,18 @@ class Callers:
         is_on, there = call(str(parameter.device)), call(str(wanted))
         if self.was_there(model):
             return line_that_moved(seen, variable or "model", is_on)
-        return chosen(seen, variable, is_on, there)
+        history = self._history
+        moved, made = history.moved(model), history.told_of(model)
+        was_there = moved is not None and call(moved.device) == there
+        filled = history.filled_since(model)
+        if filled and was_there:
+            title = f"{told(filled)} puts the tensors of the state dict in it (assign=True)"
+            fix = f'load them with map_location="{there}"; or move the model after that'
+            return Choice(f"{title}, and they are on {is_on}", fix, (made,) if made else ())
+        found = chosen(seen, variable, is_on, there, made)
+        if moved is None or was_there or not moved.chosen:
+            return found
+        return _followed(moved.chosen, seen, is_on, there, history.refused, found)
 
 
 def seen_from(frame: FrameType | None) -> Seen:
@@ -109,7 +124,28 @@ def seen_from(frame: FrameType | None) -> Seen:
     return Seen(tuple(files), values, truths)
 
 
-def chosen(seen: Seen, model: str, is_on: str, wanted: str) -> Choice | None:
+def _followed(
+    lines: str,
+    seen: Seen,
+    is_on: str,
+    wanted: str,
+    refused: Mapping[str, str],
+    found: Choice | None,
+) -> Choice | None:
+    """What chose the device that was made at some lines, further than what is `found` already."""
+    file, number = file_of(lines.partition(CALLED)[0])
+    tree = tree_of(file) if file else None
+    known = () if found is None else (found.title, *found.evidence)
+    if tree is None or any(line_in(file, number) in each for each in known):
+        return found
+    source = Source(tree, "".join(linecache.getlines(file)), file, wanted, seen.truths)
+    why = source.device_at(number, kind_of(is_on), refused)
+    if why is None:
+        return found
+    return why._replace(evidence=(*why.evidence, *(each for each in known if each)))
+
+
+def chosen(seen: Seen, model: str, is_on: str, wanted: str, known: str = "") -> Choice | None:
     """What chose the device of a model, or None.
 
     Args:
@@ -117,8 +153,9 @@ def chosen(seen: Seen, model: str, is_on: str, wanted: str) -> Choice | None:
         model: the user's variable of it, or "".
         is_on: where it is.
         wanted: where it should be.
+        known: the code that made it, if that is known.
     """
-    made = ""
+    made = known
     for file in seen.files:
         tree = tree_of(file)
         if tree is None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from ...manifest.manifest import Manifest
 from ...reports.events import Happening, Operand, Trace
 from ..inventory.ownership import OwnershipReport
-from .library_calls import LibraryCall
-from .program_source import Choice
+from .background import UNKNOWN_PROGRAM, Background
 
 MOST_LINES = 5  # of evidence
 UNKNOWN = OwnershipReport()
@@ -34,15 +33,10 @@ class Evidence:
     belonging: OwnershipReport  #: what belongs together
     trace: Trace | None  #: of the run, or None
     failed: str | None  #: the exception that ended it, in a line, or None
-    variable: str = ""  #: what the user calls the model, or ""
-    choice: Choice | None = None  #: what chose another device, or None
-    #: A call of a library that should have been given a device, or None.
-    library: LibraryCall | None = None
+    known: Background = UNKNOWN_PROGRAM  #: of the program's code
     #: Of its tensors what made them, and at which line.
     origins: Mapping[str, str] = field(default_factory=dict)
     trained: bool = True  #: whether there is an optimizer of the model
-    was_there: bool = False  #: whether the model ran on the device before
-    optimizer_line: str = ""  #: the code that made the optimizer, and its line
     #: Names and lines whose symptoms are explained.
     explained: set[str] = field(default_factory=set)
 

@@ -13,7 +13,7 @@ from ..inventory import findings
 from ..inventory.holdings import Ownership
 from .batch_causes import copied_away, is_assignable
 from .evidence import MOST_LINES, Evidence
-from .operations import COPY
+from .operations import COPY, LOAD
 from .source_lines import CALLED, LAYER
 from .syntax import function_at
 from .tensor_names import PARAMETER, TRAINED
@@ -95,6 +95,13 @@ def code_to_make_anew(names: Sequence[str], case: Evidence) -> str:
     return ""
 
 
+def code_of_state(maker: str) -> str:
+    """How an optimizer has its state with its parameter, which a function made elsewhere."""
+    if maker in _MAKERS:
+        return f"make it like the parameter: torch.zeros_like(p), or {maker}(…, device=p.device)"
+    return "bring it to its parameter: .to(p.device)"
+
+
 def _beside(names: Sequence[str], case: Evidence) -> list[str]:
     """Other tensors elsewhere that the same module holds, which would fail next."""
     modules = {name.rpartition(".")[0] for name in names}
@@ -135,6 +142,8 @@ def tensors_made(case: Evidence) -> Iterator[Verdict]:
             f"create it on the device of the tensor that it is used with: {op}(…, device=x.device)"
         )
         bring = f"{made} = {made}.to(x.device)" if is_assignable(made) else "it.to(x.device)"
+        if op == LOAD:
+            fix, known = f'torch.load(…, map_location="{case.device}"); or {bring}', True
         if operand.held == TRAINED:
             fix, known = (
                 f"make it at once of values on {case.device}, with requires_grad=True, before the "

@@ -22,6 +22,8 @@ _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _MOST_KINDS = 1 << 14
 #: Shown for what copies a tensor to another device.
 COPY = "a copy"
+#: Shown for what reads a checkpoint.
+LOAD = "torch.load"
 #: Shown for an operation without a name in Python.
 UNNAMED = "an operation"
 #: Python's names of operations that make a tensor, where they differ.

@@ -8,15 +8,16 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ...placement.device import kind_of
 from .conditions import Conditions, Option, variable_of_environment
-from .source_lines import line_in
+from .settings import Settings, device_named_by, string_of
+from .source_lines import CALLED, line_in
+from .syntax import code_at
 
-_LONGEST = 100  # characters of code that is shown
-KINDS = ("cpu", "cuda", "mps", "xpu")
 _MOST_SOURCES = 4  # that a value is followed through
+_Around = TypeVar("_Around", bound=ast.stmt)
 _PLACES = (ast.Name, ast.Attribute, ast.Subscript)
 
 
@@ -28,27 +29,15 @@ class Choice(NamedTuple):
     evidence: tuple[str, ...]  #: where its parts come from, one line each
 
 
-class Source:
+class Source(Settings):
     """The source of a program."""
 
     def __init__(
         self, tree: ast.Module, text: str, file: str, wanted: str, truths: Mapping[str, bool]
     ) -> None:
-        self._nodes = list(ast.walk(tree))
-        self._text = text
-        self._file = file
-        self._wanted = wanted
+        super().__init__(tree, text, file, wanted)
         given = {ast.unparse(target): value for target, value in self._assignments()}
         self._conditions = Conditions(given, truths, self._option)
-
-    def at(self, node: Any) -> str:
-        """The line of a node."""
-        return line_in(self._file, node.lineno)
-
-    def code(self, node: ast.AST) -> str:
-        """A node as the user wrote it, in a line."""
-        line = " ".join((ast.get_source_segment(self._text, node) or ast.unparse(node)).split())
-        return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
     def assigned(self, values: Mapping[str, str], is_on: str) -> Choice | None:
         """A variable that is moved to, and was given the wrong device."""
@@ -67,7 +56,7 @@ class Source:
                 continue  # the same by another name
             if device_named_by(value) not in ("", kind_of(is_on)):
                 continue  # another branch
-            told = list(dict.fromkeys(self._sources(value)))
+            told = [*dict.fromkeys(self._sources(value)), *self._settings(value, kind_of(is_on))]
             title = f"{name} is {values[name]}: {name} = {self.code(value)} at {self.at(value)}"
             found = Choice(title, self._fix(value, told), tuple(line for line, _ in told))
             around = self._condition(value)
@@ -93,44 +82,68 @@ class Source:
                 return Choice(title, f'give "{self._wanted}" there', ())
         return None
 
-    def _given(self, parameter: str, kind: str) -> ast.Call | None:
-        """The call that gives a parameter of a function or class its device, by position."""
-        makers = {
-            id(each): of.name
-            for of in self._nodes
-            if isinstance(of, ast.ClassDef)
-            for each in of.body
-            if isinstance(each, ast.FunctionDef) and each.name == "__init__"
-        }
-        at = {}  # by the name that is called
-        for each in self._nodes:
-            if isinstance(each, ast.FunctionDef):
-                names = [arg.arg for arg in (*each.args.posonlyargs, *each.args.args)]
-                if parameter in names:
-                    bound = names[0] in ("self", "cls")
-                    at[makers.get(id(each), each.name)] = names.index(parameter) - bound
-        for each in self._nodes:
-            if isinstance(each, ast.Call):
-                n = at.get(ast.unparse(each.func).rpartition(".")[2], len(each.args))
-                if n < len(each.args) and device_named_by(each.args[n]) == kind:
-                    return each
-        return None
+    def device_at(self, number: int, kind: str, refused: Mapping[str, str]) -> Choice | None:
+        """Why the `torch.device` that a line makes is of a kind; None if nothing is known.
 
-    def _setting(self, key: str, kind: str) -> tuple[str, str] | None:
-        """The item of a dict, keyword or default of a class that gives a setting its device."""
-        for each in self._nodes:
-            found: list[tuple[str, ast.expr | None]] = []
-            if isinstance(each, ast.Dict):
-                found = [(_text(k), v) for k, v in zip(each.keys, each.values, strict=True) if k]
-            elif isinstance(each, ast.keyword):
-                found = [(each.arg or "", each.value)]
-            elif isinstance(each, (ast.AnnAssign, ast.Assign)):
-                targets = [each.target] if isinstance(each, ast.AnnAssign) else each.targets
-                found = [(ast.unparse(target), each.value) for target in targets]
-            for name, value in found:
-                if name == key and value is not None and device_named_by(value) == kind:
-                    told = f"{name} is {self.code(value)} at {self.at(value)}"
-                    return told, f'write "{self._wanted}" there'
+        `refused` has the lines where none could be made, with the exception.
+        """
+        calls = [
+            each
+            for each in self._nodes
+            if isinstance(each, ast.Call)
+            and each.lineno <= number <= (each.end_lineno or 0)
+            and ast.unparse(each.func).rpartition(".")[2] == "device"
+        ]
+        if not calls:
+            return None
+        value = calls[0]
+        title = f"{self.code(value)} at {self.at(value)} is {kind}"
+        handler = self._around(value, ast.Try)
+        if handler is not None and not any(
+            value is n for part in handler.body for n in ast.walk(part)
+        ):
+            inside = range(handler.body[0].lineno, (handler.body[-1].end_lineno or 0) + 1)
+            for line, error in refused.items():
+                first = line.partition(CALLED)[0]
+                if first in {line_in(self._file, each) for each in inside}:
+                    lines = (
+                        f"`{code_at(first)}` at {first} raised {error}, and the `except` went on",
+                    )
+                    return Choice(title, f"mend `{code_at(first)}` at {first}", lines)
+        told = list(dict.fromkeys(self._sources(value)))
+        told += self._settings(value, kind)
+        around = self._condition(value) if device_named_by(value) else None
+        if around is None:
+            around = self._passed_before(value) if device_named_by(value) == kind else None
+            if around is not None:
+                told = list(dict.fromkeys(self._sources(around.test)))
+                lines = (f"`if {self.code(around.test)}` at {self.at(around)} does not hold",)
+                fix = self._fix(around.test, told, wanted=True)
+                return Choice(title, fix, (*lines, *(line for line, _ in told)))
+            return Choice(title, self._fix(value, told), tuple(line for line, _ in told))
+        told = list(dict.fromkeys(self._sources(around.test)))
+        lines = (f"it is chosen by `if {self.code(around.test)}` at {self.at(around)}",)
+        within = any(value is n for part in around.body for n in ast.walk(part))
+        return Choice(
+            title,
+            self._fix(around.test, told, wanted=not within),
+            (*lines, *(line for line, _ in told)),
+        )
+
+    def _passed_before(self, value: ast.expr) -> ast.If | None:
+        """The `if` before the end of a function that returns a device of another kind."""
+        function = self._around(value, ast.FunctionDef)
+        kind = device_named_by(value)
+        for each in () if function is None else reversed(function.body):
+            if isinstance(each, ast.If) and each.lineno < value.lineno:
+                named = {
+                    device_named_by(n)
+                    for part in each.body
+                    for n in ast.walk(part)
+                    if isinstance(n, ast.expr)
+                }
+                if named - {"", kind}:
+                    return each
         return None
 
     def guarded(self, model: str) -> Choice | None:
@@ -177,7 +190,7 @@ class Source:
                 continue
             place = value.args[0]
             if _moved(value) and isinstance(place, (ast.Attribute, ast.Subscript)):
-                key = place.attr if isinstance(place, ast.Attribute) else _text(place.slice)
+                key = place.attr if isinstance(place, ast.Attribute) else string_of(place.slice)
                 told = self._argument(key) or self._setting(key, kind)
                 if told is not None:
                     title = f"{self.code(place)} is {kind}: {told[0]}"
@@ -194,9 +207,13 @@ class Source:
 
     def _condition(self, value: ast.expr) -> ast.If | None:
         """The innermost `if` around an expression, or None."""
-        found: ast.If | None = None
+        return self._around(value, ast.If)
+
+    def _around(self, value: ast.expr, kind: type[_Around]) -> _Around | None:
+        """The innermost statement of a kind around an expression, or None."""
+        found: _Around | None = None
         for each in self._nodes:  # outer ones come first
-            if isinstance(each, ast.If) and any(value is node for node in ast.walk(each)):
+            if isinstance(each, kind) and any(value is node for node in ast.walk(each)):
                 found = each
         return found
 
@@ -210,19 +227,6 @@ class Source:
                 given = [*each.args, *(key.value for key in each.keywords)]
                 found |= {ast.unparse(g) for g in given if isinstance(g, _PLACES)}
         return found
-
-    def _assignments(self) -> Iterator[tuple[ast.expr, ast.expr]]:
-        for each in self._nodes:
-            if isinstance(each, ast.Assign):
-                yield from ((target, each.value) for target in each.targets)
-            elif isinstance(each, (ast.AnnAssign, ast.NamedExpr)) and each.value is not None:
-                yield each.target, each.value
-            elif isinstance(each, ast.arguments):
-                named = [*each.posonlyargs, *each.args]
-                for arg, default in zip(reversed(named), reversed(each.defaults), strict=False):
-                    if isinstance(default, ast.Constant) and isinstance(default.value, str):
-                        name = ast.Name(arg.arg, ast.Load())
-                        yield ast.copy_location(name, arg), default
 
     def _sources(self, value: ast.expr) -> Iterator[tuple[str, str]]:
         """Where the parts of a value come from, each with what to do about it."""
@@ -252,13 +256,13 @@ class Source:
                 ("add_argument", "click.option")
             ):
                 continue
-            flags = tuple(text for arg in each.args if (text := _text(arg)))
+            flags = tuple(text for arg in each.args if (text := string_of(arg)))
             given = {key.arg: key.value for key in each.keywords}
             named = {flag.lstrip("-").replace("-", "_") for flag in flags}
             if "dest" in given:
-                named = {_text(given["dest"])}
+                named = {string_of(given["dest"])}
             if name in named:
-                action = _text(given["action"]) if "action" in given else ""
+                action = string_of(given["action"]) if "action" in given else ""
                 flag = max(flags, key=len)
                 number = "type" in given and ast.unparse(given["type"]) == "int"
                 return Option(flag, flags, action, given.get("default"), number, self.at(each))
@@ -277,7 +281,7 @@ class Source:
         if found.is_boolean:
             return told, ""
         wanted = (self._wanted.partition(":")[2] or "0") if found.is_number else self._wanted
-        if kind_of(_text(found.default or ast.Constant(None))) == kind_of(self._wanted):
+        if kind_of(string_of(found.default or ast.Constant(None))) == kind_of(self._wanted):
             return told, ""  # it is no fault of the option
         if found.is_given:
             return f"{flag} was given on the command line", f"give {flag} {wanted}"
@@ -314,9 +318,11 @@ class Source:
         if fix:
             return fix
         if choice is not None:
-            one, other = device_named_by(choice.body), device_named_by(choice.orelse)
+            one, other = device_named_by(choice.body), _device_within(choice.orelse)
             if one == "cpu" and other and other != "cpu":
-                one, other = self.code(choice.body), self.code(choice.orelse)
+                first, last = choice.body, choice.orelse
+                nested = isinstance(last, ast.IfExp)
+                one, other = self.code(first), f'"{other}"' if nested else self.code(last)
                 return f"swap the two: {other} if {self.code(choice.test)} else {one}"
             return f"mend the condition `{self.code(choice.test)}`, which does not hold"
         inner = self._condition_within(value)
@@ -333,18 +339,12 @@ class Source:
         return f'write "{self._wanted}" there'
 
 
-def device_named_by(value: ast.expr) -> str:
-    """The kind of device that a constant names, also within `torch.device(...)`; or ""."""
-    if isinstance(value, ast.Call) and len(value.args) == 1:
-        value = value.args[0]
-    kind = kind_of(_text(value))
-    return kind if kind in KINDS else ""
-
-
-def _text(value: ast.expr) -> str:
-    """A string in the source; else ""."""
-    text = value.value if isinstance(value, ast.Constant) else None
-    return text if isinstance(text, str) else ""
+def _device_within(value: ast.expr) -> str:
+    """The kind of a device that an expression may give, of several the first that is no CPU."""
+    while isinstance(value, ast.IfExp):
+        first = device_named_by(value.body)
+        value = value.body if first not in ("", "cpu") else value.orelse
+    return device_named_by(value)
 
 
 def _moved(call: ast.Call) -> str:

@@ -24,6 +24,7 @@ from ...errors import UsageError
 from ...reports.display.phrases import format_error
 from ...reports.events import Operand, Site, Trace
 from .device_choice import Callers
+from .history import History
 from .loop_tensors import LOOP, loop_tensors
 from .operations import (
     COPIES,
@@ -44,7 +45,6 @@ from .operations import (
     tensors_of,
 )
 from .places import Places
-from .program_source import Choice
 from .remembered import key_of
 from .sampling import Sampling, TorchCalls
 from .source_lines import (
@@ -73,27 +73,29 @@ class Recorder(TorchDispatchMode):
         call: Callable[[str], str] = str,
         turn: Callable[[Recorder], None] | None = None,
         every: int = 1,
+        history: History | None = None,
     ) -> None:
         """Without a module, every called model is recorded.
 
         `call` gives the displayed name of a device. `turn` is called before each call of a model
-        and after each step; an exception from it ends the run. After the first steps, one in
-        `every` is watched.
+        and after each step; an exception from it ends the run. Of later steps one in `every` is
+        watched.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.names = Names()  #: what is known of models and optimizers
+        self.history = history or History()  #: where what the program has was made
+        self.names = Names(self.history)  #: what is known of models and optimizers
         if module is not None:
             self.names.know(module)
-        self._home = indexed(device)
-        self._call_it = call
-        self._called_home = call(str(self._home))
+        self.home = indexed(device)  #: where everything is meant to be
+        self.call_it = call  #: gives the displayed name of a device
+        self._called_home = call(str(self.home))
         self._turn = turn
         self._tally = Tally()
         self._thread = 0
         self._places = Places(self._tally)
         self._copies = Copies()
         self._sampling = Sampling(every, self)
-        self.callers = Callers()  #: of models that are elsewhere
+        self.callers = Callers(self.history)  #: of models that are elsewhere
         self._stepping = self._begun = False
         self._hooked: ExitStack | None = None
         #: Where the last exception came out of an operation, or None.
@@ -112,7 +114,7 @@ class Recorder(TorchDispatchMode):
         told_of = ended_by is None or comes_from(ended_by, self._raised)
         noted = self._copies.noted(self._tally.happenings, self.names)
         return Trace(
-            device=self._call(self._home),
+            device=self._call(self.home),
             operations=dict(self._tally.operations),
             phases=dict(self._tally.phases),
             modules=self._tally.modules,
@@ -142,7 +144,8 @@ class Recorder(TorchDispatchMode):
                 steps.register_optimizer_step_post_hook(self._leave_step),
             ):
                 stack.callback(handle.remove)
-            calls = TorchCalls(self.failed, self._sampling, self.names, self._home, self._where)
+            known = self.names, self.history, self.home, self._where
+            calls = TorchCalls(self.failed, self._sampling, *known)
             stack.enter_context(calls)
             self._sampling.begin(calls)
             super().__enter__()  # type: ignore[no-untyped-call]
@@ -184,9 +187,9 @@ class Recorder(TorchDispatchMode):
     def _gave(self, module: torch.nn.Module, output: Any) -> None:
         """Remember what a model gave that is elsewhere."""
         parameter = next(module.parameters(), None)
-        if parameter is None or indexed(parameter.device) == self._home or is_table(module):
+        if parameter is None or indexed(parameter.device) == self.home or is_table(module):
             return
-        away = [each for each in tensors_of(output) if indexed(each.device) != self._home]
+        away = [each for each in tensors_of(output) if indexed(each.device) != self.home]
         self.names.gave(module, away, line_of(user_frame(sys._getframe(2))))
 
     def _enter_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -215,7 +218,7 @@ class Recorder(TorchDispatchMode):
         frame = user_frame(sys._getframe(2))
 
         def argument_name(argument: str, tensor: torch.Tensor) -> str:
-            if frame is None or indexed(tensor.device) == self._home:
+            if frame is None or indexed(tensor.device) == self.home:
                 return argument
             return self.names.argument_name(argument, tensor, module, frame)
 
@@ -223,7 +226,7 @@ class Recorder(TorchDispatchMode):
         self._copies.use(given, moved=False)
         if not self._sampling.paused:
             self._look_where(module, frame)
-        away = [each for each in given if is_big(each) and indexed(each.device) != self._home]
+        away = [each for each in given if is_big(each) and indexed(each.device) != self.home]
         alone = next(itertools.chain(module.parameters(), module.buffers()), None) is None
         if away and not (alone and len(away) == sum(map(is_big, given))):  # else it computes there
             kind = type(module).__name__
@@ -236,15 +239,16 @@ class Recorder(TorchDispatchMode):
         parameter = next(module.parameters(), None)
         if frame is None or parameter is None:
             return
-        if indexed(parameter.device) == self._home:
+        if indexed(parameter.device) == self.home:
             self.callers.note_there(module)
             if not self._begun:  # what ran elsewhere before was not a step
                 self._begun = True
                 self._tally.forget("stray", "mixed")
             return
+        first = self.callers.note(module, frame)
         if is_table(module):
             return  # it may be too large for the device
-        if self.callers.note(module, frame):
+        if first:
             self._note_loop()
         if not self.steps:
             return  # what runs once, before all steps, may be slow
@@ -255,11 +259,6 @@ class Recorder(TorchDispatchMode):
         if key in self._tally.happenings:
             owner = type(module).__name__
             self._tally.happenings[key].operands = (Operand(name, where, (), owner=owner),)
-
-    def choice_for(self, model: torch.nn.Module) -> Choice | None:
-        """What chose another device than the one that a called model should be on."""
-        name = self.names.variable(model)
-        return self.callers.choice_for(model, name, self._home, self._call_it)
 
     def line_of_node(self, number: int) -> str:
         """The line of the operation behind a node of autograd, or ""."""
@@ -286,13 +285,13 @@ class Recorder(TorchDispatchMode):
         self.operands = self._operands(tensors_of(values))
         self._note_loop()
         self.callers.note_library(frame_outside(__file__))
-        self.said = self._call_it(format_error(error))
+        self.said = self.call_it(format_error(error))
 
     def _note_loop(self) -> None:
         """Record what else of the same batch is elsewhere, which would fail next."""
         for line, name, tensor in loop_tensors(user_frame(frame_outside(__file__))):
             where = indexed(tensor.device)
-            if is_big(tensor) and where != self._home:
+            if is_big(tensor) and where != self.home:
                 key = "input", Site("", "", LOOP, line), self._call(where)
                 self._note(*key, 0, [])
                 shape = tuple(tensor.shape)
@@ -311,7 +310,7 @@ class Recorder(TorchDispatchMode):
         if kind.asks:
             return func(*args, **kwargs)
         taken = operands_of(args, kwargs)
-        home = self._home
+        home = self.home
         # Most operations are of what is where it should be, and make such again.
         plain = kind.is_plain and bool(taken) and are_all_on(home, taken)
         seen = [] if plain else [Facts.of(each) for each in taken]
@@ -360,20 +359,20 @@ class Recorder(TorchDispatchMode):
             return
         is_copy = name in COPIES and bool(taken) and bool(made)
         self._copies.use(taken, moved=is_copy)
-        if name in SYNCS and must_wait((seen or made)[0].device, self._home, site.phase):
+        if name in SYNCS and must_wait((seen or made)[0].device, self.home, site.phase):
             self._note("sync", site, self._call((seen or made)[0].device), 0, taken[:1])
         if is_copy:
             self._copied(site, taken, out[0], kwargs)
             return
-        away = [n for n, each in enumerate(made) if each.is_big and each.device != self._home]
-        others = [n for n, each in enumerate(seen) if each.is_big and each.device != self._home]
+        away = [n for n, each in enumerate(made) if each.is_big and each.device != self.home]
+        others = [n for n, each in enumerate(seen) if each.is_big and each.device != self.home]
         like = name.startswith("new_") or name.endswith("_like")
         if not taken or (like and away and not others):
             self._created(site, out, made)
             return
         if away and others:
             self.names.derived([out[n] for n in away], taken[others[0]], site)
-        home = any(each.is_big and each.device == self._home for each in (*seen, *made))
+        home = any(each.is_big and each.device == self.home for each in (*seen, *made))
         if away or (others and not home and name not in SYNCS):
             where = made[away[0]].device if away else seen[others[0]].device
             self._note("stray", site, self._call(where), 0, [taken[n] for n in others])
@@ -386,7 +385,7 @@ class Recorder(TorchDispatchMode):
         where = next(
             (each.device for each in both if each.is_big), both[0].device if both else None
         )
-        if where and (place.site.phase or where == self._home):  # else data is prepared
+        if where and (place.site.phase or where == self.home):  # else data is prepared
             self._tally.use(place, self._call(where), sum(each.nbytes for each in made))
 
     def _copied(
@@ -396,25 +395,27 @@ class Recorder(TorchDispatchMode):
         here, there = indexed(source.device), indexed(made.device)
         if here == there:
             known = site.op.startswith("aten.copy_") and self.names.origin(made)
-            if here != self._home and key_of(made) != key_of(source) and not known:
+            if here != self.home and key_of(made) != key_of(source) and not known:
                 self.names.derived([made], source, site)
             return
         nbytes = bytes_of([made])
         devices = f"{self._call(here)}→{self._call(there)}"
         self._note("transfer", site, devices, nbytes, [source])
+        if source.requires_grad and source.is_leaf and torch.is_grad_enabled():
+            self.history.note_copied(source, self.steps, frame_outside(__file__))
         if there.type == "cpu" and not blocking.get("non_blocking"):
             self._note("sync", site, self._call(here), 0, [source])
-        if here == self._home and is_big(made):
+        if here == self.home and is_big(made):
             self.names.made(made, site._replace(op=COPY))
-        if there == self._home and is_big(made):
+        if there == self.home and is_big(made):
             copy = Copy(site, devices, nbytes, self._operands([source])[0], key_of(source))
             self._copies.watch(made, source, copy)
 
     def _created(self, site: Site, out: list[torch.Tensor], made: list[Facts]) -> None:
         for tensor, each in zip(out, made, strict=True):
-            if each.device != self._home:
+            if each.device != self.home:
                 self.names.made(tensor, made_site(site, frame_outside(__file__)))
-            if each.is_big and each.device != self._home:
+            if each.is_big and each.device != self.home:
                 self._note("created", site, self._call(each.device), each.nbytes, [])
 
     def _note(
@@ -435,4 +436,4 @@ class Recorder(TorchDispatchMode):
         )
 
     def _call(self, device: torch.device) -> str:
-        return self._call_it(str(device))
+        return self.call_it(str(device))

@@ -6,9 +6,12 @@ Its texts are those of torch 2.x on CUDA, which `trial/simulation` raises too.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from ...reports.doctor import Verdict
+from .background import Background
+from .history import told
 from .syntax import code_at
 
 _AT = re.compile(r" \(at (?P<line>[^()]*)\)$")
@@ -45,7 +48,7 @@ _REFUSALS = (
     Refusal(
         re.compile(
             r"Expected a '?cpu'? (?:device type|generator device) for generator but found "
-            r"'?(?P<found>[\w:]+)'?"
+            r"'?(?P<found>[a-z]+)[\w:]*'?"
         ),
         "generator-elsewhere",
         "the generator is on {found}, and the random numbers are made on cpu at {line}",
@@ -109,20 +112,35 @@ _REFUSALS = (
 )
 
 
-def refusal(failed: str, device: str, receiver: str = "") -> Verdict | None:
+def refusal(failed: str, device: str, known: Background) -> Verdict | None:
     """What is wrong if torch says so; None if its text leaves that open.
 
     Args:
         failed: the exception in a line, as `source_lines.said` gives it.
         device: where everything is meant to be.
-        receiver: the user's variable of the module that raised it, or "".
+        known: of the program.
     """
     at = _AT.search(failed)
     line = at["line"].rpartition("called at ")[2] if at else "an unknown line"
     for pattern, cause, title, fix in _REFUSALS:
         found = pattern.search(failed)
         if found is not None:
-            known = {**found.groupdict(), "line": line, "device": device, "code": code_at(line)}
-            known["receiver"] = receiver or known.get("kind")
-            return Verdict(cause, title.format(**known), fix.format(**known), (failed,))
+            groups = {**found.groupdict(), "line": line, "device": device, "code": code_at(line)}
+            groups["receiver"] = known.receiver or groups.get("kind")
+            evidence = (failed, *_lines_behind(cause, groups, known))
+            return Verdict(cause, title.format(**groups), fix.format(**groups), evidence)
     return None
+
+
+def _lines_behind(cause: str, groups: Mapping[str, Any], known: Background) -> Iterator[str]:
+    """The code that made what torch refuses, where that is known."""
+    history = known.history
+    if history is None:
+        return
+    if cause == "generator-elsewhere":
+        made = history.generators_on(groups["found"] or "cpu")
+        yield from map(told, made or [each.line for each in history.loaders if each.shuffles])
+    elif cause == "pinned-elsewhere":
+        yield from (told(each.line) for each in history.loaders if each.pins)
+    elif cause == "device-in-worker":
+        yield from (told(each.line) for each in history.loaders if each.forks)

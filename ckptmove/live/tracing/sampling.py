@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UsageError
 from ...reports.events import Site, Trace
+from .history import History
 from .operations import COPY, indexed, is_big, operands_of
 from .source_lines import frame_outside, line_of, made_site, user_frame
 from .tensor_names import Names
@@ -25,6 +26,8 @@ from .tensor_names import Names
 FIRST = 4
 #: Of the others, each such one is watched: two to six optimizers in turn are all met.
 EVERY = 7
+#: What gives the tensor itself where that is on the device already.
+_MOVES = frozenset((torch.Tensor.to, torch.Tensor.cpu))
 _COPIERS = frozenset(("to", "cpu", "cuda", "xpu", "npu", "copy_", "type", "type_as"))
 
 
@@ -151,6 +154,7 @@ class TorchCalls(TorchFunctionMode):
         tell: Callable[[BaseException, str, Any], None],
         sampling: Sampling,
         names: Names,
+        history: History,
         home: torch.device,
         where: Callable[[], tuple[str, str]],
     ) -> None:
@@ -163,6 +167,7 @@ class TorchCalls(TorchFunctionMode):
         self._tell = tell
         self._sampling = sampling
         self._names = names
+        self._history = history
         self._home = home
         self._where = where
 
@@ -176,6 +181,9 @@ class TorchCalls(TorchFunctionMode):
         except Exception as error:
             self._tell(error, f"torch.{getattr(func, '__name__', func)}", (args, kwargs))
             raise
+        if args and out is args[0] and func in _MOVES and out.device != self._home:
+            to = args[1] if len(args) > 1 else (kwargs or {}).get("device")
+            self._history.note_left(out, to, sys._getframe(1))
         if self._sampling.paused and isinstance(out, torch.Tensor) and out.device != self._home:
             self._remember(func, args, kwargs or {}, out)
         return out

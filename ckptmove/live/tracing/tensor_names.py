@@ -14,7 +14,8 @@ from torch import nn
 from ...reports.events import Operand, Site
 from ..inventory.holdings import COMPILED, Ownership, holdings, written
 from .call_arguments import arguments_of, names_of
-from .operations import COPY, UNNAMED, factory
+from .history import History, Moved
+from .operations import COPY, LOAD, UNNAMED, factory
 from .remembered import Remembered, key_of, shape_of
 from .source_lines import (
     LAYER,
@@ -51,12 +52,15 @@ class _Name(NamedTuple):
     held: str
     module: str
     owner: str = ""
+    source: str = ""  # what made the owner, and where
 
 
 class Names:
     """The names of tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, history: History) -> None:
+        """`history` tells where modules were made."""
+        self._history = history
         self._models: list[weakref.ref[nn.Module]] = []
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._modules: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -72,6 +76,8 @@ class Names:
         self._parents = Remembered()  # the same, also within a model
         self._origins = Remembered()  # where something was computed
         self.optimizer_line = ""  #: the code that made the latest optimizer, and its line
+        #: Where that loaded its state, if its parameters were elsewhere then; or None.
+        self.loaded_early: Moved | None = None
         self._outputs = Remembered()  # the model elsewhere that gave something
 
     @property
@@ -101,19 +107,26 @@ class Names:
         """Remember an optimizer that takes a step, and its parameters with gradients."""
         if not any(ref() is optimizer for ref in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
-            name = "" if frame is None else variable(frame, optimizer)
-            made = assigned_at(frame, name) if frame is not None and name else None
-            if frame is not None and made is not None:
-                file = frame.f_code.co_filename
-                self.optimizer_line = f"{made[0]} at {line_in(file, made[1])}"
-                loads = [*calls_of(file, f"{name}.load_state_dict")]
-                if loads:
-                    self.optimizer_line += f", which loads its state at {line_in(file, loads[0])}"
+            self._note_lines_of(optimizer, frame)
         trained = (each for group in optimizer.param_groups for each in group["params"])
         own = (each for model in self.models for each in model.parameters())
         for each in itertools.chain(trained, own):
             if each.grad is not None and not self._was_fed(each):
                 self._fed[id(each)] = weakref.ref(each)
+
+    def _note_lines_of(self, optimizer: torch.optim.Optimizer, frame: FrameType | None) -> None:
+        name = "" if frame is None else variable(frame, optimizer)
+        assigned = "" if frame is None or not name else _assigned(frame, name)
+        made = self.optimizer_line = self._history.told_of(optimizer) or assigned
+        loaded = self._history.state_loaded(optimizer)
+        line = "" if loaded is None else loaded.line
+        if frame is not None and name and loaded is None:
+            file = frame.f_code.co_filename
+            line = next((line_in(file, at) for at in calls_of(file, f"{name}.load_state_dict")), "")
+        if made and line:
+            self.optimizer_line += f", which loads its state at {line}"
+        where = {str(p.device) for group in optimizer.param_groups for p in group["params"]}
+        self.loaded_early = loaded if loaded and loaded.device not in where else None
 
     def fed(self, parameter: torch.Tensor) -> bool:
         """Whether a parameter has a gradient, or had one when an optimizer took a step."""
@@ -229,6 +242,10 @@ class Names:
 
     def operand(self, tensor: torch.Tensor, device: str, frame: FrameType | None = None) -> Operand:
         """A tensor by its name; the frame of the code that uses it may have a variable for it."""
+        found = self._operand(tensor, device, frame)
+        return found if found.source else found._replace(source=self._history.left(tensor))
+
+    def _operand(self, tensor: torch.Tensor, device: str, frame: FrameType | None) -> Operand:
         found = self._of(tensor)
         name, held, other = found.name, found.held, ""
         chain = self._chain(tensor, self._parents) if held in (*_LOOSE, "input") else ()
@@ -283,7 +300,8 @@ class Names:
         if held == "made" and not other and frame is not None:
             other, _ = kept_in(frame, self._chain(tensor, self._parents)) or ("", None)
         other = other.partition(", made by ")[0]
-        return Operand(name, device, shape_of(tensor), held, found.module, other, found.owner)
+        kept = shape_of(tensor), held, found.module, other, found.owner, found.source
+        return Operand(name, device, *kept)
 
     def _learned(self, tensor: torch.Tensor, frame: FrameType) -> tuple[str, torch.Tensor] | None:
         """What is trained and a tensor is computed of, without a module, and its variable."""
@@ -357,22 +375,18 @@ class Names:
 
         And what made the owner, with its line.
         """
-        found: dict[int | None, tuple[str, str, str, FrameType]] = {}
+        found: dict[int | None, tuple[str, str, str, nn.Module, FrameType]] = {}
         for owner, module, around in modules_in(frame):
             for name, each in module.named_buffers():
-                found.setdefault(key_of(each), (name, owner, str(Ownership.BUFFER), around))
+                held = str(Ownership.BUFFER)
+                found.setdefault(key_of(each), (name, owner, held, module, around))
             for name, each in module.named_parameters():
-                found.setdefault(key_of(each), (name, owner, str(Ownership.PARAMETER), around))
+                held = str(Ownership.PARAMETER)
+                found.setdefault(key_of(each), (name, owner, held, module, around))
         for key in self._chain(tensor):
             if key in found:
-                *named, around = found[key]
-                name, owner, held = named
-                made = assigned_at(around, owner)
-                line = (
-                    ""
-                    if made is None
-                    else f"{made[0]} at {line_in(around.f_code.co_filename, made[1])}"
-                )
+                name, owner, held, module, around = found[key]
+                line = self._history.told_of(module) or _assigned(around, owner)
                 return name, owner, held, line
         return None
 
@@ -383,8 +397,10 @@ class Names:
         for model in self.models:
             found = holdings(model, self.optimizers, as_written=True).all
             owner = self.variable(model) or type(written(model)).__name__
+            made = self._history.told_of(model)
             for each in sorted(found, key=lambda each: each.held is Ownership.FOREIGN):
-                self._held.note(each.tensor, _Name(each.name, str(each.held), each.module, owner))
+                name = _Name(each.name, str(each.held), each.module, owner, made)
+                self._held.note(each.tensor, name)
 
 
 def kept_in(frame: FrameType, keys: Sequence[int]) -> tuple[str, torch.Tensor] | None:
@@ -397,6 +413,12 @@ def kept_in(frame: FrameType, keys: Sequence[int]) -> tuple[str, torch.Tensor] |
             if isinstance(each, torch.Tensor) and key_of(each) in keys:
                 return f"{name}{key}", each
     return None
+
+
+def _assigned(frame: FrameType, owner: str) -> str:
+    """The code that gives a variable its value, and its line; "" if there is none."""
+    made = assigned_at(frame, owner)
+    return "" if made is None else f"{made[0]} at {line_in(frame.f_code.co_filename, made[1])}"
 
 
 def _is_of_module(frame: FrameType, name: str) -> bool:
@@ -412,4 +434,4 @@ def _spell(made: Site | None) -> str:
 
 
 def _maker(op: str) -> str:
-    return op if op == COPY or op.startswith(LAYER) else factory(op) or UNNAMED
+    return op if op in (COPY, LOAD) or op.startswith(LAYER) else factory(op) or UNNAMED

@@ -21,12 +21,11 @@ from ...runtime.environment.usable import Facts, best, facts, usable
 from ..inventory.holdings import Optimizers, has_optimizer, holdings, optimizers_of, written
 from ..inventory.manifest import manifest_of
 from ..inventory.ownership import belonging
+from .background import UNKNOWN_PROGRAM, Background, background
 from .causes import before_a_model, causes
-from .library_calls import LibraryCall
-from .program_source import Choice
 from .recorder import Recorder
 from .sampling import EVERY, checked_every, left_out
-from .source_lines import error_line, raising_module
+from .source_lines import error_line
 
 
 def diagnose(
@@ -39,15 +38,10 @@ def diagnose(
     simulated: bool = False,
     known: Facts | None = None,
     subject: str = "",
-    variable: str = "",
+    background: Background = UNKNOWN_PROGRAM,
     fed: Callable[[torch.Tensor], bool] = lambda parameter: parameter.grad is not None,
     call: Callable[[str], str] = str,
     line: Callable[[int], str] = lambda number: "",
-    choice: Choice | None = None,
-    library: LibraryCall | None = None,
-    was_there: bool = False,
-    optimizer_line: str = "",
-    receiver: str = "",
     origin: Callable[[torch.Tensor], str] = lambda tensor: "",
     notes: Sequence[str] = (),
     complete: bool = True,
@@ -57,10 +51,7 @@ def diagnose(
 
     `failed` is the exception that ended it, in one line; `fed` tells whether a parameter has, or
     had, a gradient; `call` gives the displayed name of a device; `line` the line of a node of
-    autograd, by its number; `choice` is what chose another device, `library` a call that should
-    have been given one; `was_there` whether the model ran there before; `optimizer_line` the code
-    that made an optimizer; `receiver` the variable of the module that raised the exception;
-    `origin` what made a tensor.
+    autograd, by its number; `background` what is known of the program; `origin` what made a tensor.
     `subject` defaults to the model's class.
     """
     known = facts() if known is None else known
@@ -68,7 +59,7 @@ def diagnose(
     report: dict[str, Any] | None = None
     placed: tuple[str, ...] = ()
     if model is None and failed is not None and not verdicts:
-        verdicts += before_a_model(device, trace, failed)
+        verdicts += before_a_model(device, trace, failed, background)
     if model is not None:
         found = holdings(model, optimizers, as_written=True)
         manifest = _called(manifest_of(found, written(model)), call)
@@ -81,13 +72,8 @@ def diagnose(
                 together,
                 trace,
                 failed,
-                variable,
-                choice,
+                background,
                 made,
-                library,
-                was_there=was_there,
-                optimizer_line=optimizer_line,
-                receiver=receiver,
                 trained=bool(optimizers) or has_optimizer(written(model)),
             )
         report = manifest.to_json()
@@ -190,15 +176,10 @@ class Watch:
             optimizers=known,
             failed=None if error is None else error_line(error),
             known=self._facts,
-            variable=self._recorder.names.variable(self._model),
+            background=background(self._recorder, self._model, error),
             fed=self._recorder.names.fed,
             line=self._recorder.line_of_node,
-            choice=self._recorder.choice_for(self._model),
             origin=self._recorder.names.origin,
-            library=self._recorder.callers.library,
-            was_there=self._recorder.callers.was_there(self._model),
-            optimizer_line=self._recorder.names.optimizer_line,
-            receiver="" if error is None else raising_module(error),
             notes=tuple(left_out(trace, self._every)),
             complete=error is None,
         )

@@ -1,0 +1,269 @@
+"""Remember where a program made and moved what a finding may be about.
+
+A module, a generator or a device is the same object wherever the program passes it, so that the
+line that made it is known, whatever it is called there. What was made before somebody watched has
+no line.
+"""
+
+from __future__ import annotations
+
+import weakref
+from types import FrameType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from .remembered import Remembered
+from .source_lines import CALLED, is_library, line_of, locals_of, variable
+from .syntax import code_at
+
+_MOST_FRAMES = 64  # that are searched for the user's own code
+_MOST_LINES = 3  # of own code, from the line that made something outwards
+_MOST_KEPT = 4096  # devices, generators and loaders of which something is remembered
+
+
+class Moved(NamedTuple):
+    """A call of `.to`, `.cuda` or `.cpu` of a module, or of one that holds it."""
+
+    number: int  #: of the event: later ones have larger numbers
+    line: str  #: of the call
+    device: str  #: where it was then
+    chosen: str  #: the line that made the device that was given, or ""
+
+
+class Copied(NamedTuple):
+    """A trained tensor that was copied to the device."""
+
+    tensor: weakref.ref[torch.Tensor]
+    name: str  #: its variable, or ""
+    line: str  #: of the copy
+    steps: frozenset[int]  #: the steps of the optimizer before which it was copied
+
+
+class Loader(NamedTuple):
+    """A DataLoader that was made."""
+
+    line: str
+    pins: bool  #: with `pin_memory=True`
+    shuffles: bool  #: without a generator
+    forks: bool  #: with workers
+
+
+_V = TypeVar("_V")
+
+
+class _ByIdentity(Generic[_V]):
+    """Notes about objects, which they do not keep alive; some have no hash before they are made."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[Any], _V]] = {}
+
+    def set(self, of: object, note: _V) -> None:
+        """Note something about an object."""
+        key, kept = id(of), self._kept
+        self._kept[key] = weakref.ref(of, lambda _: kept.pop(key, None)), note
+
+    def get(self, of: object) -> _V | None:
+        """What is noted about an object, or None."""
+        found = self._kept.get(id(of))
+        return None if found is None or found[0]() is not of else found[1]
+
+
+class History:
+    """What the program made, filled and moved, and where."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._made: _ByIdentity[tuple[int, str]] = _ByIdentity()  # modules and optimizers
+        self._moved: _ByIdentity[Moved] = _ByIdentity()
+        self._filled: _ByIdentity[tuple[int, str]] = _ByIdentity()
+        self._states: _ByIdentity[Moved] = _ByIdentity()  # of optimizers
+        self._devices: dict[int, tuple[object, str]] = {}
+        self.refused: dict[str, str] = {}  #: lines where no device could be made, and why
+        self._generators: dict[str, torch.Generator] = {}  # by line
+        self.loaders: list[Loader] = []
+        self._copied: dict[int, Copied] = {}  # by the id of what was copied
+        self.autocasts: dict[str, str] = {}  #: lines that enter autocast, with its kind of device
+        self._left = Remembered()  # the line of a `.to` that left a tensor where it was
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def note_made(self, made: object, frame: FrameType | None) -> None:
+        """A module or an optimizer is made in a frame."""
+        if self._made.get(made) is None:
+            self._made.set(made, (self._next(), own_lines(frame, made=made)))
+
+    def note_moved(self, module: torch.nn.Module, to: object, frame: FrameType | None) -> None:
+        """A module was moved; `to` is the device that it was given."""
+        first = next(module.parameters(), None)
+        device = "" if first is None else str(first.device)
+        moved = Moved(self._next(), own_lines(frame), device, self.line_of_device(to))
+        for each in module.modules():
+            self._moved.set(each, moved)
+
+    def note_filled(self, module: torch.nn.Module, frame: FrameType | None) -> None:
+        """A module took the tensors of a state dict themselves (`assign=True`)."""
+        event = self._next(), own_lines(frame)
+        for each in module.modules():
+            self._filled.set(each, event)
+
+    def note_state(self, optimizer: torch.optim.Optimizer, frame: FrameType | None) -> None:
+        """An optimizer loads its state, to where its parameters are."""
+        where = {str(p.device) for group in optimizer.param_groups for p in group["params"]}
+        self._states.set(
+            optimizer,
+            Moved(
+                self._next(),
+                own_lines(frame),
+                " and ".join(sorted(where)),
+                "",
+            ),
+        )
+
+    def note_device(self, device: object, frame: FrameType | None) -> None:
+        """A `torch.device` is made."""
+        if len(self._devices) < _MOST_KEPT:
+            self._devices[id(device)] = device, own_lines(frame)
+
+    def note_refused(self, error: BaseException, frame: FrameType | None) -> None:
+        """No `torch.device` could be made of what was given."""
+        if len(self.refused) < _MOST_KEPT:
+            self.refused.setdefault(own_lines(frame), type(error).__name__)
+
+    def note_generator(self, generator: torch.Generator, frame: FrameType | None) -> None:
+        """A generator is made."""
+        own = frame is not None and not is_library(frame.f_code.co_filename)
+        if own and len(self._generators) < _MOST_KEPT:  # not one that a DataLoader makes
+            self._generators[own_lines(frame)] = generator
+
+    def note_loader(self, loader: Any, frame: FrameType | None) -> None:
+        """A DataLoader is made."""
+        shuffles = isinstance(loader.sampler, torch.utils.data.RandomSampler)
+        shuffles = shuffles and loader.generator is None
+        if len(self.loaders) < _MOST_KEPT:
+            self.loaders.append(
+                Loader(
+                    own_lines(frame), bool(loader.pin_memory), shuffles, bool(loader.num_workers)
+                )
+            )
+
+    def note_copied(self, tensor: torch.Tensor, step: int, frame: FrameType | None) -> None:
+        """A trained tensor is copied to the device, after so many steps of an optimizer."""
+        known = self._copied.get(id(tensor))
+        if known is not None and known.tensor() is tensor:
+            self._copied[id(tensor)] = known._replace(steps=known.steps | {min(step, 1)})
+        elif len(self._copied) < _MOST_KEPT:
+            own = own_frame(frame)
+            name = "" if own is None else variable(own, tensor)
+            ref = weakref.ref(tensor)
+            self._copied[id(tensor)] = Copied(ref, name, line_of(own), frozenset({min(step, 1)}))
+
+    def note_autocast(self, kind: str, frame: FrameType | None) -> None:
+        """Autocast is entered for a kind of device."""
+        if len(self.autocasts) < _MOST_KEPT:
+            self.autocasts[own_lines(frame, most=1)] = kind
+
+    def note_left(self, tensor: torch.Tensor, to: object, frame: FrameType | None) -> None:
+        """A tensor was moved to where it is already; `to` is the device that was given."""
+        line = own_lines(frame, most=1)
+        if line:
+            self._left.note(tensor, (line, self.line_of_device(to)))
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    def line_of_device(self, device: object) -> str:
+        """The line that made a `torch.device`; "" if it is not known, or no such object."""
+        found = self._devices.get(id(device))
+        return "" if found is None or found[0] is not device else found[1]
+
+    def told_of(self, made: object) -> str:
+        """The code that made a module or an optimizer, and its lines; "" if that is not known."""
+        found = self._made.get(made)
+        return "" if found is None else told(found[1])
+
+    def moved(self, module: torch.nn.Module) -> Moved | None:
+        """The last call that moved a module, or one that holds it; None if nothing did."""
+        return self._moved.get(module)
+
+    def filled_since(self, module: torch.nn.Module) -> str:
+        """The line that gave a module the tensors of a state dict after it was moved; or ""."""
+        moved, filled = self._moved.get(module), self._filled.get(module)
+        return (
+            "" if filled is None or (moved is not None and moved.number > filled[0]) else filled[1]
+        )
+
+    def made_since(self, model: torch.nn.Module) -> dict[str, str]:
+        """The parts of a model that were made after it was moved, the outermost, with their code.
+
+        A part that was moved by itself is left out.
+        """
+        moved = self._moved.get(model)
+        found: dict[str, str] = {}
+        for name, each in model.named_modules() if moved is not None else ():
+            number, lines = self._made.get(each) or (0, "")
+            inner = any(name.startswith(f"{outer}.") for outer in found)
+            if moved is None or number < moved.number or inner or self._moved.get(each) is not None:
+                continue
+            if next(each.parameters(), None) is not None:
+                found[name] = told(lines)
+        return found
+
+    def state_loaded(self, optimizer: torch.optim.Optimizer) -> Moved | None:
+        """Where an optimizer loaded its state, and where its parameters were then; or None."""
+        return self._states.get(optimizer)
+
+    def generators_on(self, kind: str) -> list[str]:
+        """The lines that made the generators on a kind of device."""
+        return [line for line, each in self._generators.items() if each.device.type == kind]
+
+    def left(self, tensor: torch.Tensor) -> str:
+        """The code of a `.to` that left a tensor where it was, and of its device; or ""."""
+        found: tuple[str, str] | None = self._left.about(tensor)
+        if found is None:
+            return ""
+        line, chosen = found
+        device = f", for its device is {told(chosen)}" if chosen else ""
+        return f"{told(line)} leaves it there{device}"
+
+    def copied_once(self, tensor: torch.Tensor) -> Copied | None:
+        """The copy of a trained tensor that was made before the first step, and never again."""
+        found = self._copied.get(id(tensor))
+        once = found is not None and found.tensor() is tensor and found.steps == {0}
+        return found if once else None
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+
+def own_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's own code, from a frame on; None if there is none."""
+    for _ in range(_MOST_FRAMES):
+        if frame is None or not is_library(frame.f_code.co_filename):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def own_lines(frame: FrameType | None, *, made: object = None, most: int = _MOST_LINES) -> str:
+    """The line of the user's own code that a frame runs, with those that called it.
+
+    The constructors of `made` itself are left out.
+    """
+    lines: list[str] = []
+    for _ in range(_MOST_FRAMES):
+        if frame is None or len(lines) == most or "runpy" in frame.f_code.co_filename:
+            break  # there the program began
+        code = frame.f_code
+        if not is_library(code.co_filename):
+            within = made is not None and code.co_name == "__init__"
+            if not within or locals_of(frame).get(code.co_varnames[0]) is not made:
+                lines.append(line_of(frame))
+        frame = frame.f_back
+    return CALLED.join(dict.fromkeys(lines))
+
+
+def told(lines: str) -> str:
+    """The code of the first of some lines, with them all: `net = Net() at train.py:3`."""
+    code = code_at(lines.partition(CALLED)[0])
+    return f"{code} at {lines}" if code else ""

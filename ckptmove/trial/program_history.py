@@ -1,0 +1,120 @@
+"""Have a history told where the user's program makes, fills and moves modules and their like."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ..live.tracing.history import History
+from ..live.tracing.operations import LOAD, tensors_of
+from ..live.tracing.source_lines import user_line
+from ..live.tracing.tensor_names import Names
+from ..reports.events import Site
+from .simulation.torch_answers import replaced
+
+_MOVES = ("to", "cuda", "cpu", "xpu")
+
+
+@contextmanager
+def told_to(history: History, names: Names) -> Iterator[None]:
+    """Tell a history what the program does, and what it reads, as long as this lasts."""
+    with ExitStack() as stack:
+        stack.enter_context(replaced(torch, "load", _noting_tensors(torch.load, names)))
+        for target, name, after in _calls(history):
+            real = vars(target).get(name)
+            if real is not None:
+                stack.enter_context(replaced(target, name, _then(real, after)))
+        maker = type(torch.device)
+        if maker is not type:  # of a simulated device: the class of torch itself can't be watched
+            real = vars(maker)["__call__"]
+            stack.enter_context(replaced(maker, "__call__", _noting_devices(real, history)))
+        if isinstance(vars(torch.Generator).get("__init__"), type(_then)):
+            real = vars(torch.Generator)["__init__"]
+            told = _then(real, lambda made, args, kwargs, at: history.note_generator(made, at))
+            stack.enter_context(replaced(torch.Generator, "__init__", told))
+        yield
+
+
+def _calls(history: History) -> Iterator[tuple[type, str, Callable[..., None]]]:
+    """Methods, each with what is told after it returned."""
+
+    def made(each: Any, args: Any, kwargs: Any, at: FrameType) -> None:
+        history.note_made(each, at)
+
+    def moved(module: Any, args: Any, kwargs: Any, at: FrameType) -> None:
+        given = [*args, *kwargs.values()]
+        to = next((each for each in given if not isinstance(each, (torch.dtype, bool))), None)
+        if to is not None or not given:  # else to another type of numbers
+            history.note_moved(module, to, at)
+
+    def filled(module: Any, args: Any, kwargs: Any, at: FrameType) -> None:
+        if kwargs.get("assign", len(args) > 2 and args[2]):
+            history.note_filled(module, at)
+
+    def loaded(optimizer: Any, args: Any, kwargs: Any, at: FrameType) -> None:
+        history.note_state(optimizer, at)
+
+    def feeds(loader: Any, args: Any, kwargs: Any, at: FrameType) -> None:
+        history.note_loader(loader, at)
+
+    def casts(entered: Any, args: Any, kwargs: Any, at: FrameType) -> None:
+        if entered._enabled:
+            history.note_autocast(str(entered.device), at)
+
+    yield torch.autocast, "__enter__", casts
+    yield from ((nn.Module, name, made) for name in ("__init__", "__setstate__"))
+    yield from ((nn.Module, name, moved) for name in _MOVES)
+    yield nn.Module, "load_state_dict", filled
+    yield torch.optim.Optimizer, "__init__", made
+    yield torch.optim.Optimizer, "load_state_dict", loaded
+    yield DataLoader, "__init__", feeds
+
+
+def _then(real: Any, after: Callable[..., None]) -> Any:
+    """A method, and what is told of a call that returned."""
+
+    @functools.wraps(real)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = real(self, *args, **kwargs)
+        after(self, args, kwargs, sys._getframe(1))
+        return out
+
+    return called
+
+
+def _noting_tensors(real: Any, names: Names) -> Any:
+    """`torch.load`, and the tensors that it gives."""
+
+    @functools.wraps(real)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        site = Site("", "", LOAD, user_line(sys._getframe(1)))
+        for each in tensors_of(found):
+            names.made(each, site)
+        return found
+
+    return load
+
+
+def _noting_devices(real: Any, history: History) -> Any:
+    """What makes a `torch.device`, and tells of each, and of what is none."""
+
+    @functools.wraps(real)
+    def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            found = real(cls, *args, **kwargs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            history.note_refused(error, sys._getframe(1))
+            raise
+        history.note_device(found, sys._getframe(1))
+        return found
+
+    return made

@@ -20,6 +20,7 @@ from .source import FetchStats, Source, check_range
 
 _LEAST = 1 << 15  # bytes fetched at once: an answer takes longer than they do
 _MOST = 4 << 20  # … and at most
+_LARGE = 1 << 20  # bytes that are read once: they are not kept for another time
 _APART = 1 << 17  # ranges that are no farther apart are fetched as one
 _AT_ONCE = 8  # requests
 _EXPECTED = 32 << 20  # bytes that are fetched before they are read
@@ -83,7 +84,9 @@ class RemoteObject(Source):
             if found is None:
                 self._step = min(_MOST, 2 * self._step) if start == self._end else _LEAST
                 wanted = min(max(nbytes, self._step), self.nbytes - start)
-                found = self._spans.add(start, self._next(start, wanted, nbytes))[:nbytes]
+                found = self._next(start, wanted, nbytes)
+                if len(found) > nbytes or nbytes < _LARGE:
+                    found = self._spans.add(start, found)[:nbytes]
             self._end = start + nbytes
             return found
 

@@ -372,7 +372,7 @@ def test_very_many_items_with_short_names(tmp_path: Path) -> None:
         for n in range(16_000):
             name, size = f"n{n}", torch.Size([])
             chunk = ChunkStorageMetadata(torch.Size([]), torch.Size([]))
-            again: Any = replace(about, **{"size": size, "chunks": [chunk]})  # type: ignore[arg-type]
+            again: Any = replace(about, **{"size": size, "chunks": [chunk]})
             told.state_dict_metadata[name] = again
             lies = replace(info, offset=(n + 1) * info.length)
             told.storage_data[MetadataIndex(name, size, 0)] = lies

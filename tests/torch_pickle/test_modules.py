@@ -71,7 +71,8 @@ def compiled() -> nn.Module:
     from torch._dynamo import OptimizedModule
 
     eager: Any = torch._dynamo.optimize("eager")
-    return OptimizedModule(nn.Sequential(nn.Linear(2, 1)), eager)
+    module: nn.Module = OptimizedModule(nn.Sequential(nn.Linear(2, 1)), eager)
+    return module
 
 
 def traced() -> nn.Module:

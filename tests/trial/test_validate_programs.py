@@ -150,7 +150,9 @@ class Looped(torch.nn.Module):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             x = x @ x.T
         x = x.float()[None]
-        return torch.vmap(torch.exp)(torch.nn.functional.scaled_dot_product_attention(x, x, x))
+        x = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        mapped: torch.Tensor = torch.vmap(torch.exp)(x)
+        return mapped
 
 
 AUTO = torch.export.Dim.AUTO

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from sys import getsizeof
 
 from ...errors import UnsupportedError
 from ...placement.device import may_be_tag
 from ...sources.budget import (
-    CONTAINERS,
+    CONTAINER,
     IDLE,
-    NAMES,
-    PAIRS,
-    SCATTERED,
-    STORAGES,
-    TEXTS,
-    TUPLES,
-    VALUES,
+    ITEM,
+    NAME,
+    PAIR,
+    SLOT,
+    STORAGE,
+    TEXT,
+    TUPLE,
     Budget,
 )
 from ..hash_costs import check_added
@@ -31,7 +32,7 @@ from .marked_stack import MarkedStack
 from .memo import UNFILLED, Memo
 from .pairs import keys_of, with_pairs
 from .python2_names import from_python2
-from .rows import extended, packed, words
+from .rows import extended, memory_of, packed
 from .table import NAMES as OPCODE_NAMES
 
 _LONGEST_NAME = 2000  # characters of a module and a name in it
@@ -51,6 +52,7 @@ class Machine(MarkedStack):
         self.memo = Memo()
         self.globals: list[Global] = []
         self.persistents: list[Persistent] = []
+        self.named_at = -1  # where the last storage was named that has a key of its own
         self.calls: list[Call] = []
         self.textual = False  # whether a persistent id is a line of text, as in protocol 0
         self.protocol = 0
@@ -62,7 +64,7 @@ class Machine(MarkedStack):
         try:
             return self.perform()
         finally:
-            self.budget.take(self.position - self.blob_nbytes, self.used)
+            self.budget.take(self.position - self.blob_nbytes, self.spent - self.allowed)
 
     def perform(self) -> Node:
         data, base = self.data, self.base
@@ -91,25 +93,23 @@ class Machine(MarkedStack):
         self.frame_end = -1
 
     def contain(self, node: List | Set | Dict | Call) -> None:
-        self.count(CONTAINERS)
+        self.charge(CONTAINER)
         self.stack.append(node)
 
     def close(self, items: Items) -> None:
-        used = self.used[TUPLES] = self.used[TUPLES] + 1
-        if used > self.rooms[TUPLES]:
-            self.count(TUPLES, 0)
+        self.charge(TUPLE)
         self.stack.append(Tuple(items, self.at))
 
     # -- protocol, frames -------------------------------------------------------------------
 
     def op_proto(self) -> None:
-        self.count(IDLE)
+        self.charge(IDLE)
         self.protocol = self.byte()
         if self.protocol > 5:
             raise UnsupportedError(f"the pickle is of protocol {self.protocol}; 5 is the newest")
 
     def op_frame(self) -> None:
-        self.count(IDLE)
+        self.charge(IDLE)
         nbytes = self.number(8)
         if self.frame_end >= 0:
             raise self.fault("the pickle has a frame within a frame")
@@ -130,14 +130,17 @@ class Machine(MarkedStack):
         self.close(self.row_to_mark())
 
     def op_tuple1(self) -> None:
+        self.charge(ITEM)
         self.close([self.stack.pop()])
 
     def op_tuple2(self) -> None:
         second, first = self.stack.pop(), self.stack.pop()
+        self.charge(2 * ITEM)
         self.close([first, second])
 
     def op_tuple3(self) -> None:
         third, second, first = self.stack.pop(), self.stack.pop(), self.stack.pop()
+        self.charge(3 * ITEM)
         self.close([first, second, third])
 
     def op_empty_list(self) -> None:
@@ -158,7 +161,7 @@ class Machine(MarkedStack):
         self.contain(Dict())
 
     def op_dict(self) -> None:
-        items = self.loose_to_mark()
+        items = self.to_mark()
         self.contain(Dict())
         self.set_pairs(items)
 
@@ -175,9 +178,9 @@ class Machine(MarkedStack):
         self.add(target, items)
 
     def add(self, target: List | Set | Call, items: list[Node]) -> None:
-        before = words(target.items) if target.items else 0
+        before = memory_of(target.items) if target.items else 0
         target.items = extended(target.items, items) if target.items else packed(items)
-        self.count(VALUES, words(target.items) - before)
+        self.charge(memory_of(target.items) - before)
 
     def op_additems(self) -> None:
         items = self.to_mark()
@@ -192,13 +195,13 @@ class Machine(MarkedStack):
         self.set_pairs([self.stack.pop(), value])
 
     def op_setitems(self) -> None:
-        self.set_pairs(self.loose_to_mark())
+        self.set_pairs(self.to_mark())
 
     def set_pairs(self, flat: list[Node]) -> None:
         target = self.stack[-1]
         if not isinstance(target, (Dict, Call)) or len(flat) % 2:
             raise self.fault("the pickle sets items of something that is no mapping")
-        self.count(PAIRS, len(flat) // 2)
+        self.charge(PAIR * (len(flat) // 2))
         target.pairs = with_pairs(target.pairs, flat)
         check_added(keys_of(target.pairs), len(flat) // 2, self.budget)
 
@@ -209,7 +212,7 @@ class Machine(MarkedStack):
             raise self.fault("the pickle names a global at absurd length")
         if self.protocol < 3:
             module, name = from_python2(module, name)
-        self.count(NAMES)
+        self.charge(NAME)
         node = Global(module, name, self.at)
         self.globals.append(node)
         self.push(node)
@@ -291,8 +294,12 @@ class Machine(MarkedStack):
         self.push_persistent(self.stack.pop())
 
     def push_persistent(self, pid: Node) -> None:
-        self.count(STORAGES)
+        self.charge(STORAGE)
         node = Persistent(pid, self.at)
+        key = pid.items[2] if isinstance(pid, Tuple) and len(pid.items) > 2 else None
+        if isinstance(key, Text) and key.at > self.named_at:  # it was spelled for this one
+            self.named_at = self.at
+            self.allow_storage()
         self.persistents.append(node)
         self.push(node)
 
@@ -301,7 +308,7 @@ class Machine(MarkedStack):
     ) -> Call:
         node = Call(function, args, opcode, at, kwargs)
         self.calls.append(node)
-        self.count(CONTAINERS)
+        self.charge(CONTAINER)
         self.stack.append(node)
         return node
 
@@ -312,7 +319,7 @@ class Machine(MarkedStack):
         if type(node) is Text:
             if node is UNFILLED:
                 raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
-            if may_be_tag(node) and self.fits(TEXTS):
+            if may_be_tag(node) and self.has_half(TEXT + getsizeof(node)):
                 node = Text(node, self.at)
             else:  # nobody rewrites it, and a copy for each use would take absurd memory
                 self.shared_texts.add(node.at)
@@ -349,7 +356,7 @@ class Machine(MarkedStack):
 
     def fill(self, slot: int) -> None:
         if not self.memo.put(slot, self.stack[-1], self.position):
-            self.count(SCATTERED)
+            self.charge(SLOT)
 
     def op_put(self) -> None:
         self.fill(self.slot())
@@ -361,7 +368,7 @@ class Machine(MarkedStack):
         (slot,) = _WORD(self.data, self.position)
         self.position += 4
         if not self.memo.put(slot, self.stack[-1], self.position):
-            self.count(SCATTERED)
+            self.charge(SLOT)
 
     def op_memoize(self) -> None:
         self.fill(self.memo.filled)

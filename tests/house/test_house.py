@@ -268,6 +268,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "live.tracing.evidence",
         "live.tracing.costs",
         "live.tracing.batch_causes",
+        "live.tracing.given_device",
         "live.tracing.operand_causes",
         "live.tracing.causes",
         "live.tracing.trace",

@@ -12,6 +12,7 @@ from torch import nn
 
 from ckptmove.live.inventory.holdings import holdings
 from ckptmove.live.inventory.manifest import manifest_of
+from ckptmove.live.tracing.background import Background
 from ckptmove.live.tracing.causes import causes
 from ckptmove.live.tracing.operations import factory
 from ckptmove.manifest.manifest import Manifest
@@ -87,10 +88,10 @@ def test_no_advice_takes_values_away() -> None:
 
 def test_a_model_that_stayed_goes_by_its_variable() -> None:
     stayed = held(weight=HERE)
-    (plain,) = found(stayed, None, variable="model")
+    (plain,) = found(stayed, None, known=Background(variable="model"))
     assert plain.title == "the model is on cpu: nothing moved Net to cuda:0"
     assert plain.fix.startswith('model.to("cuda:0") before')
-    (named,) = found(stayed, None, variable="D")
+    (named,) = found(stayed, None, known=Background(variable="D"))
     assert named.title == "the model D (Net) is on cpu: nothing moved it to cuda:0"
     assert named.fix.startswith('D.to("cuda:0") before')
     assert "ckptmove.move(D, optimizer" in named.fix

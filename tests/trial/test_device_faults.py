@@ -52,11 +52,9 @@ def check(found: list[Judged]) -> None:
     "kind", [pytest.param(each, marks=() if each in SOME else pytest.mark.slow) for each in SETS]
 )
 def test_programs(kind: str) -> None:
-    if not ALL:
-        check(list(set_judged(kind, SOME[kind])))
-        return
-    if kind in MOST:
-        check(list(set_judged(kind, MOST[kind])))
+    only = (MOST if ALL else SOME).get(kind)
+    if only is not None:
+        check(list(set_judged(kind, only)))
         return
     found = list(set_judged(kind))
     assert len(found) == 2 * len(SETS[kind].faults) + len(SETS[kind].right)

@@ -12,6 +12,7 @@ from torch import nn
 from ...manifest.manifest import Role, Section
 from ...manifest.paths import Path, spell
 from ...placement.device import kind_of
+from ..tracing.source_lines import is_library, line_in
 from .holdings import HeldTensor, Holdings, Ownership
 from .object_walk import hooks
 
@@ -154,6 +155,8 @@ class OwnershipReport:
     #: Attributes that are copies of parameters, each with the line that made it, or "".
     copied: Sequence[tuple[str, str]] = ()
     shared: bool = False  #: whether some of the model's parameters are trained
+    #: Of modules whose class moves them by code of its own: the path, the method and its line.
+    own_moves: Sequence[tuple[str, str]] = ()
 
 
 def belonging(
@@ -194,7 +197,23 @@ def belonging(
         if is_copied_parameter(each.tensor)
     ]
     shapes = _shaped(foreign), _shaped(untrained)
-    return OwnershipReport(*shapes, wrong, hidden, kind, copied, shared)
+    moves = [
+        (spell(path) if path else "", method)
+        for path, each in found.modules.items()
+        if (method := own_move(each))
+    ]
+    return OwnershipReport(*shapes, wrong, hidden, kind, copied, shared, moves)
+
+
+def own_move(module: nn.Module) -> str:
+    """The method by which the user's class moves its modules, and its line; "" for torch's."""
+    for name in ("to", "cuda", "_apply"):
+        method = getattr(type(module), name)
+        code = getattr(method, "__code__", None)
+        if method is getattr(nn.Module, name) or code is None or is_library(code.co_filename):
+            continue
+        return f"{method.__qualname__} at {line_in(code.co_filename, code.co_firstlineno)}"
+    return ""
 
 
 def _shaped(named: Iterable[tuple[str, torch.Tensor]]) -> list[Shaped]:

@@ -161,10 +161,14 @@ def _model(case: Evidence) -> Iterator[Verdict]:
     names = [e.name for e in away]
     case.explain(names)
     after = " after that" if case.known.added else ""
+    fix = f'model.to("{case.device}"){after} moves all of it'
+    for path, method in case.belonging.own_moves:
+        if any(not path or name.startswith(f"{path}.") for name in names):
+            fix = f"move {join_names(names)} in {method}, too, which is called instead of torch's"
     yield Verdict(
         "partly-moved",
         f"part of the model is on {where}: {join_names(names)}",
-        f'model.to("{case.device}"){after} moves all of it' + code_to_make_anew(names, case)
+        fix + code_to_make_anew(names, case)
         if not same_kind
         else "move the tensors that go from one part to the next: x = "
         "x.to(next(part.parameters()).device)",

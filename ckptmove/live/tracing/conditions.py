@@ -35,6 +35,14 @@ class Option(NamedTuple):
         of = self.default.value if isinstance(self.default, ast.Constant) else None
         return self.action.startswith("store_") or isinstance(of, bool)
 
+    @property
+    def turns_off(self) -> bool:
+        """Whether the GPU is not used if it is given, by its name."""
+        name = self.flag.lstrip("-").replace("_", "-")
+        return self.action == "store_true" and name.startswith(
+            ("no-", "disable-", "cpu", "use-cpu")
+        )
+
     def turned(self, wanted: bool) -> str:
         """How to have it be True, or False."""
         usual = {"store_true": True, "store_false": False}.get(self.action)
@@ -81,6 +89,8 @@ class Conditions:
                 given = self._assigned.get(ast.unparse(test))
                 if given is None:
                     found = self._option(test.attr) if isinstance(test, ast.Attribute) else None
+                    if found is not None and wanted and found.turns_off and not found.is_given:
+                        return f"write `not {ast.unparse(test)}`: {found.flag} turns the GPU off"
                     return found.turned(wanted) if found is not None and found.is_boolean else ""
                 test = given
             else:

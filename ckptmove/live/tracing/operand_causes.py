@@ -13,6 +13,7 @@ from ..inventory import findings
 from ..inventory.holdings import Ownership
 from .batch_causes import copied_away, is_assignable
 from .evidence import MOST_LINES, Evidence
+from .given_device import choice_of_argument
 from .operations import COPY, LOAD
 from .source_lines import CALLED, LAYER
 from .syntax import function_at
@@ -20,7 +21,7 @@ from .tensor_names import PARAMETER, TRAINED
 
 #: Functions that take `device=`.
 _MAKERS = {f"torch.{each.__name__}" for each in _device_constructors()} | {"torch.tensor"}
-_HIDDEN = (Ownership.UNREGISTERED, Ownership.HOOK)
+_HIDDEN = (Ownership.UNREGISTERED, Ownership.HOOK, Ownership.CLASS)
 
 
 def _used(case: Evidence) -> Iterator[tuple[Operand, str, str]]:
@@ -45,6 +46,11 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
     """Tensors of the model that it has not registered."""
     entries = {e.name: e for e in case.manifest.tensors}
     advice = {each.name: each.advice for each in case.belonging.unregistered}
+    shared_by = {
+        each.name: each.kind.__name__
+        for each in case.belonging.unregistered
+        if each.held is Ownership.CLASS
+    }
     lines: dict[str, list[str]] = {}
     worst: dict[str, str] = {}
     names: dict[str, list[str]] = {}  # of what is kept in the same list of modules
@@ -78,7 +84,12 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
         fix = advice.get(those[0], registered if attribute.isidentifier() else there)
         fix += code_to_make_anew(those, case)
         yield findings.unregistered(
-            those, fix, where=f"on {where}", evidence=told[:MOST_LINES], severity=worst[group]
+            those,
+            fix,
+            where=f"on {where}",
+            shared_by=shared_by.get(those[0], ""),
+            evidence=told[:MOST_LINES],
+            severity=worst[group],
         )
 
 
@@ -144,6 +155,12 @@ def tensors_made(case: Evidence) -> Iterator[Verdict]:
         bring = f"{made} = {made}.to(x.device)" if is_assignable(made) else "it.to(x.device)"
         if op == LOAD:
             fix, known = f'torch.load(…, map_location="{case.device}"); or {bring}', True
+        if op == "torch.clone":  # of weights, perhaps, which are changed in place
+            fix, known = (
+                f"make that copy after the model is moved to {case.device}, or bring it there "
+                "once, where it is made",
+                True,
+            )
         if operand.held == TRAINED:
             fix, known = (
                 f"make it at once of values on {case.device}, with requires_grad=True, before the "
@@ -153,6 +170,10 @@ def tensors_made(case: Evidence) -> Iterator[Verdict]:
         if CALLED in source:  # in a library
             what = bring if operand.variable else "move what it makes: .to(x.device)"
             fix, known = f"give that call what is on {case.device}; or {what}", True
+        choice = choice_of_argument(source, operand.device, case.device)
+        if choice is not None and not again:
+            told = [choice.title, *choice.evidence, *told]
+            fix, known = choice.fix, True
         if again:
             fix = "make the module once, in __init__: there model.to moves it, and it is trained"
         yield Verdict(

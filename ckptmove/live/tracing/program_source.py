@@ -39,9 +39,11 @@ class Source(Settings):
         given = {ast.unparse(target): value for target, value in self._assignments()}
         self._conditions = Conditions(given, truths, self._option)
 
-    def assigned(self, values: Mapping[str, str], is_on: str) -> Choice | None:
-        """A variable that is moved to, and was given the wrong device."""
-        used, values = self._moved_to(), dict(values)
+    def assigned(
+        self, values: Mapping[str, str], is_on: str, used: Iterable[str] = ()
+    ) -> Choice | None:
+        """A variable that is moved to, or one of `used`, and was given the wrong device."""
+        used, values = set(used) or self._moved_to(), dict(values)
         for target, value in [*self._assignments()][::-1]:  # `self.device = device`
             name, other = ast.unparse(target), ast.unparse(value)
             if name in used and name in values and isinstance(value, (ast.Name, ast.Attribute)):

@@ -244,10 +244,9 @@ def modules_in(
     """
     given: list[tuple[str, torch.nn.Module, FrameType]] = []
     for _ in range(_MOST_CALLERS):
-        if frame is None or not is_users(frame.f_code.co_filename):
+        if frame is None:
             break
-        code = frame.f_code
-        arguments = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]} - {"self"}
+        code, arguments = frame.f_code, _arguments(frame)
         own = list(locals_of(frame).items())
         own += [(name, frame.f_globals.get(name)) for name in code.co_names]
         for name, value in own:
@@ -266,8 +265,14 @@ def modules_in(
             for key, each in held:
                 if isinstance(each, torch.nn.Module):
                     yield f"{name}{key}", each, frame
-        frame = frame.f_back
+        frame = user_frame(frame.f_back)
     yield from given
+
+
+def _arguments(frame: FrameType) -> set[str]:
+    """The parameters of the function that a frame runs, but for `self`."""
+    code = frame.f_code
+    return {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]} - {"self"}
 
 
 def model_name(frame: FrameType, model: torch.nn.Module) -> str:
@@ -280,7 +285,10 @@ def model_name(frame: FrameType, model: torch.nn.Module) -> str:
         own = own.f_back
     if own is None:
         return variable(frame, model)
-    return variable(own, model) or next((n for n, each, _ in modules_in(own) if each is model), "")
+    name = variable(own, model)
+    if name and name not in _arguments(own):
+        return name
+    return next((n for n, each, _ in modules_in(own) if each is model), name)
 
 
 def raised_at(error: BaseException, *, own: bool = False) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -15,6 +15,7 @@ from ..formats.salvage import NamedTensor, Remains, remains_of
 from ..formats.salvage.draft import draft_of, room_for
 from ..formats.writing import WriteOptions, WritePlan, assemble
 from ..graph.draft import Pieces
+from ..graph.parts import allowed_name
 from ..reports.display.json_text import json_text
 from ..reports.display.phrases import plural
 from ..reports.salvage import Fate, SalvagedTensor, SalvageReport
@@ -95,7 +96,7 @@ def salvage(
             names_proven=remains.names_proven,
             names_complete=remains.names_complete,
             written=False,
-            warnings=tuple(remains.warnings),
+            warnings=(*remains.warnings, *_new_names(target, chosen)),
         )
         kept = sum(each.written for each in tensors)
         said = f"{kept:,} of {plural(len(tensors), 'tensor')} of a broken checkpoint"
@@ -137,6 +138,16 @@ def _choose_tensors(
         name, dtype, dims = tensor.name, tensor.dtype, tensor.shape
         told.append(SalvagedTensor(name, fate, dtype, dims, tensor.nbytes, present, written, why))
     return tuple(told), chosen
+
+
+def _new_names(target: Target, chosen: Sequence[NamedTensor]) -> Iterator[str]:
+    """The tensors whose names the format can't hold."""
+    if target.format.name != "safetensors":
+        return
+    for each in chosen:
+        new = allowed_name(each.name)
+        if new != each.name:
+            yield f"{each.name!r} is written as {new!r}: only a .pt file can hold this name"
 
 
 def _damage(remains: Remains) -> str:

@@ -234,10 +234,7 @@ class _Division:
 
     def name(self, wanted: str) -> str:
         """A name that no other tensor of the file has."""
-        wanted = wanted.encode("utf-8", "backslashreplace").decode("utf-8")
-        if wanted in ("", "(root)", "__metadata__"):
-            wanted = "__metadata__~" if wanted == "__metadata__" else "tensor"
-        name = wanted
+        name = wanted = allowed_name(wanted)
         while name in self.taken:
             self.last[wanted] = self.last.get(wanted, 1) + 1
             name = f"{wanted}~{self.last[wanted]}"
@@ -433,6 +430,12 @@ def _start(view: View) -> int:
 def _nbytes(view: View) -> int:
     """Bytes of one of its elements."""
     return max(1, BITS[view.dtype] // 8)
+
+
+def allowed_name(wanted: str) -> str:
+    """The name of a tensor as a file of tensors alone can hold it."""
+    wanted = wanted.encode("utf-8", "backslashreplace").decode("utf-8")
+    return {"": "tensor", "(root)": "tensor", "__metadata__": "__metadata__~"}.get(wanted, wanted)
 
 
 def _is_contiguous(view: View) -> bool:

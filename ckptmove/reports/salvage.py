@@ -156,8 +156,9 @@ class SalvageReport(Report):
 
 
 def _broken_tensors(tensors: Sequence[SalvagedTensor], *, full: bool) -> Iterator[Block]:
-    """The tensors that are neither whole nor unproven."""
-    bad = [each for each in tensors if each.fate not in (Fate.WHOLE, Fate.UNPROVEN)]
+    """The tensors that are neither whole nor unproven, or are not written."""
+    right = Fate.WHOLE, Fate.UNPROVEN
+    bad = [each for each in tensors if each.fate not in right or not each.written]
     shown = bad if full else bad[:_MOST_SHOWN]
     rows = [
         (

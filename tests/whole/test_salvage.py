@@ -582,3 +582,40 @@ def test_public_files_that_were_cut_short(path: Path, tmp_path: Path) -> None:
 def read_back(path: Path) -> dict[str, bytes]:
     with safe_open(path, "pt") as plain:
         return {name: raw(plain.get_tensor(name)) for name in plain.keys()}  # noqa: SIM118
+
+
+def test_values_are_those_that_torch_reads(tmp_path: Path) -> None:
+    """Tensors that torch conjugates or negates when it reads them, of a file that is cut short."""
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    state = {
+        "conj": numbers.conj(),
+        "parameter": torch.nn.Parameter(numbers.conj()),
+        "imag": numbers.clone().conj().imag,
+        "neg": torch._neg_view(torch.tensor([3.0, 4.0])),
+        "plain": numbers,
+        "__metadata__": torch.ones(3),
+    }
+    content = torch_zip(state)
+    for name, broken in (("whole.pt", content), ("cut.pt", content[:-200])):
+        (tmp_path / name).write_bytes(broken)
+        report = ckptmove.salvage(tmp_path / name, tmp_path / f"{name}.safetensors")
+        assert report.counts["whole"] == len(state)
+        assert any("'__metadata__~'" in each for each in report.warnings)
+        with safe_open(tmp_path / f"{name}.safetensors", "pt") as found:
+            for key in found.keys() & state.keys():  # others share bytes with one that is written
+                assert torch.equal(found.get_tensor(key), state[key].resolve_conj()), key
+        ckptmove.salvage(tmp_path / name, tmp_path / f"saved-{name}")
+        loaded = torch.load(tmp_path / f"saved-{name}", weights_only=True)
+        assert loaded.keys() == state.keys()
+        assert all(torch.equal(loaded[key], state[key]) for key in state)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize")
+def test_quantized_numbers_keep_their_scale(tmp_path: Path) -> None:
+    state = {"q": torch.quantize_per_tensor(torch.arange(4.0), 0.1, 2, torch.qint8)}
+    (tmp_path / "q.pt").write_bytes(torch_zip(state))
+    ckptmove.salvage(tmp_path / "q.pt", tmp_path / "q.safetensors")
+    with safe_open(tmp_path / "q.safetensors", "pt") as found:
+        scale, zero = found.get_tensor("q.scale"), found.get_tensor("q.zero_point")
+        assert torch.equal(found.get_tensor("q"), state["q"].int_repr())
+    assert (scale.item(), zero.item()) == (state["q"].q_scale(), state["q"].q_zero_point())

@@ -10,7 +10,6 @@ from ...manifest.manifest import Section
 from ...pickles.nodes import Dict
 from ...sources.source import Source
 from ...zips.found_records import Proof
-from ..safetensors.header import METADATA
 from .remains import NamedTensor, Remains, StorageRemains
 from .zero_fill import ZeroFilled
 
@@ -23,7 +22,7 @@ def room_for(tensor: NamedTensor, names: Container[str]) -> str:
         tensor.name.encode("utf-8")
     except UnicodeEncodeError:
         return "its name is not valid text"
-    return "no file can hold a tensor of this name" if tensor.name == METADATA else ""
+    return ""
 
 
 def draft_of(
@@ -48,7 +47,8 @@ def draft_of(
         assert each.storage is not None
         made = stored[each.storage]
         node = graph.storage(made.id, made.dtype, made.nbytes, made.location)
-        tensor = graph.tensor(node, each.written_dtype, each.shape, each.stride, each.offset)
+        shown = each.written_dtype, each.shape, each.stride, each.offset
+        tensor = graph.tensor(node, *shown, flags=each.flags)
         root.pairs.append((graph.text(each.name), tensor))
     graph.root = root
     return CheckpointGraph(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...errors import InputError
-from ...manifest.dtypes import BITS
+from ...graph.plain_tensors import data_of, flags_of, is_plain
+from ...manifest.dtypes import BITS, CARRIERS
 from ...manifest.manifest import Storage, TensorEntry
 from ...manifest.paths import spell
 from ...pickles.nodes import Blob, Call, Dict, List, Node, Persistent, Set, Tuple
@@ -26,6 +28,10 @@ from .remains import NamedTensor, StorageRemains
 
 _DEEPEST = 200  # keys of a name
 _BITS_OF_BYTE = 8
+_NUMBER_NBYTES = 8
+_MORE = "it has metadata that are not known"
+_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
+_QUANTIZED = "torch._utils._rebuild_qtensor"
 
 
 class Listed(NamedTuple):
@@ -46,8 +52,7 @@ def tensors_of(container: Container) -> Listed:
     except Excess:
         raise
     except InputError:
-        each = _one_by_one(container, Recogniser(found.ids, found.tensors))
-        return Listed(list(each), {})
+        return _one_by_one(container, Recogniser(found.ids, found.tensors))
 
 
 def of_contents(contents: Contents) -> Listed:
@@ -62,8 +67,46 @@ def of_contents(contents: Contents) -> Listed:
             why = "is a numpy array" if held is None else why
             if held is not None:
                 found.arrays[entry.storage] = held
-        found.tensors.append(of_entry(entry, why))
+        flags = _flags(node)
+        why = why or ("" if flags is not None else _MORE)
+        tensor = of_entry(entry, why)._replace(flags=flags or {})
+        found.tensors.append(tensor)
+        _add_quantizer(found, tensor, node)
     return found
+
+
+def _flags(node: Node) -> Mapping[str, bool] | None:
+    """Which of `conj` and `neg` a tensor has set, or None if its metadata say more than that."""
+    node = data_of(node)
+    if isinstance(node, Call) and node.qualname == _FROM_TYPE:
+        items = node.args.items if isinstance(node.args, Tuple) else []
+        node = Call(items[0], items[2], "REDUCE", 0)  # recognized, so that it has them
+    return flags_of(node) if isinstance(node, Call) and is_plain(node) else {}
+
+
+def _add_quantizer(found: Listed, tensor: NamedTensor, node: Node) -> None:
+    """Add the scale and the zero point of a tensor that has one of each, as two more tensors."""
+    node = data_of(node)
+    items = node.args.items if isinstance(node, Call) and isinstance(node.args, Tuple) else []
+    if not isinstance(node, Call) or node.qualname != _QUANTIZED or len(items) < 5:
+        return
+    params = items[4].items if isinstance(items[4], Tuple) else []
+    if len(params) != 3:
+        return  # one for each channel: these are tensors
+    for part, dtype, form, number in (
+        ("scale", "float64", "<d", params[1]),
+        ("zero_point", "int64", "<q", params[2]),
+    ):
+        name = f"{tensor.name}.{part}"
+        key, nbytes = f"{tensor.storage}: {name}", _NUMBER_NBYTES
+        try:
+            content = struct.pack(form, number)
+        except struct.error:
+            why = "the pickle does not say it as a number"
+            found.tensors.append(NamedTensor(name, dtype, (), (), 0, nbytes, None, why=why))
+            continue
+        found.tensors.append(NamedTensor(name, dtype, (), (), 0, nbytes, key))
+        found.arrays[key] = StorageRemains(nbytes, nbytes, Proof.RIGHT, dtype, content=content)
 
 
 def _array(node: Node) -> StorageRemains | None:
@@ -124,9 +167,9 @@ def of_entry(entry: TensorEntry, why: str) -> NamedTensor:
     )
 
 
-def _one_by_one(container: Container, recogniser: Recogniser) -> Iterator[NamedTensor]:
+def _one_by_one(container: Container, recogniser: Recogniser) -> Listed:
     """The tensors, each on its own, under the keys that lead to them."""
-    met, names = set[int](), set[str]()
+    found, met, names = Listed([], {}), set[int](), set[str]()
     room = 1 << 16 | 4 * container.described_nbytes
     todo: list[tuple[tuple[object, ...], Node]] = [
         (path, root) for path, root in reversed(container.roots)
@@ -139,13 +182,17 @@ def _one_by_one(container: Container, recogniser: Recogniser) -> Iterator[NamedT
             room -= len(name)
             if name not in names and tensor.layout == "strided":
                 names.add(name)
-                yield _of_tensor(name, tensor)
+                found.tensors.append(_of_tensor(name, tensor, _flags(node)))
+                _add_quantizer(found, found.tensors[-1], node)
+                if tensor.dtype in CARRIERS:  # its scales, one for each channel
+                    todo += (((*path, each.key), each.node) for each in tensor.children)
         elif isinstance(node, (Call, Dict, List, Set, Tuple)) and id(node) not in met:
             met.add(id(node))
             if len(path) < _DEEPEST:
                 held = [((*path, *keys), child) for keys, child in children_of(node)]
                 room -= sum(len(keys) for keys, _ in held)
                 todo += reversed(held)
+    return found
 
 
 def _recognized(recogniser: Recogniser, node: Node) -> Tensor | None:
@@ -157,7 +204,7 @@ def _recognized(recogniser: Recogniser, node: Node) -> Tensor | None:
         return None
 
 
-def _of_tensor(name: str, tensor: Tensor) -> NamedTensor:
+def _of_tensor(name: str, tensor: Tensor, flags: Mapping[str, bool] | None) -> NamedTensor:
     return NamedTensor(
         name,
         tensor.dtype,
@@ -167,4 +214,6 @@ def _of_tensor(name: str, tensor: Tensor) -> NamedTensor:
         tensor.nbytes,
         tensor.storage,
         tensor.device,
+        "" if flags is not None else _MORE,
+        flags=flags or {},
     )

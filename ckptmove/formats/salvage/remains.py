@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ...errors import InputError
@@ -36,6 +37,8 @@ class NamedTensor(NamedTuple):
     why: str = ""
     #: whether a checksum proves its name, dtype and shape, whatever of the others
     proven: bool = False
+    #: those of torch's bits `conj` and `neg` that it has set
+    flags: Mapping[str, bool] = MappingProxyType({})
 
     @property
     def written_dtype(self) -> str:

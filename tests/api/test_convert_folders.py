@@ -292,6 +292,24 @@ def test_parts_without_an_index_can_not_be_compared(tmp_path: Path) -> None:
         convert(source, tmp_path / "out")
 
 
+@pytest.mark.parametrize("trainer", [False, True], ids=["model", "trainer"])
+def test_parts_that_the_index_does_not_name_are_no_copies(trainer: bool, tmp_path: Path) -> None:
+    source = two_forms(tmp_path / "in", same=True, sharded=True)
+    for each in source.glob("*.safetensors"):
+        each.unlink()
+    if trainer:
+        torch.save({"last_epoch": 1}, source / "scheduler.pt")
+    stray = source / "pytorch_model-00003-of-00003.bin"
+    torch.save({"other": torch.ones(2)}, stray)
+    for dst in ("out/", "one.pt"):
+        with pytest.raises(RefusedError, match=f"{stray.name}, which .*no index names it"):
+            convert(source, f"{tmp_path}/{dst}", format="torch-zip")
+    found = ckptmove.validate(source).checks[0]
+    assert found.details[0] == f"{stray.name} was not checked: no index names it"
+    stray.unlink()
+    assert ckptmove.validate(source).checks[0].outcome == "ok"
+
+
 # -- going on -----------------------------------------------------------------------------------
 
 

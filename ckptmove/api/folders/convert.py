@@ -189,9 +189,8 @@ class _FolderConversion:
         for used, copies in self.files.copies:
             same = [each for each in copies if each not in other]
             if same:
-                what = (
-                    f"should hold the same{NOT_COMPARED}" if dry_run else "holds the same tensors"
-                )
+                holds = "hold the same tensors" if len(same) > 1 else "holds the same tensors"
+                what = f"should hold the same{NOT_COMPARED}" if dry_run else holds
                 more = f" and {len(same) - 1:,} more" if len(same) > 1 else ""
                 self.warnings.append(f"{used} is used as the weights; {same[0]}{more} {what}")
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from ... import formats
 from ...errors import CkptmoveError
 from ...formats.checkpoint import Checkpoint
+from ...formats.folders.sharded import unnamed_shards
 from ...formats.folders.training_folder import FolderCheckpoint
-from ...formats.folders.weight_names import INDEX, NOT_COMPARED, shard_name, whole_of
+from ...formats.folders.weight_names import INDEX, NOT_COMPARED, shard_name
+from ...formats.safetensors.header import LONGEST
 from ...manifest.manifest import Manifest, TensorEntry
 from ...reports.convert import Loss
 from ...reports.difference import Kind
@@ -86,11 +88,13 @@ def losses_of_copies(
 ) -> Iterator[Loss]:
     """The files that do not hold the same as those that are used, or may not."""
     for first, others in copies:
+        stray = unnamed_shards((first, *others), lambda name: _content(folder, name))
         for other in others:
-            if shard_name(other.rpartition("/")[2]) is not None:
-                if f"{_whole(other)}{INDEX}" not in (first, *others):
+            shard = shard_name(other)
+            if shard is not None:
+                if other in stray or {first, *others}.isdisjoint(shard.indexes):
                     yield Loss(other, f"was not compared with {first}: no index names it")
-                continue
+                continue  # else the index that names it is compared
             try:
                 found, _ = differing_tensors(folder, first, other, follow_links=follow_links)
             except CkptmoveError as error:
@@ -101,7 +105,6 @@ def losses_of_copies(
                 yield Loss(other, f"holds other tensors than {first}: {names}")
 
 
-def _whole(name: str) -> str:
-    """What the file is called that shards are parts of, in the same folder."""
-    start, slash, own = name.rpartition("/")
-    return f"{start}{slash}{whole_of(own)}"
+def _content(folder: str, name: str) -> bytes:
+    with place_of(folder).child(name).open() as source:
+        return source.read(0, min(source.nbytes, LONGEST + 1))

@@ -25,8 +25,10 @@ from ..base import Format
 from ..checkpoint import Carries, Checkpoint, Folder
 from ..distributed.rank_groups import SHARD, divided_folders
 from ..probe import Probe
+from ..safetensors.header import LONGEST
 from ..unread_formats import refuse_unread_folder
 from .runs import LIKE_CHECKPOINTS, own_folders, own_folders_in, several_checkpoints
+from .sharded import unnamed_shards
 from .training_folder import TrainingFolder, holds_only, read_folder, unusual_checkpoints
 from .weight_names import (
     FAMILIES,
@@ -120,11 +122,13 @@ def _read(probe: Probe, found: str) -> Checkpoint:
     """Read the file that holds the weights in a folder, and tell of others that do so too."""
     whole = whole_of(found)
     family = next((each for each in FAMILIES if whole in each), (whole,))
+    stray = unnamed_shards(_files(probe), lambda name: probe.content(name, LONGEST))
     others = [
         name
         for name in _files(probe)
         if name != found
         and whole_of(name) in family
+        and name not in stray
         and not (found.endswith(INDEX) and shard_name(name) and whole_of(name) == whole)
     ]
     below = (name.rpartition("/") for name in (_names_below(probe) if whole == WHOLE else ()))
@@ -135,6 +139,10 @@ def _read(probe: Probe, found: str) -> Checkpoint:
         probe.note(
             f"{found} is used as the weights; {others[0]}{more} should hold the same{NOT_COMPARED}"
         )
+    stray = {name for name in stray if whole_of(name) in family}
+    for name in sorted(stray):
+        probe.note(f"{name} is no part of what was read: no index names it")
+    others += sorted(stray)
     checkpoint = probe.read(found)
     checkpoint.folder = Folder(
         probe.path, whole.rpartition(".")[0] or whole, tuple(others), _is_all(probe, found)

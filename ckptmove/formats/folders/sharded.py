@@ -29,7 +29,7 @@ from ...manifest.manifest import Section
 from ...pickles.nodes import Call, Dict, Global, Node, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...sources import Missing
-from ...sources.source import Readable, Source
+from ...sources.source import Memory, Readable, Source
 from ...torch_pickle.streams import Container
 from ..base import Format, PickledFormat
 from ..checkpoint import Carries, Checkpoint
@@ -41,7 +41,7 @@ from ..torch.legacy import TorchLegacy
 from ..torch.zip import TorchZip
 from ..unread_formats import refusal_of
 from .parts import IncompleteError, PartsContainer, check_open_at_once, number_files
-from .weight_names import INDEXES
+from .weight_names import INDEXES, shard_name
 
 #: What its files may be.
 _PARTS: tuple[PickledFormat, ...] = (TorchZip(), TorchLegacy(), SafetensorsFile(), PlainPickle())
@@ -134,6 +134,30 @@ def read_index(source: Readable) -> Index:
     if tree is not None and not isinstance(tree, str):
         raise CorruptError("its tree is malformed")
     return Index(source, where, tree)
+
+
+def unnamed_shards(names: Iterable[str], content: Callable[[str], bytes]) -> set[str]:
+    """Those of several files that an index is beside by its name, which does not name them.
+
+    `names` are in one folder, or below it; `content` reads one. What an index that can't be read
+    says is not known: its files are none of these.
+    """
+    known = set(names)
+    stray: dict[str, set[str]] = {}
+    for name in known:
+        shard = shard_name(name)
+        for index in known.intersection(shard.indexes) if shard is not None else ():
+            stray.setdefault(index, set()).add(name)
+    named = set[str]()
+    for index, files in stray.items():
+        beside = index[: index.rfind("/") + 1]
+        try:
+            found = read_index(Memory(content(index), index)).files
+        except InputError:
+            named |= files
+        else:
+            named.update(beside + each for each in found)
+    return set().union(*stray.values()) - named
 
 
 def is_plain_name(file: str) -> bool:

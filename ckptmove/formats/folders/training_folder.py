@@ -43,6 +43,7 @@ from ..distributed.deepspeed.rank_files import is_of_rank
 from ..distributed.rank_groups import divided_folders
 from ..probe import Probe
 from ..safetensors.file import TensorsContainer
+from ..safetensors.header import LONGEST
 from .layouts import (
     Layout,
     NameMeaning,
@@ -56,7 +57,8 @@ from .layouts import (
 from .missing_files import MissingFile, missing_files
 from .parts import PartsContainer, check_open_at_once, number_files
 from .runs import LIKE_CHECKPOINTS, UNLIKE_CHECKPOINTS, own_folders, several_checkpoints
-from .weight_names import NOT_COMPARED, SHARDED, WHOLE, same_weights, shard_name, whole_of
+from .sharded import unnamed_shards
+from .weight_names import INDEX, NOT_COMPARED, SHARDED, WHOLE, same_weights, shard_name, whole_of
 
 _OF_ITS_OWN = "it is a checkpoint of its own"
 _MOST_NAMED = 5
@@ -226,9 +228,10 @@ def read_folder(
     `by_rank`: each file that a rank of DeepSpeed wrote is a part.
     """
     found = _Files(probe, by_rank=by_rank)
+    stray = unnamed_shards(found.shards, lambda name: probe.content(name, LONGEST))
     start, layout = layout_below([*found.parts, *(each.name for each in found.others)])
     parts: list[Part] = []
-    unread: list[Unread] = []
+    unread = [Unread(name, "no index names it") for name in sorted(stray)]
     first = 0
     owners: dict[Path, Part] = {}
     said_of = {name: says(name.removeprefix(start), layout) for name in found.parts}
@@ -392,10 +395,17 @@ class _Files:
         }
         self.parts: list[str] = sorted(self.folders)
         self.others: list[FolderEntry] = []
+        #: Files that are parts of an index, by its name, and the indexes.
+        self.shards: list[str] = []
         apart |= self.folders
         only_content_tells = 0
         for each in entries:
-            if not apart.isdisjoint(folders_above(each.name)) or _is_shard(each.name, names):
+            if not apart.isdisjoint(folders_above(each.name)):
+                continue
+            if each.name.endswith(INDEX):
+                self.shards.append(each.name)
+            if _is_shard(each.name, names):
+                self.shards.append(each.name)
                 continue
             may_be = _may_be_part(each)
             if may_be is None:
@@ -420,6 +430,6 @@ def _may_be_part(entry: FolderEntry) -> bool | None:
 
 
 def _is_shard(name: str, names: set[str]) -> bool:
-    """Whether an index names the file."""
+    """Whether there is an index that should name the file."""
     shard = shard_name(name)
     return shard is not None and not names.isdisjoint(shard.indexes)

@@ -198,7 +198,7 @@ def test_the_same_weights_in_another_form_stay_behind(model: Path, tmp_path: Pat
     report = convert(model, tmp_path / "out", format="torch-zip")
     assert report.warnings == (
         "model.safetensors is used as the weights; pytorch_model-00001-of-00001.bin "
-        "and 1 more holds the same tensors",
+        "and 1 more hold the same tensors",
     )
     after = tree(tmp_path / "out").keys()
     assert after == {*tree(model), "pytorch_model.bin"} - {

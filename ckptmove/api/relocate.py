@@ -301,9 +301,18 @@ def _target(
                 hint="ckptmove convert makes one file of a folder",
             )
         return os.fspath(dst)
-    if not change.moves:
-        return None
-    return change.path if in_place else _beside(change.path, to, is_folder=change.is_folder)
+    if in_place:
+        return change.path if change.moves else None
+    beside = _beside(change.path, to, is_folder=change.is_folder)
+    if change.moves:
+        return beside
+    if place_of(beside).exists():  # whoever goes on with it would take an old one for a new one
+        raise RefusedError(
+            "exists, and nothing would move, so it is not written again",
+            path=beside,
+            hint="give it as DST with --force to make a copy",
+        )
+    return None
 
 
 def _beside(source: str, to: Device | None, *, is_folder: bool) -> str:

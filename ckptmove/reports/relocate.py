@@ -112,7 +112,7 @@ class RelocateReport(DeviceValuesReport):
         if self.destination is None and self.in_place:
             yield "nothing to move, so nothing was changed"
         elif self.destination is None:
-            yield "nothing to move, so nothing was written; give DST to make a copy"
+            yield "nothing to move: no file was written (give DST to get a copy)"
         elif self.method == "in-place":
             yield _in_place(self)
         elif self.files:

@@ -257,3 +257,13 @@ def test_any_places_on_any_tree(made: Checkpoint, data: st.DataObject, tmp_path:
     else:
         relocate(source, out, place=globs, force=True)
         assert_same_checkpoint(source, out, lambda key, _: goals[f"data/{key}"].copy().pop())
+
+
+def test_an_old_file_is_not_taken_for_one_that_was_not_written(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "run.pt")
+    assert relocate(tmp_path / "run.pt", to="cpu").destination is None
+    (tmp_path / "run.cpu.pt").write_bytes(b"old")
+    for force in (False, True):
+        with pytest.raises(RefusedError, match="nothing would move"):
+            relocate(tmp_path / "run.pt", to="cpu", force=force)
+    assert (tmp_path / "run.cpu.pt").read_bytes() == b"old"

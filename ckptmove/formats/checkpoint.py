@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UnsupportedError, WriteError
@@ -19,6 +18,7 @@ from ..torch_pickle.listed_tensors import Contents
 from ..torch_pickle.listing import contents_of
 from ..torch_pickle.streams import Container, LocationEdits, Stream
 from ..torch_pickle.tree import join_roots
+from ..torch_pickle.unknown import unknown_callables_in, unknown_makers_in
 from ..torch_pickle.values.tensors import device_text
 from ..torch_pickle.whole import Whole, whole
 from .file_shares import shares_of
@@ -141,6 +141,7 @@ class Checkpoint:
             objects=dict(contents.objects),
             globals=tuple(names),
             unknown_callables=unknown_callables_in(container),
+            unknown_makers=unknown_makers_in(container),
             aliases=tuple(contents.aliases),
             capturable=tuple(contents.capturable),
             meshes=tuple(map(str, contents.meshes)),
@@ -408,12 +409,6 @@ class Checkpoint:
         if found is not None:
             raise WriteError(f"the written file differs from the source in {found}")
         return True
-
-
-def unknown_callables_in(container: Container) -> tuple[str, ...]:
-    """The names that loading it would import, and that are not known to be harmless."""
-    found = (each.unknown_callables() for each in container.everything())
-    return tuple(dict.fromkeys(chain.from_iterable(found)))
 
 
 def _raw_tensor(graph: Graph, entry: TensorEntry, storages: Mapping[str, Storage]) -> Call:

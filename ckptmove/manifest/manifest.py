@@ -184,6 +184,7 @@ class Manifest(Report):
         unknown_callables: the names among these that neither belong to torch nor are known to be
             harmless. For safetensors: the names in its tree, which a pickle made from it would
             import.
+        unknown_makers: those of them that loading calls with a tensor or a device.
         capturable: names of optimizers that have a group with `capturable=True`.
         meshes: the device type of each device mesh.
         remotes: the devices that sharded tensors name for their shards, on any machine.
@@ -214,6 +215,7 @@ class Manifest(Report):
     aliases: tuple[Alias, ...] = ()
     globals: tuple[str, ...] = ()
     unknown_callables: tuple[str, ...] = ()
+    unknown_makers: Annotated[tuple[str, ...], OMITTED] = ()
     capturable: Annotated[tuple[str, ...], OMITTED] = ()
     meshes: Annotated[tuple[str, ...], OMITTED] = ()
     remotes: Annotated[tuple[str, ...], OMITTED] = ()
@@ -311,6 +313,15 @@ class Manifest(Report):
     def verdict(self) -> str:
         """One line: `uniform cuda:0`, or `mixed: cuda:0 98.7 %, cpu 1.3 % (2 optimizer steps)`.
 
+        What callables make that are not known is not in it, and it says so.
+        """
+        said = self._where_tensors_are()
+        makers = plural(len(self.unknown_makers), "unknown callable")
+        return f"{said}; apart from what {makers} may make" if self.unknown_makers else said
+
+    def _where_tensors_are(self) -> str:
+        """The devices of the tensors that are listed.
+
         `stores no devices` where all is in files such as safetensors; `merged of files tagged
         cuda:0, cuda:1` where tensors are put together of what ranks saved.
         """
@@ -393,6 +404,10 @@ class Manifest(Report):
             said = ((e.name, join_names(self._said_of(e), _MOST_NAMED)) for e in elsewhere)
             told = join_names([f"{name!r} is on {where}" for name, where in said], _MOST_NAMED)
             raise CheckFailed(f"not on {device}: {told}", path=self.path)
+        if self.unknown_makers:
+            names = join_names(self.unknown_makers, _MOST_NAMED)
+            told = "nobody knows what unknown callables make of tensors and devices"
+            raise CheckFailed(f"perhaps not on {device}: {told}: {names}", path=self.path)
         if not self.tensors:
             raise CheckFailed(f"not on {device}: there are no tensors", path=self.path)
         if kind_of(device) != "cpu" and all(e.role is Role.ARRAY for e in self.tensors):

@@ -140,7 +140,10 @@ def _named_devices(manifest: Manifest, full: bool) -> Iterator[Block]:
     """The user's own values that name a device; for a program, how often each is named."""
     own = [v for v in manifest.values_naming_devices if not v.follows]
     if own:
-        title = "values that name a device (loading never changes these):"
+        title = (
+            "values that name a device (torch.load leaves them as they are, also with "
+            "map_location; a callable that gets one may use it):"
+        )
         yield from named_devices(own, title, full=full)
     graph = [v for v in manifest.values_naming_devices if v.follows]
     if graph:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from ckptmove import Manifest, TensorEntry, inspect
+from ckptmove import CheckFailed, Manifest, TensorEntry, inspect
 from tests.conftest import ROOT, examples
 from tests.making.checkpoints import MAKERS, UNLABELLED, kept_on_cpu, rezip, save, save_tagged
 from tests.making.objects import Metric, Settings
@@ -202,7 +202,7 @@ import ckptmove
 from ckptmove.cli import run
 sys.path.insert(0, os.getcwd())
 before = set(sys.modules)
-manifest = ckptmove.inspect("made.pt")
+manifest = inspect("made.pt")
 ckptmove.relocate("made.pt", "moved.pt", to="cuda:1")
 assert "posix.system" in manifest.globals, manifest.globals
 assert "canary.canary" in manifest.globals, manifest.globals
@@ -270,3 +270,27 @@ def test_what_has_more_paths_than_bytes_is_listed_once(bomb: str, tmp_path: Path
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) < 200
+
+
+class OnDevice:
+    """A tensor as it comes from another device, by a callable that is not known."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return torch.Tensor.to, (torch.ones(3), "cuda:0")
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [OnDevice(), functools.partial(torch.zeros, 2, device="cuda:1")],
+    ids=["to", "partial"],
+)
+def test_no_device_is_promised_of_what_unknown_callables_make(
+    hidden: object, tmp_path: Path
+) -> None:
+    torch.save({"w": torch.ones(2), "hidden": hidden}, tmp_path / "run.pt")
+    found = inspect(tmp_path / "run.pt")
+    assert found.verdict == "uniform cpu; apart from what 1 unknown callable may make"
+    with pytest.raises(CheckFailed, match="unknown callables"):
+        found.require("cpu")
+    torch.save({"w": torch.ones(2), "hidden": OnDevice}, tmp_path / "name.pt")
+    inspect(tmp_path / "name.pt", require="cpu")  # which is not called with anything

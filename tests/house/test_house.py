@@ -130,6 +130,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "torch_pickle.values.strided",
         "torch_pickle.callables",
         "torch_pickle.streams",
+        "torch_pickle.unknown",
         "torch_pickle.whole",
         "torch_pickle.values.numpy_arrays",
         "torch_pickle.sections.sections",
@@ -419,6 +420,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.salvage",
     ),
     (
+        "trial.process_exit",
         "trial.model.import_by_name",
         "trial.sandbox.magnitudes",
         "trial.sandbox.exported_graphs",

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from ... import formats
 from ...errors import InputError, RefusedError
 from ...formats.base import WritableFormat
-from ...formats.checkpoint import unknown_callables_in
 from ...formats.writing import WriteOptions, WritePlan
 from ...graph.draft import CheckpointGraph
 from ...graph.edit.callables import Judge, Place, leave_out, places_of, unlisted_callable
@@ -24,6 +23,7 @@ from ...reports.convert import Loss
 from ...reports.display.phrases import short
 from ...sources.source import Memory
 from ...torch_pickle.streams import Container
+from ...torch_pickle.unknown import unknown_callables_in
 
 _ROOM = 140  # bytes of a line for places
 _HINT = "--trust-objects writes them, such as classes of your own; --drop GLOB leaves them out"

@@ -191,13 +191,15 @@ def _diagnose_model(
     from ..trial.model import inputs
     from ..trial.model.factory import is_of_file
     from ..trial.model.import_by_name import importable_name, optimizer_name
+    from ..trial.process_exit import exits_raised
     from ..trial.stage import Stage
 
     inputs.check(specs)
     optimizer = None if optimizer is None else optimizer_name(optimizer)
     guarded = is_of_file(model)
     if not run.simulates and not guarded:
-        return examine(model, tuple(specs), optimizer, Stage(run.device))
+        with exits_raised():
+            return examine(model, tuple(specs), optimizer, Stage(run.device))
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else importable_name(model)
     if name is None:
         raise UsageError(
@@ -253,8 +255,16 @@ def _diagnose_lost(
             found = Diagnosis.of_json(latest)
     if code is None:
         return _with_notes(found, f"the run was ended: {why}; see --timeout")
-    if not code:
+    if not code and (found.complete or found.trace is not None):
         return found if found.complete else _with_notes(found, f"the run ended early: {why}")
+    if not code:
+        nothing = Verdict(
+            "run-ended",
+            "no result: it ended before anything was watched",
+            "do not end the process, as by os._exit, before a step is done",
+            (str(why), *lines),
+        )
+        return replace(found, verdicts=(*found.verdicts, nothing))
     crashes = [getattr(signal, each, None) for each in _CRASHES]
     if run.simulates and -code in crashes:
         found = replace(found, not_simulated=True, complete=False)

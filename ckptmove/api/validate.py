@@ -304,11 +304,13 @@ def _run_trial(
     no_torch = why_no_torch()
     if no_torch is not None:
         return TrialResult(device, False, _skip(ALL_CHECKS[3:], no_torch))
+    from ..trial.process_exit import exits_raised
     from ..trial.trial import rehearse
 
     other = _local_path(against, copies)
     try:
-        return rehearse(copies.here(path), device=device, against=other, **options)
+        with exits_raised():
+            return rehearse(copies.here(path), device=device, against=other, **options)
     except CorruptError as error:
         unfit = Finding("model", FAILED, f"the state can't be read: {error}")
         return TrialResult(device, False, (unfit, *_skip(ALL_CHECKS[4:], "not reached")))

@@ -199,6 +199,7 @@ ENDS = {
     "import nowhere_to_be_found": ("script-failed", "ModuleNotFoundError"),
     "raise SystemExit(3)": ("script-failed", "before it took a step: 3"),
     "import os; os._exit(7)": ("run-ended", "exit 7"),
+    "import os; os._exit(0)": ("run-ended", "before anything was watched"),
     "import os; os.kill(os.getpid(), 9)": ("run-ended", "signal 9"),
 }
 

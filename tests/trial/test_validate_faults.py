@@ -196,6 +196,9 @@ class Fails(Convolutions):
 
 def exits():
     sys.exit(0)
+
+def leaves():
+    os._exit(0)
 """
 
 
@@ -210,6 +213,11 @@ def test_a_model_that_exits_fails(sound: Path, unruly: Path) -> None:
     assert train(sound, f"{unruly}:Exits").of("step").outcome == "failed"
     found = rehearse(sound, model=Convolutions, inputs=[f"{unruly}:exits"], step="forward")
     assert found.of("step").outcome == "failed"
+
+
+def test_a_model_that_ends_the_process_fails(sound: Path, unruly: Path) -> None:
+    found = ckptmove.validate(sound, model=f"{unruly}:leaves").of("model")
+    assert (found.outcome, found.details[0]) == ("failed", "SystemExit: 0")
 
 
 def test_an_error_that_cannot_be_told_fails(sound: Path, unruly: Path) -> None:

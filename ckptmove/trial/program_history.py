@@ -30,8 +30,9 @@ def told_to(history: History, names: Names) -> Iterator[None]:
         stack.enter_context(replaced(torch, "load", _noting_tensors(torch.load, names)))
         for target, name, after in _calls(history):
             real = vars(target).get(name)
+            failed = history.note_refused if name in _MOVES else None
             if real is not None:
-                stack.enter_context(replaced(target, name, _then(real, after)))
+                stack.enter_context(replaced(target, name, _then(real, after, failed)))
         maker = type(torch.device)
         if maker is not type:  # of a simulated device: the class of torch itself can't be watched
             real = vars(maker)["__call__"]
@@ -78,12 +79,21 @@ def _calls(history: History) -> Iterator[tuple[type, str, Callable[..., None]]]:
     yield DataLoader, "__init__", feeds
 
 
-def _then(real: Any, after: Callable[..., None]) -> Any:
-    """A method, and what is told of a call that returned."""
+def _then(
+    real: Any,
+    after: Callable[..., None],
+    refused: Callable[[BaseException, FrameType], None] | None = None,
+) -> Any:
+    """A method, and what is told of a call that returned; or of one that failed."""
 
     @functools.wraps(real)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        out = real(self, *args, **kwargs)
+        try:
+            out = real(self, *args, **kwargs)
+        except RuntimeError as error:
+            if refused is not None:
+                refused(error, sys._getframe(1))
+            raise
         after(self, args, kwargs, sys._getframe(1))
         return out
 

@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..live.tracing.background import background
+from ..live.tracing.costs import ran_elsewhere
 from ..live.tracing.history import History
 from ..live.tracing.operations import is_table
 from ..live.tracing.recorder import Recorder
@@ -237,12 +238,25 @@ class _Run:
         """The diagnosis after the run was ended."""
         found = replace(self._latest(), not_run=self._not_run())
         if self.recorder.steps >= self._wanted:
-            return found
+            return self._with_later(found)
         own = self.recorder.backwards
         patience = self._onward if own >= self._wanted and self._onward else self._patience
         waited = f"{patience:g} s and {self.recorder.calls:,} calls"
         waited += f", with {own:,} backward pass{'es' if own > 1 else ''}" if own else ""
         return _noted(found, f"the script was stopped: no optimizer took a step in {waited}")
+
+    def _with_later(self, found: Diagnosis) -> Diagnosis:
+        """A diagnosis, with the models that ran elsewhere after the steps that it is of."""
+        told = " ".join(each.title for each in found.verdicts)
+        later = [
+            each
+            for each in self.recorder.trace().of("apart")
+            if each.site.source not in told and f" {each.site.module} " not in f" {told} "
+        ]
+        if not found.ok or not later:
+            return found
+        elsewhere = ran_elsewhere(later, self._device, "after the first steps")
+        return replace(found, verdicts=(*found.verdicts, *elsewhere))
 
     def _not_run(self) -> tuple[str, ...]:
         """What the script has and was not run: later steps, and what its text tells."""
@@ -311,7 +325,7 @@ class _Run:
         if failed:
             return _noted(found, f"it exited with {code}")
         if found.complete or caught is not None:
-            return found
+            return self._with_later(found) if found.complete else found
         found = _noted(found, self._short())
         if variables is not None and not recorder.steps:
             with _disable_current_modes():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ...placement.device import kind_of
-from ...reports.display.phrases import plural
+from ...reports.display.phrases import join_names, plural
 from ...reports.doctor import SLOW, Verdict
-from ...reports.events import Site
+from ...reports.events import Happening, Site
 from .evidence import MOST_LINES, Evidence
 from .syntax import code_at
 
@@ -17,18 +17,28 @@ _TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "ite
 
 def runs_apart(case: Evidence) -> Iterator[Verdict]:
     """Models that run on another device at each step, beside one where it should be."""
-    for each in case.happened("apart"):
-        often = max(1, case.often - 1)  # it is noted from the second step on
-        if not case.works or each.turns < often or each.site.module == case.known.variable:
-            continue
-        name, (kind, *_) = each.site.module, (each.operands[0].owner,)
+    often = max(1, case.often - 1)  # it is noted from the second step on
+    apart = [each for each in case.happened("apart") if case.works and each.turns >= often]
+    apart = [each for each in apart if each.site.module != case.known.variable]
+    yield from ran_elsewhere(apart, case.device, "at each step")
+
+
+def ran_elsewhere(calls: Iterable[Happening], device: str, when: str) -> Iterator[Verdict]:
+    """Models that were called on another device, beside what runs where it should."""
+    models: dict[tuple[str, str], list[Happening]] = {}
+    for each in calls:
+        models.setdefault((each.site.module, each.devices), []).append(each)
+    for (name, where), those in models.items():
+        kind = those[0].operands[0].owner
         the = f"{name} ({kind})" if name != kind else name
+        made = dict.fromkeys(each.operands[0].source for each in those if each.operands[0].source)
+        lines = join_names([each.site.source for each in those])
+        count = sum(each.count for each in those)
         yield Verdict(
             "runs-elsewhere",
-            f"{the} runs on {each.devices} at each step, beside the model on {case.device}, at "
-            f"{each.site.source}",
-            f'{name}.to("{case.device}") before the loop, and give it what is there',
-            (f"it was called {plural(each.count, 'time')} after the first step",),
+            f"{the} runs on {where} {when}, beside the model on {device}, at {lines}",
+            f'{name}.to("{device}") before that, and give it what is there',
+            (f"it was called {plural(count, 'time')} after the first step", *made),
             SLOW,
         )
 

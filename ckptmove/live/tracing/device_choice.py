@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ...placement.device import kind_of
-from .history import History, told
+from .history import History, Moved, told
 from .library_calls import LibraryCall, call_without_device
 from .program_source import Choice, Source
 from .settings import KINDS, device_named_by
 from .source_lines import CALLED, file_of, is_library, line_in, locals_of
-from .syntax import tree_of
+from .syntax import function_at, tree_of
 
 _MOST_CALLERS = 8
 _MOST_ITEMS = 64  # of what holds settings
@@ -86,7 +86,16 @@ class Callers:
             title = f"{told(filled)} puts the tensors of the state dict in it (assign=True)"
             fix = f'load them with map_location="{there}"; or move the model after that'
             return Choice(f"{title}, and they are on {is_on}", fix, (made,) if made else ())
+        own = _own_to(model)
+        if own and moved is None:
+            title = f"{own} replaces Module.to, and moves no parameter"
+            return Choice(title, "return super().to(device) there", (made,) if made else ())
         found = chosen(seen, variable, is_on, there, made)
+        if moved is not None and moved.chosen == "" and moved.device == is_on:
+            why = _refused_before(moved, history.refused)
+            if why:
+                fix = f'mend the device there: "{there}"'
+                return Choice(why, fix, found.evidence if found is not None else ())
         if moved is None or was_there or not moved.chosen:
             return found
         return _followed(moved.chosen, seen, is_on, there, history.refused, found)
@@ -122,6 +131,24 @@ def seen_from(frame: FrameType | None) -> Seen:
                     note(f"{name}[{key!r}]", each)
         frame = frame.f_back
     return Seen(tuple(files), values, truths)
+
+
+def _own_to(model: torch.nn.Module) -> str:
+    """The line of a `to` of the model's own class; "" if that is torch's."""
+    code = getattr(type(model).to, "__code__", None)
+    if code is None or is_library(code.co_filename):
+        return ""
+    return f"{type(model).__name__}.to at {line_in(code.co_filename, code.co_firstlineno)}"
+
+
+def _refused_before(moved: Moved, refused: Mapping[str, str]) -> str:
+    """A move of the same function that failed before this one; "" if there is none."""
+    function = function_at(moved.line.partition(CALLED)[0])
+    for lines, error in refused.items():
+        first = lines.partition(CALLED)[0]
+        if function and function_at(first) == function:
+            return f"{told(lines)} raised {error}, and {told(moved.line)} came after that"
+    return ""
 
 
 def _followed(

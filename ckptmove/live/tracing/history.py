@@ -181,6 +181,12 @@ class History:
         found = self._made.get(made)
         return "" if found is None else told(found[1])
 
+    def lines_of(self, module: torch.nn.Module) -> str:
+        """The code that made a module, and that moved it last, as far as that is known."""
+        moved = self._moved.get(module)
+        line = "" if moved is None else told(moved.line)
+        return "; ".join(each for each in (self.told_of(module), line) if each)
+
     def moved(self, module: torch.nn.Module) -> Moved | None:
         """The last call that moved a module, or one that holds it; None if nothing did."""
         return self._moved.get(module)

@@ -257,8 +257,8 @@ class Recorder(TorchDispatchMode):
         key = "apart", Site("forward", name, "call", line_of(frame)), where
         self._note(*key, 0, [])
         if key in self._tally.happenings:
-            owner = type(module).__name__
-            self._tally.happenings[key].operands = (Operand(name, where, (), owner=owner),)
+            told = {"owner": type(module).__name__, "source": self.history.lines_of(module)}
+            self._tally.happenings[key].operands = (Operand(name, where, (), **told),)
 
     def line_of_node(self, number: int) -> str:
         """The line of the operation behind a node of autograd, or ""."""

@@ -311,6 +311,10 @@ DAMAGES: dict[str, tuple[Callable[[Metadata], object], str]] = {
         lambda told: told.planner_data.update({"model.rows": ("model", "rowz")}),
         r"'model\.rows' is at another place",
     ),
+    "a path that is too deep": (
+        lambda told: told.planner_data.update({"model.rows": ("k",) * 1_001}),
+        "a path of 1,001 keys",
+    ),
 }
 
 

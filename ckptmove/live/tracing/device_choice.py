@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...placement.device import kind_of
+from ..inventory.ownership import own_move
 from .history import History, Moved, told
 from .library_calls import LibraryCall, call_without_device
 from .program_source import Choice, Source
@@ -86,10 +87,10 @@ class Callers:
             title = f"{told(filled)} puts the tensors of the state dict in it (assign=True)"
             fix = f'load them with map_location="{there}"; or move the model after that'
             return Choice(f"{title}, and they are on {is_on}", fix, (made,) if made else ())
-        own = _own_to(model)
+        own = own_move(model)
         if own and moved is None:
-            title = f"{own} replaces Module.to, and moves no parameter"
-            return Choice(title, "return super().to(device) there", (made,) if made else ())
+            title = f"{own}, which is called instead of torch's, moves no parameter"
+            return Choice(title, "call that of super() there, too", (made,) if made else ())
         found = chosen(seen, variable, is_on, there, made)
         if moved is not None and moved.chosen == "" and moved.device == is_on:
             why = _refused_before(moved, history.refused)
@@ -131,14 +132,6 @@ def seen_from(frame: FrameType | None) -> Seen:
                     note(f"{name}[{key!r}]", each)
         frame = frame.f_back
     return Seen(tuple(files), values, truths)
-
-
-def _own_to(model: torch.nn.Module) -> str:
-    """The line of a `to` of the model's own class; "" if that is torch's."""
-    code = getattr(type(model).to, "__code__", None)
-    if code is None or is_library(code.co_filename):
-        return ""
-    return f"{type(model).__name__}.to at {line_in(code.co_filename, code.co_firstlineno)}"
 
 
 def _refused_before(moved: Moved, refused: Mapping[str, str]) -> str:

@@ -46,6 +46,7 @@ from .metadata_walk import (
 )
 
 METADATA = ".metadata"
+_MOST_KEYS = 1_000  # of a path in the tree
 _KNOWN = re.compile(r"torch\.distributed\.(checkpoint|_shard)\.[\w.]*[A-Z_]\w+|pathlib\.\w*Path")
 Keys = tuple[str | int, ...]
 
@@ -200,6 +201,8 @@ def _pairs(node: Node, what: str) -> Sequence[tuple[Node, Node]]:
 
 def _keys(node: Node) -> Keys:
     items = node.items if isinstance(node, (Tuple, List)) else ()
+    if len(items) > _MOST_KEYS:
+        raise UnsupportedError(f".metadata has a path of {len(items):,} keys")
     keys = tuple(
         text_of(each) if isinstance(each, str) else each
         for each in items

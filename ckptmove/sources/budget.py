@@ -1,95 +1,81 @@
 """Limit how much memory one file can make us allocate, in proportion to its size.
 
 A file of a few bytes can ask for any amount of memory: an empty list takes one byte of a pickle and
-hundreds in memory, and deflate shrinks some records a thousand times. So each thing that a pickle
-builds has a price, which is what it takes of memory until its file is listed; and a file has a
-budget, with everything nested in it, that grows with the bytes read so far. So a file that is too
-dense is refused early. What takes long has a price too: a hundred bytes for each microsecond.
+hundreds in memory, and deflate shrinks some records a thousand times. What libraries write stays
+far below the limits here. Each kind also has a minimum, because small files may be dense.
 
-What libraries write stays far below, since picklers write what is equal once. For a file that
-does not, and that one trusts, one sets `CKPTMOVE_MAX_MEMORY`.
+One budget serves a whole file, with everything nested in it. A limit grows with the bytes read so
+far, so that a file that is too dense is refused early.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import sys
-from functools import cache
 from mmap import mmap
 
-from ..errors import CorruptError, UsageError
+from ..errors import CorruptError
 
 #: Pickles that follow each other in the same bytes; of all bytes of a file together.
 MOST_PICKLES = 10_000
 #: What to say of a file for which the memory does not suffice.
 NO_MEMORY = "needs more memory than this process can get"
-#: The environment variable that allows a file to take more, such as 2G.
-VARIABLE = "CKPTMOVE_MAX_MEMORY"
 
-_FLOOR = 110_000_000  # bytes of memory for any file
 _UNPACKED_FLOOR = 1 << 18  # bytes of records that are packed more tightly than usual, together
 _UNPACKED_SHARE = 32  # bytes for each stored one; a repetitive pickle of real tensors has ten
 _CONTENT_FLOOR = 32 << 20  # bytes of tensors that are inflated in memory
 _CONTENT_SHARE = 8  # for each stored byte
 _KEY_ITEMS = 1 << 14  # of the tuples in keys that are larger than usual
 _USUAL_KEY = 32
-_SHARE_OF_INDEX = 32  # bytes of memory for each of an index, which is all small objects
+_SMALLEST = 8  # bytes of an object in an index, beside what any pickle may have
 
-#: Prices, in bytes of memory: of a list, dict, set or object, a tuple, a string without its
-#: characters, a key with its value, a value or an item of a row that is no array.
-CONTAINER, TUPLE, TEXT, PAIR, ITEM = 320, 200, 64, 100, 16
-#: Of a value on the stack, a name, a reference to a storage, a memo slot out of order, an opcode
-#: without effect, and bytes that may be a checkpoint, which are opened.
-STACKED, NAME, STORAGE, SLOT, IDLE, BLOB = 8, 4000, 300, 120, 100, 10_000
-#: Of a plain tensor, for each of its bytes in the pickle: it is one compact node.
-TENSOR_BYTE = 6
-#: By how much a storage that is named for the first time makes the budget grow: a tensor has some
-#: thirty nodes of its own, of its module and its optimizer. Together, for each byte of the pickle.
-PER_STORAGE, MOST_PER_BYTE = 4000, 48
+#: The kinds of what a pickle builds, or asks for.
+CONTAINERS, TUPLES, TEXTS, PAIRS, NAMES, STORAGES, SCATTERED, IDLE, VALUES, BLOBS = range(10)
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)(?:i?B)?", re.IGNORECASE)
-
-
-@cache
-def _size(said: str) -> int:
-    """The bytes that a size such as 2G stands for."""
-    found = _SIZE.fullmatch(said.strip())
-    if found is None:
-        raise UsageError(
-            f"{VARIABLE}={said!r:.40} is not a size", hint=f"for example {VARIABLE}=2G"
-        )
-    return int(found[1]) * _UNITS[found[2].upper()]
+#: Of each kind: how many any file may have; bytes of pickles for each more; what it is.
+_SHARES: tuple[tuple[int, int, str], ...] = (
+    (1 << 16, 16, "lists, dicts and objects"),  # a tensor has two or three objects in 90 bytes
+    (1 << 17, 16, "tuples"),  # a tensor has four in 90 bytes
+    (1 << 17, 12, "strings"),
+    (1 << 17, 12, "keys"),
+    (1 << 14, 64, "names"),  # each is pickled once
+    (1 << 15, 56, "references to storages"),  # one in 90 bytes
+    (1 << 16, 64, "memo slots out of order"),  # picklers fill them one by one, each once
+    (1 << 14, 64, "opcodes without effect"),  # picklers write nearly none
+    (1 << 20, 4, "values"),  # a tensor has fifteen in 90 bytes, a list one in two or more
+    (1 << 14, 128, "checkpoints in bytes"),  # a pickle of a few numbers has fifty bytes
+)
 
 
-def _floor() -> int:
-    """How many bytes of memory any file may take."""
-    return max(_FLOOR, _size(os.environ.get(VARIABLE) or "0"))
+#: Of each kind, how many bytes of a pickle allow for one more.
+SHARES = [share for _, share, _ in _SHARES]
 
 
 class Budget:
-    """How much more memory may be taken for a file."""
+    """How many more things of each kind may be built of a file."""
 
     def __init__(self) -> None:
-        self._room = _floor()
+        self._walked = 0  # bytes of pickles
+        self._used = [0] * len(_SHARES)
         self._unpacked = _UNPACKED_FLOOR
         self._content = _CONTENT_FLOOR
         self._key_items = _KEY_ITEMS
         self._following = MOST_PICKLES - 1
 
-    @property
-    def room(self) -> int:
-        """How many bytes of memory the next pickle may take, and one more for each of its own."""
-        return self._room
+    def rooms(self) -> list[int]:
+        """For each kind, how many there may be of it in the next pickle, whatever its length."""
+        walked = self._walked
+        pairs = zip(_SHARES, self._used, strict=True)
+        return [floor + walked // share - used for (floor, share, _), used in pairs]
 
     def allow_small_objects(self, nbytes: int) -> None:
         """Have a pickle of so many bytes consist of small objects, as an index of items does."""
-        self._room += nbytes * _SHARE_OF_INDEX
+        for kind in (CONTAINERS, TUPLES, PAIRS):
+            self._used[kind] -= nbytes // _SMALLEST
 
-    def take(self, walked: int, spent: int) -> None:
-        """Count the memory that a pickle took, and the bytes of its own."""
-        self._room += walked - spent
+    def take(self, walked: int, used: list[int]) -> None:
+        """Count what was built of a pickle, and the bytes that it took of its own."""
+        self._walked += walked
+        self._used = [before + now for before, now in zip(self._used, used, strict=True)]
 
     def take_key(self, items: int) -> bool:
         """Whether tuples in a key may have so many items; those of an unusual one are counted."""
@@ -119,10 +105,8 @@ class Budget:
 class Boundless(Budget):
     """No limits, for pickles that are our own."""
 
-    @property
-    def room(self) -> int:
-        """Without end."""
-        return sys.maxsize
+    def rooms(self) -> list[int]:
+        return [sys.maxsize] * len(_SHARES)
 
 
 def reserve(nbytes: int) -> None:
@@ -140,16 +124,9 @@ class Excess(CorruptError):
     """A file would make us build far more than its bytes can need: no more of it is read."""
 
 
-def excess(spent: int, walked: int, nbytes: int) -> Excess:
-    """The error for a pickle of so many bytes, which took so much memory for those walked."""
-    about = max(spent, spent * nbytes // max(1, walked)) / 1e6
+def excess(kind: int, nbytes: int) -> Excess:
+    """The error for a pickle of `nbytes` that has too many things of a kind."""
     return Excess(
-        f"the pickle is far denser than what libraries write: its {nbytes:,} bytes would take some "
-        f"{about:,.0f} MB of memory",
-        hint=f"if you trust it: {VARIABLE}={_rounded(about)}",
+        f"the pickle has far more {_SHARES[kind][2]} than its {nbytes:,} bytes can "
+        "need: it would take too much memory"
     )
-
-
-def _rounded(megabytes: float) -> str:
-    """A size that suffices, with some to spare."""
-    return f"{int(megabytes * 1.25 / 1024) + 1}G"

@@ -96,10 +96,6 @@ FLOODS: dict[str, tuple[bytes, bytes, bytes]] = {
         b"h\0Q",
         b"l.",
     ),
-    "mixed": (b"(", b"}\x8c\1aNsN\x85J\0\0\0\3N", b"l."),
-    "log": (b"\x8c\1aq\0\x8c\1bq\1(", b"}(h\0M\0\3h\1G" + struct.pack(">d", 0.5) + b"u", b"l."),
-    "small_tuples": (b"(", b"K\1M\0\3\x86", b"l."),
-    "texts_in_tuples": (b"(", b"\x8c\2cp\x85", b"l."),
     "blobs": (b"(", counted(b"\x80\2" + b"]" * 30), b"l."),
 }
 

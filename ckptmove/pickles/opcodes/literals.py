@@ -7,11 +7,10 @@ import re
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from sys import getsizeof
 
 from ...errors import UnsupportedError
 from ...placement.device import may_be_tag
-from ...sources.budget import BLOB, TEXT
+from ...sources.budget import BLOBS, TEXTS
 from ..nodes import Blob, Node, Text
 from .reader import Reader
 from .rows import flags, numbers, repeats
@@ -60,15 +59,15 @@ class Literals(Reader, ABC):
 
     def push_text(self, text: str) -> None:
         """Put a string on the stack, which knows that it was pushed here."""
+        self.count(TEXTS)
         # In a long row nobody asks for the place of a short one that names no device, and the place
         # takes more memory than the text.
         loose = len(self.stack) >= _LONG_ROW and len(text) < _SHORTEST and not may_be_tag(text)
-        self.charge(getsizeof(text) + (TEXT >> loose))
         self.stack.append(text if loose else Text(text, self.at))
 
     @abstractmethod
-    def charge(self, nbytes: int) -> None:
-        """Count the memory of what is built; raises CorruptError where it is too much."""
+    def count(self, kind: int, number: int = 1) -> None:
+        """Count what is built; raises CorruptError where it is too much."""
 
     @abstractmethod
     def check_row(self) -> None:
@@ -207,7 +206,7 @@ class Literals(Reader, ABC):
 
     def blob(self, nbytes: int, content: bytes | None) -> Blob:
         blob = Blob(self.at, nbytes, content)
-        self.charge(BLOB)
+        self.count(BLOBS)
         self.blob_nbytes += 0 if content is None else nbytes
         self.blobs.append(blob)
         return blob

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from sys import getsizeof
 
 from ...errors import UnsupportedError
 from ...placement.device import may_be_tag
 from ...sources.budget import (
-    CONTAINER,
+    CONTAINERS,
     IDLE,
-    ITEM,
-    NAME,
-    PAIR,
-    SLOT,
-    STORAGE,
-    TEXT,
-    TUPLE,
+    NAMES,
+    PAIRS,
+    SCATTERED,
+    STORAGES,
+    TEXTS,
+    TUPLES,
+    VALUES,
     Budget,
 )
 from ..hash_costs import check_added
@@ -32,7 +31,7 @@ from .marked_stack import MarkedStack
 from .memo import UNFILLED, Memo
 from .pairs import keys_of, with_pairs
 from .python2_names import from_python2
-from .rows import extended, memory_of, packed
+from .rows import extended, packed, words
 from .table import NAMES as OPCODE_NAMES
 
 _LONGEST_NAME = 2000  # characters of a module and a name in it
@@ -52,7 +51,6 @@ class Machine(MarkedStack):
         self.memo = Memo()
         self.globals: list[Global] = []
         self.persistents: list[Persistent] = []
-        self.named_at = -1  # where the last storage was named that has a key of its own
         self.calls: list[Call] = []
         self.textual = False  # whether a persistent id is a line of text, as in protocol 0
         self.protocol = 0
@@ -64,7 +62,7 @@ class Machine(MarkedStack):
         try:
             return self.perform()
         finally:
-            self.budget.take(self.position - self.blob_nbytes, self.spent - self.allowed)
+            self.budget.take(self.position - self.blob_nbytes, self.used)
 
     def perform(self) -> Node:
         data, base = self.data, self.base
@@ -93,23 +91,25 @@ class Machine(MarkedStack):
         self.frame_end = -1
 
     def contain(self, node: List | Set | Dict | Call) -> None:
-        self.charge(CONTAINER)
+        self.count(CONTAINERS)
         self.stack.append(node)
 
     def close(self, items: Items) -> None:
-        self.charge(TUPLE)
+        used = self.used[TUPLES] = self.used[TUPLES] + 1
+        if used > self.rooms[TUPLES]:
+            self.count(TUPLES, 0)
         self.stack.append(Tuple(items, self.at))
 
     # -- protocol, frames -------------------------------------------------------------------
 
     def op_proto(self) -> None:
-        self.charge(IDLE)
+        self.count(IDLE)
         self.protocol = self.byte()
         if self.protocol > 5:
             raise UnsupportedError(f"the pickle is of protocol {self.protocol}; 5 is the newest")
 
     def op_frame(self) -> None:
-        self.charge(IDLE)
+        self.count(IDLE)
         nbytes = self.number(8)
         if self.frame_end >= 0:
             raise self.fault("the pickle has a frame within a frame")
@@ -130,17 +130,14 @@ class Machine(MarkedStack):
         self.close(self.row_to_mark())
 
     def op_tuple1(self) -> None:
-        self.charge(ITEM)
         self.close([self.stack.pop()])
 
     def op_tuple2(self) -> None:
         second, first = self.stack.pop(), self.stack.pop()
-        self.charge(2 * ITEM)
         self.close([first, second])
 
     def op_tuple3(self) -> None:
         third, second, first = self.stack.pop(), self.stack.pop(), self.stack.pop()
-        self.charge(3 * ITEM)
         self.close([first, second, third])
 
     def op_empty_list(self) -> None:
@@ -161,7 +158,7 @@ class Machine(MarkedStack):
         self.contain(Dict())
 
     def op_dict(self) -> None:
-        items = self.to_mark()
+        items = self.loose_to_mark()
         self.contain(Dict())
         self.set_pairs(items)
 
@@ -178,9 +175,9 @@ class Machine(MarkedStack):
         self.add(target, items)
 
     def add(self, target: List | Set | Call, items: list[Node]) -> None:
-        before = memory_of(target.items) if target.items else 0
+        before = words(target.items) if target.items else 0
         target.items = extended(target.items, items) if target.items else packed(items)
-        self.charge(memory_of(target.items) - before)
+        self.count(VALUES, words(target.items) - before)
 
     def op_additems(self) -> None:
         items = self.to_mark()
@@ -195,13 +192,13 @@ class Machine(MarkedStack):
         self.set_pairs([self.stack.pop(), value])
 
     def op_setitems(self) -> None:
-        self.set_pairs(self.to_mark())
+        self.set_pairs(self.loose_to_mark())
 
     def set_pairs(self, flat: list[Node]) -> None:
         target = self.stack[-1]
         if not isinstance(target, (Dict, Call)) or len(flat) % 2:
             raise self.fault("the pickle sets items of something that is no mapping")
-        self.charge(PAIR * (len(flat) // 2))
+        self.count(PAIRS, len(flat) // 2)
         target.pairs = with_pairs(target.pairs, flat)
         check_added(keys_of(target.pairs), len(flat) // 2, self.budget)
 
@@ -212,7 +209,7 @@ class Machine(MarkedStack):
             raise self.fault("the pickle names a global at absurd length")
         if self.protocol < 3:
             module, name = from_python2(module, name)
-        self.charge(NAME)
+        self.count(NAMES)
         node = Global(module, name, self.at)
         self.globals.append(node)
         self.push(node)
@@ -294,12 +291,8 @@ class Machine(MarkedStack):
         self.push_persistent(self.stack.pop())
 
     def push_persistent(self, pid: Node) -> None:
-        self.charge(STORAGE)
+        self.count(STORAGES)
         node = Persistent(pid, self.at)
-        key = pid.items[2] if isinstance(pid, Tuple) and len(pid.items) > 2 else None
-        if isinstance(key, Text) and key.at > self.named_at:  # it was spelled for this one
-            self.named_at = self.at
-            self.allow_storage()
         self.persistents.append(node)
         self.push(node)
 
@@ -308,7 +301,7 @@ class Machine(MarkedStack):
     ) -> Call:
         node = Call(function, args, opcode, at, kwargs)
         self.calls.append(node)
-        self.charge(CONTAINER)
+        self.count(CONTAINERS)
         self.stack.append(node)
         return node
 
@@ -319,7 +312,7 @@ class Machine(MarkedStack):
         if type(node) is Text:
             if node is UNFILLED:
                 raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
-            if may_be_tag(node) and self.has_half(TEXT + getsizeof(node)):
+            if may_be_tag(node) and self.fits(TEXTS):
                 node = Text(node, self.at)
             else:  # nobody rewrites it, and a copy for each use would take absurd memory
                 self.shared_texts.add(node.at)
@@ -356,7 +349,7 @@ class Machine(MarkedStack):
 
     def fill(self, slot: int) -> None:
         if not self.memo.put(slot, self.stack[-1], self.position):
-            self.charge(SLOT)
+            self.count(SCATTERED)
 
     def op_put(self) -> None:
         self.fill(self.slot())
@@ -368,7 +361,7 @@ class Machine(MarkedStack):
         (slot,) = _WORD(self.data, self.position)
         self.position += 4
         if not self.memo.put(slot, self.stack[-1], self.position):
-            self.charge(SLOT)
+            self.count(SCATTERED)
 
     def op_memoize(self) -> None:
         self.fill(self.memo.filled)

@@ -5,19 +5,10 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping
 
-from ...sources.budget import (
-    IDLE,
-    ITEM,
-    MOST_PER_BYTE,
-    PER_STORAGE,
-    STACKED,
-    Budget,
-    Excess,
-    excess,
-)
+from ...sources.budget import IDLE, SHARES, VALUES, Budget, excess
 from ..nodes import Items, Node, Text
 from .literals import Literals
-from .rows import memory_of, packed
+from .rows import packed, words
 
 #: Marks that wait for their end.
 MOST_MARKS = 100_000
@@ -33,43 +24,34 @@ class MarkedStack(Literals, ABC):
     def __init__(self, data: bytes, base: int, gaps: Mapping[int, int], budget: Budget) -> None:
         super().__init__(data, base, gaps)
         self.budget = budget
-        #: bytes of memory that the pickle may take beside its own, and that it took
-        self.room, self.spent = budget.room, 0
-        self.allowed = 0  # of the room, for storages that were named
+        self.rooms = budget.rooms()
+        self.used = [0] * len(self.rooms)
         #: what marks set aside, and how many nodes these are
         self.below: list[list[Node]] = []
         self.waiting = 0
-        self.longest_row = self.room // STACKED
+        self.longest_row = self.rooms[VALUES]
         self.dropped: list[Node] = []
         #: offsets of strings that have several uses
         self.shared_texts: set[int] = set()
 
-    def charge(self, nbytes: int) -> None:
-        """Count the memory of what is built; Excess if it is more than so many bytes can need."""
-        spent = self.spent = self.spent + nbytes
-        if spent > self.room and spent > self.room + self.position:
-            raise self.excess(spent)
+    def count(self, kind: int, number: int = 1) -> None:
+        """Count what is built; CorruptError if it is more than so many bytes can need."""
+        used = self.used[kind] = self.used[kind] + number
+        if used > self.rooms[kind] and used > self.rooms[kind] + self.position // SHARES[kind]:
+            raise excess(kind, self.position)
 
-    def allow_storage(self) -> None:
-        """Have the budget grow by what a tensor may need, for a storage that was just named."""
-        more = min(PER_STORAGE, MOST_PER_BYTE * self.position - self.allowed)
-        self.allowed += more
-        self.room += more
-
-    def excess(self, spent: int) -> Excess:
-        return excess(spent, self.position, len(self.data))
-
-    def has_half(self, nbytes: int) -> bool:
-        """Whether with so much memory half of what there is is left; if so, it is counted."""
-        fits = 2 * (self.spent + nbytes) <= self.room + self.position
-        self.spent += fits * nbytes
-        return fits
+    def fits(self, kind: int, number: int = 1) -> bool:
+        """Count what is built, and tell whether so many bytes can need as much."""
+        used = self.used[kind] = self.used[kind] + number
+        room = self.rooms[kind]
+        return used <= room or used <= room + self.position // SHARES[kind]
 
     def check_row(self) -> None:
         """Check what is on the stack before it is closed: many opcodes of a byte or two push."""
-        room = (self.room + self.position - self.spent) // STACKED - self.waiting
+        room = self.rooms[VALUES] + self.position // SHARES[VALUES] - self.used[VALUES]
+        room -= self.waiting
         if len(self.stack) > room:
-            raise self.excess(self.spent + STACKED * (len(self.stack) + self.waiting))
+            raise excess(VALUES, self.position)
         self.longest_row = room
 
     def to_mark(self) -> list[Node]:
@@ -82,13 +64,13 @@ class MarkedStack(Literals, ABC):
     def row_to_mark(self) -> Items:
         """What a container holds from now on, counted as the memory that it takes."""
         row = packed(self.to_mark())
-        self.charge(memory_of(row))
+        self.count(VALUES, words(row))
         return row
 
     def loose_to_mark(self) -> list[Node]:
         """What does not become a row, counted one by one."""
         items = self.to_mark()
-        self.charge(ITEM * len(items))
+        self.count(VALUES, len(items))
         return items
 
     def op_mark(self) -> None:
@@ -100,18 +82,18 @@ class MarkedStack(Literals, ABC):
         self.stack = []
 
     def op_pop(self) -> None:
-        self.charge(IDLE)
+        self.count(IDLE)
         if self.stack:
             self.dropped.append(self.stack.pop())
         else:
             self.loose_to_mark()
 
     def op_pop_mark(self) -> None:
-        self.charge(IDLE)
+        self.count(IDLE)
         self.dropped += self.loose_to_mark()
 
     def op_dup(self) -> None:
-        self.charge(IDLE)
+        self.count(IDLE)
         top = self.stack[-1]
         if isinstance(top, Text):
             self.shared_texts.add(top.at)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from ...sources.budget import ITEM
 from ..flag_row import FlagRow
 from ..nodes import Items, Node, are_plain
 from .mixed_rows import MixedRow, is_worth_it
@@ -32,7 +31,6 @@ _TYPES = [kind for kind, _, _ in _INTEGERS]
 _FLAGS = frozenset((bool, type(None)))
 _PACKED = frozenset((int, float, *_FLAGS))
 _FLAG_OPCODES = {ord("N"): None, 0x88: True, 0x89: False}
-_MEMORY_OF_FLAG = 12  # more than it is, for as JSON each takes six characters
 _BINFLOAT, _BININT, _BININT1, _BININT2 = b"GJKM"
 #: Of each opcode: how long it is with its number, and the type of an array of these.
 _NUMBERS = {_BINFLOAT: (9, "d"), _BININT: (5, "i"), _BININT1: (2, "B"), _BININT2: (3, "H")}
@@ -152,15 +150,15 @@ def _joined(row: array[Any] | FlagRow, more: Items) -> Items | None:
     return row
 
 
-def memory_of(row: Items) -> int:
-    """The price of a row, in bytes of memory, but for what its items hold."""
+def words(row: Items) -> int:
+    """What a row takes of memory, in words of eight bytes, but for what its items refer to."""
     if type(row) is list:
-        return ITEM * len(row)
+        return len(row)
     if isinstance(row, array):
-        return len(row) * row.itemsize
+        return (len(row) * row.itemsize >> 3) + 1
     if isinstance(row, FlagRow):
-        return _MEMORY_OF_FLAG * len(row)
-    return 9 * len(row) + (ITEM * len(row.others) if isinstance(row, MixedRow) else 0)
+        return (len(row) >> 1) + 1  # more than it is, for as JSON each takes six characters
+    return len(row) + (len(row.others) if isinstance(row, MixedRow) else 0)
 
 
 def flags(data: bytes, at: int, end: int) -> Iterator[tuple[list[Node], int]]:

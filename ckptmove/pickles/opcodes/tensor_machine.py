@@ -31,11 +31,11 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, gt
 from typing import Any, NamedTuple
 
 from ...placement.device import may_be_tag
-from ...sources.budget import STACKED, TENSOR_BYTE, Budget
+from ...sources.budget import CONTAINERS, SHARES, STORAGES, TEXTS, TUPLES, VALUES, Budget
 from ..nodes import Global, Node, Text, Tuple
 from .machine import Machine
 from .marked_stack import MOST_MARKS
@@ -65,6 +65,8 @@ _PUTS = (4, 7, 9, 12, 14, 16, 17, 19)
 _WITHIN = {9: -1, 12: 2, 14: 3, 16: 5, 17: -2}
 _GETS = re.compile(_GET, re.DOTALL)
 _INTS = re.compile(_INT, re.DOTALL)
+#: What is counted of tensors, in the order of a `_room`.
+_COUNTED = (CONTAINERS, TUPLES, TEXTS, STORAGES, VALUES)
 _LONGEST_KEY = 12
 _KEY_HEAD = 5  # bytes before the number of a storage: BINUNICODE and its count
 _LONGEST_ROW = 32  # nodes that the sequence needs on the stack, and more
@@ -83,6 +85,8 @@ class _Usual(NamedTuple):
     recalled: tuple[tuple[int, Node], ...]
     #: the location, if it is no GET
     location: str | None
+    #: by kind, as for a budget
+    counts: tuple[int, int, int, int]
 
 
 class _Layout(NamedTuple):
@@ -121,6 +125,8 @@ class TensorMachine(Machine):
         self._known: dict[tuple[Any, ...], _Layout] = {}
         self._recent: list[_Layout] = []
         self._refilled = 0
+        # How many calls, tuples, texts, storages and values are surely no more than allowed.
+        self._room = (0, 0, 0, 0, 0)
 
     def push_global(self, module: str, name: str) -> None:
         """As `Machine.push_global`; it minds the two names that the sequence needs."""
@@ -178,7 +184,7 @@ class TensorMachine(Machine):
             if not memo.takes(slots, start):
                 return
             text = node
-        if not self._has_room(layout.nbytes):
+        if not self._has_room(usual.counts, layout.has_key):
             return
         # From here on it is taken.
         place = usual.recalled[-1][1] if usual.location is None else usual.location
@@ -196,10 +202,7 @@ class TensorMachine(Machine):
             filled[1 if key_put else 0] = here
         memo.take(slots, filled)
         self.shared_texts.add(usual.storage.word.at)
-        if layout.has_key:
-            self.named_at = at
-            self.allow_storage()
-        else:
+        if not layout.has_key:
             self.shared_texts.add(text.at)
         self.persistents.append(storage)
         self.calls.append(tensor)
@@ -269,18 +272,32 @@ class TensorMachine(Machine):
         numel, offset = counts
         names = Names(self._rebuild, self._hooks, self.empty_tuple)
         form = Form(names, offset, sizes, strides, hooks[0] == _TRUE)
+        marked = (shape[first.end()] == _MARK) * len(sizes) + (stride[0] == _MARK) * len(strides)
+        needed = (2, 2 + bool(sizes) + bool(strides), 1, 11 + marked)
         storage = StorageForm(word, kind, numel)
-        return _Usual(form, storage, tuple(recalled), place)
+        return _Usual(form, storage, tuple(recalled), place, needed)
 
-    def _has_room(self, nbytes: int) -> bool:
-        """Count the memory of a tensor of so many bytes, unless that comes near a limit."""
+    def _has_room(self, counts: tuple[int, int, int, int], literal_key: bool) -> bool:
+        """Count what the opcodes would, unless that comes near a limit."""
         if len(self.below) > MOST_MARKS - _LONGEST_ROW:
             return False
-        spent = self.spent + TENSOR_BYTE * nbytes
-        stacked = STACKED * (self.waiting + len(self.stack) + _LONGEST_ROW)
-        if spent + stacked > self.room + self.position:
-            return False
-        self.spent = spent
+        used, room = self.used, self._room
+        calls, tuples, texts, values = counts
+        calls += used[CONTAINERS]
+        tuples += used[TUPLES]
+        texts += used[TEXTS] + literal_key
+        storages = used[STORAGES] + 1
+        values += used[VALUES]
+        stacked = values + self.waiting + len(self.stack) + _LONGEST_ROW
+        needed = calls, tuples, texts, storages, stacked
+        if any(map(gt, needed, room)):
+            rooms, at = self.rooms, self.position
+            allowed = (rooms[kind] + at // SHARES[kind] for kind in _COUNTED)
+            self._room = room = tuple(allowed)  # type: ignore[assignment] # as many as are counted
+            if any(map(gt, needed, room)):
+                return False
+        used[CONTAINERS], used[TUPLES], used[TEXTS] = calls, tuples, texts
+        used[STORAGES], used[VALUES] = storages, values
         return True
 
     def _inside(self, storage: StorageReference, slot: int) -> Node:

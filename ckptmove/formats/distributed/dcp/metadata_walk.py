@@ -22,7 +22,7 @@ from ....errors import CorruptError, UnsupportedError
 from ....pickles.nodes import NOTHING, Call, Dict, Global, List, Node, Tuple
 from ....pickles.opcodes.machine import Machine
 from ....pickles.walk import Pickle, walk
-from ....sources.budget import CONTAINER, ITEM, Budget
+from ....sources.budget import CONTAINERS, VALUES, Budget
 from ....torch_pickle.values.persistent_ids import is_size
 from ....torch_pickle.values.strided import MOST_DIMENSIONS
 from ..boxes import Box
@@ -112,7 +112,7 @@ class _Machine(Machine):
         kind = self._kinds.get(id(stack[-2]))
         if kind is None or stack[-1] is not self.empty_tuple:
             return super().op_newobj()
-        self.charge(CONTAINER)
+        self.count(CONTAINERS)
         stack.pop()
         # Only `metadata` meets it: as a node it would be ten times as large.
         stack[-1] = Record(kind)  # type: ignore[call-overload]
@@ -145,7 +145,7 @@ class _Machine(Machine):
         inner = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else None
         if not isinstance(inner, Tuple) or not isinstance(args, Tuple):
             return super().op_reduce()
-        self.charge(CONTAINER)
+        self.count(CONTAINERS)
         self._count_row(inner)
         sizes = sizes_of(inner)
         known = self._sizes.get(sizes)
@@ -159,7 +159,7 @@ class _Machine(Machine):
     def _count_row(self, node: Node) -> None:
         """Count a long row that is copied: very many objects may share one."""
         if isinstance(node, (List, Tuple)) and len(node.items) > MOST_DIMENSIONS:
-            self.charge(ITEM * len(node.items))
+            self.count(VALUES, len(node.items))
 
 
 # -- nodes -----------------------------------------------------------------------------------------

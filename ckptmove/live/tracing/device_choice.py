@@ -77,10 +77,13 @@ class Callers:
         if seen is None or parameter is None:
             return None
         is_on, there = call(str(parameter.device)), call(str(wanted))
-        if self.was_there(model):
-            return line_that_moved(seen, variable or "model", is_on)
         history = self._history
         moved, made = history.moved(model), history.told_of(model)
+        if self.was_there(model):
+            if moved is not None and call(moved.device) == is_on:
+                line = told(moved.line)
+                return Choice(f"{line} moved it there", "drop that, or move it back after", ())
+            return line_that_moved(seen, variable or "model", is_on)
         was_there = moved is not None and call(moved.device) == there
         filled = history.filled_since(model)
         if filled and was_there:

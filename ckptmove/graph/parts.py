@@ -207,18 +207,16 @@ class _Division:
 
     def view(self, node: Call) -> View:
         """What a plain tensor shows; what many have in common is there once."""
-        form = compact_form(node)
-        if form is None or not isinstance(node, PlainTensor):
+        if not isinstance(node, PlainTensor) or (form := compact_form(node)) is None:
             return self.other_view(node)
         storage = self.draft.graph.ids[id(node.storage)]
         if storage.dtype is None:
             return self.other_view(node)
         self.recogniser.check_reach(form, storage, storage.dtype)
         alike = id(form), storage.dtype
-        known = self.views.get(alike)
-        if known is None:
-            known = self.views[alike] = self.other_view(node)
-        return known
+        if alike not in self.views:
+            self.views[alike] = self.other_view(node)
+        return self.views[alike]
 
     def other_view(self, node: Call) -> View:
         tensor = self.recogniser.tensor(node)

@@ -61,6 +61,7 @@ SETS = {
     "posts": programs("posts"),
     "answers": programs("answers"),
     "outsider": programs("outsider"),
+    "strangers": programs("strangers"),
 }
 #: The halves of the recipes, for which clones of the repositories are needed.
 PUBLIC = {"public": False, "public, unseen": True}

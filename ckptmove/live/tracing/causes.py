@@ -267,7 +267,7 @@ def _state_explained(found: Verdict, case: Evidence) -> Verdict:
             made.setdefault(case.origins[each.name], each.name)
     lines = [f"{case.made_at(name)} is on cpu" for name in made.values()]
     maker, _, line = next(iter(made), "").partition(" at ")
-    fix = f"at {line} {code_of_state(maker)}; or {found.fix}" if line else found.fix
+    fix = f"at {line} {code_of_state(maker, case.device)}; or {found.fix}" if line else found.fix
     fix = f"bring it back before the next step: {found.fix}" if maker == COPY else fix
     return replace(found, fix=fix, evidence=(*found.evidence, *lines[:MOST_LINES]))
 

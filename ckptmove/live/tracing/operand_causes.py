@@ -106,10 +106,12 @@ def code_to_make_anew(names: Sequence[str], case: Evidence) -> str:
     return ""
 
 
-def code_of_state(maker: str) -> str:
+def code_of_state(maker: str, device: str) -> str:
     """How an optimizer has its state with its parameter, which a function made elsewhere."""
     if maker in _MAKERS:
         return f"make it like the parameter: torch.zeros_like(p), or {maker}(…, device=p.device)"
+    if maker == LOAD:
+        return f'load it there: torch.load(…, map_location="{device}")'
     return "bring it to its parameter: .to(p.device)"
 
 

@@ -22,8 +22,8 @@ def doctor(output: Output, **options: Any) -> None:
     between devices, and when the host waits. Each root cause comes with its fix. If a run ends
     early, the result says so.
 
-    The exit code is 1 if something is wrong, or if the script failed. ckptmove itself writes
-    nothing.
+    The exit code is 1 if something is wrong, if the script failed, or if it called no model.
+    ckptmove itself writes nothing.
 
     Arguments after -- go to the script. The output of the script goes to stderr.
 
@@ -38,4 +38,5 @@ def doctor(output: Output, **options: Any) -> None:
     if output.quiet or output.as_json:
         found.raise_if_wrong()
     elif not found.ok:
-        raise CheckFailed("something is wrong", path=found.subject or None)
+        wrong = "nothing was watched" if found.watched_nothing else "something is wrong"
+        raise CheckFailed(wrong, path=found.subject or None)

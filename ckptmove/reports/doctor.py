@@ -82,8 +82,22 @@ class Diagnosis(Report):
 
     @derived(after="simulated")
     def ok(self) -> bool:
-        """Whether nothing is wrong; findings that are only slow do not count."""
-        return all(each.severity != WRONG for each in self.verdicts)
+        """Whether nothing is wrong; findings that are only slow do not count.
+
+        False, too, if a run ended before a model was called: of that nothing is known.
+        """
+        return not (self.watched_nothing or self.is_wrong)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether something was found to be wrong."""
+        return any(each.severity == WRONG for each in self.verdicts)
+
+    @property
+    def watched_nothing(self) -> bool:
+        """Whether a run ended before a model was called, for no fault that is known."""
+        ran = self.trace is not None and self.trace.calls > 0
+        return not (self.complete or self.not_simulated or self.verdicts or ran)
 
     @derived(after="not_simulated")
     def unplayed(self) -> bool:
@@ -94,8 +108,11 @@ class Diagnosis(Report):
         """Raise if something is wrong.
 
         Raises:
-            CheckFailed: something is wrong; the message names each root cause.
+            CheckFailed: something is wrong, or nothing was watched; the message names each root
+                cause.
         """
+        if self.watched_nothing:
+            raise CheckFailed("nothing was watched", path=self.subject or None)
         wrong = [each.title for each in self.verdicts if each.severity == WRONG]
         if wrong:
             raise CheckFailed("; ".join(wrong), path=self.subject or None)

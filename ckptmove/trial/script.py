@@ -253,7 +253,7 @@ class _Run:
             for each in self.recorder.trace().of("apart")
             if each.site.source not in told and f" {each.site.module} " not in f" {told} "
         ]
-        if not found.ok or not later:
+        if found.is_wrong or not later:
             return found
         elsewhere = ran_elsewhere(later, self._device, "after the first steps")
         return replace(found, verdicts=(*found.verdicts, *elsewhere))
@@ -277,12 +277,12 @@ class _Run:
         lost = gradient_of_copy(error, self._device, self.recorder.line_of_node)
         if lost is not None:
             return replace(found, verdicts=(replace(lost, evidence=(line,)),))
-        copied = "" if found.ok else self._copied_at(error)
+        copied = self._copied_at(error) if found.is_wrong else ""
         if copied:
             first = found.verdicts[0]
             told = replace(first, evidence=(*first.evidence, copied))
             found = replace(found, verdicts=(told, *found.verdicts[1:]))
-        if not found.ok or found.not_simulated:
+        if found.is_wrong or found.not_simulated:
             return found
         when = "" if self.recorder.names.latest else " before it called a model"
         found = _wrong(found, f"the script failed{when}: {line}", "read the exception")
@@ -317,7 +317,7 @@ class _Run:
         found = self._latest() if caught is None else self.diagnosed(caught)
         if caught is not None and not found.not_simulated:
             found = _noted(found, f"the script caught the exception: {caught}")
-        if failed and found.ok and not found.not_simulated:
+        if failed and not found.is_wrong and not found.not_simulated:
             steps = recorder.steps
             when = f"after {plural(steps, 'step')}" if steps else "before it took a step"
             title = f"the script exited {when}: {code}"

@@ -202,7 +202,7 @@ import ckptmove
 from ckptmove.cli import run
 sys.path.insert(0, os.getcwd())
 before = set(sys.modules)
-manifest = inspect("made.pt")
+manifest = ckptmove.inspect("made.pt")
 ckptmove.relocate("made.pt", "moved.pt", to="cuda:1")
 assert "posix.system" in manifest.globals, manifest.globals
 assert "canary.canary" in manifest.globals, manifest.globals

@@ -377,7 +377,7 @@ def test_an_adapter_is_no_copy_of_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_too_many_files_are_one_line_with_what_to_do(sharded: bool, tmp_path: Path) -> None:
+def test_more_files_are_read_than_can_be_open(sharded: bool, tmp_path: Path) -> None:
     for n in range(1, 101):
         name = f"model-{n:05}-of-00100.safetensors" if sharded else f"x{n}.safetensors"
         save_file({f"w{n}": torch.ones(1)}, tmp_path / name)
@@ -388,9 +388,8 @@ def test_too_many_files_are_one_line_with_what_to_do(sharded: bool, tmp_path: Pa
     command = [sys.executable, "-m", "ckptmove", "inspect", str(tmp_path)]
     line = f"ulimit -n 64; exec {shlex.join(command)}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 3
-    assert "its 100 files can't all be opened at the same time (ulimit -n 264)" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("w100 " if sharded else "x100.safetensors ") in done.stdout
 
 
 # Devices

@@ -420,20 +420,14 @@ def test_a_tree_of_one_file_is_not_that_of_all(safe: Path, tmp_path: Path) -> No
     assert_same_tensors(ckptmove.load(safe), weights())
 
 
-def test_too_many_files_to_open(tmp_path: Path) -> None:
+def test_more_files_are_read_than_can_be_open(tmp_path: Path) -> None:
     tensors = {f"t{n}": torch.ones(30) for n in range(60)}
     folder = by_hub(tmp_path / "in", tensors, 120, safe=True)
-    for limit, code in ((40, 3), (80, 0)):
-        command = f"ulimit -n {limit}; exec {sys.executable} -m ckptmove inspect {folder} -q"
-        done = subprocess.run(
-            ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False
-        )
-        assert done.returncode == code, done.stderr
-    command = command.replace("-n 80", "-n 40")
+    command = f"ulimit -n 40; exec {sys.executable} -m ckptmove inspect {folder} -q"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False
     )
-    assert "its 60 files can't all be opened at the same time (ulimit -n 184)" in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_index_is_not_replaced_by_what_it_stands_for(safe: Path) -> None:

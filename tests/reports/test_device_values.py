@@ -115,4 +115,4 @@ def test_in_place_there_may_be_nothing_to_change(named: Path, run_cli: RunCli) -
     done = run_cli("relocate", named, "--to", "cuda:0", "--in-place", exit=0)
     assert done.stdout.splitlines()[-1] == "nothing to move, so nothing was changed"
     done = run_cli("relocate", named, "--to", "cuda:0", exit=0)
-    assert done.stdout.splitlines()[-1].endswith("give DST to make a copy")
+    assert done.stdout.splitlines()[-1].endswith("(give DST to get a copy)")

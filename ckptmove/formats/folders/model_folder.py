@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from ...errors import InputError, UnsupportedError
 from ...sources import place_of
@@ -122,7 +123,9 @@ def _read(probe: Probe, found: str) -> Checkpoint:
     """Read the file that holds the weights in a folder, and tell of others that do so too."""
     whole = whole_of(found)
     family = next((each for each in FAMILIES if whole in each), (whole,))
-    stray = unnamed_shards(_files(probe), lambda name: probe.content(name, LONGEST))
+    checkpoint = probe.read(found)
+    named = {found: {PurePath(each.path).name for each in checkpoint.files}}
+    stray = unnamed_shards(_files(probe), lambda name: probe.content(name, LONGEST), named)
     others = [
         name
         for name in _files(probe)
@@ -143,7 +146,6 @@ def _read(probe: Probe, found: str) -> Checkpoint:
     for name in sorted(stray):
         probe.note(f"{name} is no part of what was read: no index names it")
     others += sorted(stray)
-    checkpoint = probe.read(found)
     checkpoint.folder = Folder(
         probe.path, whole.rpartition(".")[0] or whole, tuple(others), _is_all(probe, found)
     )

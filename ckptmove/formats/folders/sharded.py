@@ -136,13 +136,17 @@ def read_index(source: Readable) -> Index:
     return Index(source, where, tree)
 
 
-def unnamed_shards(names: Iterable[str], content: Callable[[str], bytes]) -> set[str]:
+def unnamed_shards(
+    names: Iterable[str],
+    content: Callable[[str], bytes],
+    known_files: Mapping[str, Iterable[str]] | None = None,
+) -> set[str]:
     """Those of several files that an index is beside by its name, which does not name them.
 
-    `names` are in one folder, or below it; `content` reads one. What an index that can't be read
-    says is not known: its files are none of these.
+    `names` are in one folder, or below it; `content` reads one, unless `known_files` has what that
+    index names. What an index that can't be read says is not known: its files are none of these.
     """
-    known = set(names)
+    known, read = set(names), known_files or {}
     stray: dict[str, set[str]] = {}
     for name in known:
         shard = shard_name(name)
@@ -152,7 +156,7 @@ def unnamed_shards(names: Iterable[str], content: Callable[[str], bytes]) -> set
     for index, files in stray.items():
         beside = index[: index.rfind("/") + 1]
         try:
-            found = read_index(Memory(content(index), index)).files
+            found = read.get(index) or read_index(Memory(content(index), index)).files
         except InputError:
             named |= files
         else:

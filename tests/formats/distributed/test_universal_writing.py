@@ -196,7 +196,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "two": (lambda s: s.update(other=dict(s["optimizer"])), "has 2 optimizers"),
     "two models": (
         lambda s: s.update(teacher={k: v.clone() for k, v in s["model"].items()}),
-        "several state dicts|can't be known for sure",
+        "several state dicts|can't be known",
     ),
     "shape": (
         lambda s: s["optimizer"]["state"][0].update(exp_avg=torch.ones(2)),

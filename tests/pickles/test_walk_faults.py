@@ -328,4 +328,8 @@ def test_in_memory_a_pickle_is_what_it_is_in_a_file(
         content[at % len(content)] = code
     content = content[: len(content) - cut] if cut < 20 else content + b"rest"
     memory = Memory(bytes(content), "x.pkl")
-    assert outcome(in_memory, memory) == outcome(in_file, memory)
+    found, wanted = outcome(in_memory, memory), outcome(in_file, memory)
+    if isinstance(wanted[0], type):  # of two faults, which is told may differ
+        assert found[0] is wanted[0]
+    else:
+        assert found == wanted

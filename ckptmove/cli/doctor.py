@@ -38,5 +38,5 @@ def doctor(output: Output, **options: Any) -> None:
     if output.quiet or output.as_json:
         found.raise_if_wrong()
     elif not found.ok:
-        wrong = "nothing was watched" if found.watched_nothing else "something is wrong"
+        wrong = "no model was called" if found.called_no_model else "something is wrong"
         raise CheckFailed(wrong, path=found.subject or None)

@@ -86,7 +86,7 @@ class Diagnosis(Report):
 
         False, too, if a run ended before a model was called: of that nothing is known.
         """
-        return not (self.watched_nothing or self.is_wrong)
+        return not (self.called_no_model or self.is_wrong)
 
     @property
     def is_wrong(self) -> bool:
@@ -94,9 +94,9 @@ class Diagnosis(Report):
         return any(each.severity == WRONG for each in self.verdicts)
 
     @property
-    def watched_nothing(self) -> bool:
-        """Whether a run ended before a model was called, for no fault that is known."""
-        ran = self.trace is not None and self.trace.calls > 0
+    def called_no_model(self) -> bool:
+        """Whether a run that knows no fault ended before a model or a gradient was used."""
+        ran = self.trace is not None and (self.trace.calls or self.trace.phases.get("backward"))
         return not (self.complete or self.not_simulated or self.verdicts or ran)
 
     @derived(after="not_simulated")
@@ -108,11 +108,11 @@ class Diagnosis(Report):
         """Raise if something is wrong.
 
         Raises:
-            CheckFailed: something is wrong, or nothing was watched; the message names each root
+            CheckFailed: something is wrong, or no model was called; the message names each root
                 cause.
         """
-        if self.watched_nothing:
-            raise CheckFailed("nothing was watched", path=self.subject or None)
+        if self.called_no_model:
+            raise CheckFailed("no model was called", path=self.subject or None)
         wrong = [each.title for each in self.verdicts if each.severity == WRONG]
         if wrong:
             raise CheckFailed("; ".join(wrong), path=self.subject or None)
@@ -174,8 +174,10 @@ def _nothing(found: Diagnosis) -> str:
             return f"no device fault in the {first}{missed}{rest}"
         first = "training step" if trace.steps == 1 else f"{trace.steps:,} training steps"
         return f"no device fault in the first {first}{missed}{rest}"
-    if trace is None or not trace.calls:
-        return "could not be simulated" if found.not_simulated else "nothing was watched"
+    if found.called_no_model:
+        return "no model was called"
+    if trace is None or not (trace.calls or trace.phases.get("backward")):
+        return "could not be simulated"
     much = "simulated" if found.not_simulated else "watched"
     return f"nothing wrong was found in the part that was {much}; {_watched(trace)}"
 

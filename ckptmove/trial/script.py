@@ -343,6 +343,9 @@ class _Run:
         if calls:
             times = "once" if calls == 1 else f"{calls:,} times"
             return f"the script called its model {times}, and no optimizer took a step"
+        if own := self.recorder.backwards:
+            passes = f"{own:,} backward pass{'es' if own > 1 else ''}"
+            return f"the script ended after {passes}, and no optimizer took a step"
         return "the script ended before it called a model"
 
 

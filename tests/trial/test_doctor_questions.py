@@ -87,7 +87,7 @@ ON_THE_CPU = """
 QUESTIONS: dict[str, tuple[str, int, list[str]]] = {
     "which device is a model on": (
         WHICH_DEVICE,
-        0,
+        1,
         [
             "the script ended before it called a model",
             "encoder (Sequential) is on cuda:0; it was never called",

@@ -122,7 +122,7 @@ def test_a_loop_without_an_optimizer_ends(tmp_path: Path) -> None:
 
 
 SHORT = {
-    "": ("nothing was watched", "before it called a model"),
+    "": ("no model was called", "before it called a model"),
     "step()": (
         "nothing wrong was found in the part that was watched; 1 step was watched",
         "ended after 1 step; it should run at least 2",
@@ -358,7 +358,7 @@ def test_a_script_finds_what_it_finds_without_doctor(tmp_path: Path, run_cli: Ru
     ).check_returncode()
     plain = json.loads(out.read_text())
     out.unlink()
-    run_cli("doctor", "--script", path, "--device", "cpu", "--", out, exit=0, input="typed")
+    run_cli("doctor", "--script", path, "--device", "cpu", "--", out, exit=1, input="typed")
     assert json.loads(out.read_text()) == plain
     assert plain[0][0] == os.fspath(tmp_path / "sub")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,41 +41,43 @@ def zero(folder: Path, ranks: int) -> Path:
     return save_zero(folder, Run(stage=2, ranks=ranks, groups=[weights(ranks)]))
 
 
-@pytest.fixture
+@contextmanager
 def few_descriptors() -> Iterator[None]:
     """Leave room for 48 more, of which the runner of the tests has some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     last = max(int(each.name) for each in DESCRIPTORS.iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (last + 48, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="counts descriptors in /proc")
 @pytest.mark.parametrize("ranks", [300, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [dcp, zero])
-@pytest.mark.usefixtures("few_descriptors")
 def test_files_of_very_many_ranks(
     make: Callable[[Path, int], Path], ranks: int, tmp_path: Path
 ) -> None:
-    folder = make(tmp_path / "in", ranks)
-    assert ckptmove.validate(folder).ok
-    before = len(list(DESCRIPTORS.iterdir()))
-    ckptmove.convert(folder, tmp_path / "out.safetensors")
-    assert len(list(DESCRIPTORS.iterdir())) == before
-    assert ckptmove.diff(folder, tmp_path / "out.safetensors").equal
-    assert_same_tree(dict(ckptmove.load(folder)["module"]), weights(ranks))
+    folder = make(tmp_path / "in", ranks)  # with as many descriptors as torch takes
+    with few_descriptors():
+        assert ckptmove.validate(folder).ok
+        before = len(list(DESCRIPTORS.iterdir()))
+        ckptmove.convert(folder, tmp_path / "out.safetensors")
+        assert len(list(DESCRIPTORS.iterdir())) == before
+        assert ckptmove.diff(folder, tmp_path / "out.safetensors").equal
+        assert_same_tree(dict(ckptmove.load(folder)["module"]), weights(ranks))
 
 
 @pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="counts descriptors in /proc")
-@pytest.mark.usefixtures("few_descriptors")
 def test_very_many_files_are_written(tmp_path: Path) -> None:
     torch.save(weights(300), tmp_path / "in.pt")
-    before = len(list(DESCRIPTORS.iterdir()))
-    ckptmove.convert(tmp_path / "in.pt", tmp_path / "out", format="dcp", ranks=300)
-    assert len(list(DESCRIPTORS.iterdir())) == before
-    assert len(list((tmp_path / "out").iterdir())) == 301
-    assert ckptmove.diff(tmp_path / "in.pt", tmp_path / "out").equal
+    with few_descriptors():
+        before = len(list(DESCRIPTORS.iterdir()))
+        ckptmove.convert(tmp_path / "in.pt", tmp_path / "out", format="dcp", ranks=300)
+        assert len(list(DESCRIPTORS.iterdir())) == before
+        assert len(list((tmp_path / "out").iterdir())) == 301
+        assert ckptmove.diff(tmp_path / "in.pt", tmp_path / "out").equal
 
 
 def test_a_file_that_is_opened_again_is_the_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -77,14 +78,12 @@ def walk(
 def walk_at(source: Readable, start: int, base: int, budget: Budget) -> tuple[Fetched, Pickle]:
     """Walk the pickle that starts there in a file.
 
-    Of one in memory of which all is kept, the walk finds the end: it is not looked for before.
+    Of one in memory of which all is kept, the walk finds the end: it is not looked for before,
+    unless it fails, so that the same fault is told of the same bytes.
     """
-    if start or not isinstance(source, Memory) or not is_bare(source.content):
-        fetched = fetch(source, start)
-        return fetched, walk(fetched.data, base, fetched.gap_sizes(), budget)
-    try:
-        pickle = walk(source.content, base, None, budget)
-    except InputError:
-        fetch(source, start)  # opcodes that are none are told of first
-        raise
-    return Fetched(source.content[: pickle.nbytes], []), pickle
+    if not start and isinstance(source, Memory) and is_bare(source.content):
+        with contextlib.suppress(InputError):
+            pickle = walk(source.content, base, None, budget)
+            return Fetched(source.content[: pickle.nbytes], []), pickle
+    fetched = fetch(source, start)
+    return fetched, walk(fetched.data, base, fetched.gap_sizes(), budget)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckptmove.errors import CorruptError, InputError
@@ -320,6 +320,7 @@ def outcome(
     ),
     st.integers(0, 40),
 )
+@example(4, [(13931, 46)], 0)  # a STOP within a frame
 def test_in_memory_a_pickle_is_what_it_is_in_a_file(
     name: int | str, changes: list[tuple[int, int]], cut: int
 ) -> None:
@@ -328,8 +329,4 @@ def test_in_memory_a_pickle_is_what_it_is_in_a_file(
         content[at % len(content)] = code
     content = content[: len(content) - cut] if cut < 20 else content + b"rest"
     memory = Memory(bytes(content), "x.pkl")
-    found, wanted = outcome(in_memory, memory), outcome(in_file, memory)
-    if isinstance(wanted[0], type):  # of two faults, which is told may differ
-        assert found[0] is wanted[0]
-    else:
-        assert found == wanted
+    assert outcome(in_memory, memory) == outcome(in_file, memory)

@@ -127,6 +127,7 @@ class Checkpoint:
         names = [name.qualname for stream in streams for name in stream.pickle.globals]
         names, tags = list(dict.fromkeys(names)), self._tags()
         storages = {**self.whole.storages, **contents.storages}
+        unknown = unknown_callables_in(container)
         chunks = container.chunks(contents.tensors)
         shares, lies_in = shares_of(contents.tensors, storages, chunks, self.files)
         return Manifest(
@@ -140,8 +141,8 @@ class Checkpoint:
             values_naming_devices=tuple(contents.values),
             objects=dict(contents.objects),
             globals=tuple(names),
-            unknown_callables=unknown_callables_in(container),
-            unknown_makers=unknown_makers_in(container),
+            unknown_callables=unknown,
+            unknown_makers=unknown_makers_in(container, unknown),
             aliases=tuple(contents.aliases),
             capturable=tuple(contents.capturable),
             meshes=tuple(map(str, contents.meshes)),

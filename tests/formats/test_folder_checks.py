@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
 import shlex
 import shutil
 import subprocess
@@ -15,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ckptmove import diff, inspect, load, validate
+from ckptmove import InputError, diff, inspect, load, validate
 from ckptmove.formats.folders.missing_files import missing_files
 from tests.conftest import TrainingFolder
 from tests.making.building import at_most
@@ -390,6 +393,24 @@ def test_more_files_are_read_than_can_be_open(sharded: bool, tmp_path: Path) -> 
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert ("w100 " if sharded else "x100.safetensors ") in done.stdout
+
+
+def test_no_more_files_can_be_opened(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(1)}, path := tmp_path / "x.safetensors")
+    inspect(path)  # which imports what it needs
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(InputError, match="Too many open files") as caught:
+            inspect(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in held:
+            os.close(each)
+    assert caught.value.hint == "raise ulimit -n"
 
 
 # Devices

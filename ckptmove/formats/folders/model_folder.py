@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from ...errors import InputError, UnsupportedError
 from ...sources import place_of
@@ -29,7 +28,7 @@ from ..probe import Probe
 from ..safetensors.header import LONGEST
 from ..unread_formats import refuse_unread_folder
 from .runs import LIKE_CHECKPOINTS, own_folders, own_folders_in, several_checkpoints
-from .sharded import unnamed_shards
+from .sharded import file_names, unnamed_shards
 from .training_folder import TrainingFolder, holds_only, read_folder, unusual_checkpoints
 from .weight_names import (
     FAMILIES,
@@ -124,7 +123,7 @@ def _read(probe: Probe, found: str) -> Checkpoint:
     whole = whole_of(found)
     family = next((each for each in FAMILIES if whole in each), (whole,))
     checkpoint = probe.read(found)
-    named = {found: {PurePath(each.path).name for each in checkpoint.files}}
+    named = {found: file_names(checkpoint)}
     stray = unnamed_shards(_files(probe), lambda name: probe.content(name, LONGEST), named)
     others = [
         name

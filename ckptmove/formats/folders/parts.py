@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...errors import CorruptError, InputError, UnsupportedError
+from ...errors import CorruptError, UnsupportedError
 from ...manifest.manifest import Role, Section, TensorEntry
 from ...manifest.other_records import Chunk
 from ...manifest.paths import Path
 from ...plans.plan import Plan
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
-
-_FEW = 64  # files that a process has open besides
 
 
 class IncompleteError(CorruptError):
@@ -69,16 +66,6 @@ class PartsContainer(Container):
 
     def plan(self, spelling: LocationEdits) -> Plan:
         raise UnsupportedError("consists of several files", hint="relocate each file separately")
-
-
-def check_open_at_once(error: InputError, count: int) -> None:
-    """Raise a clearer InputError if it was the number of open files, of `count` to be opened."""
-    cause = error.__cause__
-    if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
-        raise InputError(
-            f"its {count:,} files can't all be opened at the same time",
-            hint=f"ulimit -n {2 * count + _FEW}",
-        ) from error
 
 
 def number_files(part: Container, first: int) -> None:

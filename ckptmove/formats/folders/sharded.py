@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import NamedTuple
 
 from ...errors import CorruptError, InputError, UnsupportedError
@@ -40,7 +41,7 @@ from ..safetensors.header import LONGEST, Entry, quote, read_json
 from ..torch.legacy import TorchLegacy
 from ..torch.zip import TorchZip
 from ..unread_formats import refusal_of
-from .parts import IncompleteError, PartsContainer, check_open_at_once, number_files
+from .parts import IncompleteError, PartsContainer, number_files
 from .weight_names import INDEXES, shard_name
 
 #: What its files may be.
@@ -95,7 +96,7 @@ class Sharded(Format):
 
     def read(self, probe: Probe) -> Checkpoint:
         index = read_index(probe.source)
-        files = {name: _open(probe, name, len(index.files)) for name in index.files}
+        files = {name: _open(probe, name) for name in index.files}
         shards = [_shard(name, file) for name, file in files.items()]
         safe = {isinstance(shard.container, SafetensorsContainer) for shard in shards}
         if len(safe) > 1:
@@ -164,6 +165,11 @@ def unnamed_shards(
     return set().union(*stray.values()) - named
 
 
+def file_names(checkpoint: Checkpoint) -> set[str]:
+    """The names of the files that a checkpoint consists of, as an index beside them has them."""
+    return {PurePath(each.path).name for each in checkpoint.files}
+
+
 def is_plain_name(file: str) -> bool:
     """Whether this names a file in a folder, whichever system reads it, and nothing elsewhere."""
     try:
@@ -173,8 +179,8 @@ def is_plain_name(file: str) -> bool:
     return 0 < nbytes <= _LONGEST_NAME and file not in (".", "..") and _SEPARATORS.isdisjoint(file)
 
 
-def _open(probe: Probe, name: str, count: int) -> Probe:
-    """Open a file that an index names, one of `count`."""
+def _open(probe: Probe, name: str) -> Probe:
+    """Open a file that an index names."""
     try:
         return probe.open(name)
     except InputError as error:
@@ -182,7 +188,6 @@ def _open(probe: Probe, name: str, count: int) -> Probe:
         if number == errno.ENOENT or isinstance(error, Missing):
             why = f"its file {quote(name)} is missing"
             raise IncompleteError(why, hint="download it again") from error
-        check_open_at_once(error, count)
         raise
 
 

@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ...errors import InputError, UnsupportedError
+from ...errors import UnsupportedError
 from ...manifest.folder_files import MISSING, FolderFile
 from ...manifest.manifest import Manifest, Section, TensorEntry
 from ...manifest.paths import Path, spell
@@ -55,9 +55,9 @@ from .layouts import (
     stem_of,
 )
 from .missing_files import MissingFile, missing_files
-from .parts import PartsContainer, check_open_at_once, number_files
+from .parts import PartsContainer, number_files
 from .runs import LIKE_CHECKPOINTS, UNLIKE_CHECKPOINTS, own_folders, several_checkpoints
-from .sharded import unnamed_shards
+from .sharded import file_names, unnamed_shards
 from .weight_names import INDEX, NOT_COMPARED, SHARDED, WHOLE, same_weights, shard_name, whole_of
 
 _OF_ITS_OWN = "it is a checkpoint of its own"
@@ -228,10 +228,9 @@ def read_folder(
     `by_rank`: each file that a rank of DeepSpeed wrote is a part.
     """
     found = _Files(probe, by_rank=by_rank)
-    stray = unnamed_shards(found.shards, lambda name: probe.content(name, LONGEST))
     start, layout = layout_below([*found.parts, *(each.name for each in found.others)])
     parts: list[Part] = []
-    unread = [Unread(name, "no index names it") for name in sorted(stray)]
+    unread: list[Unread] = []
     first = 0
     owners: dict[Path, Part] = {}
     said_of = {name: says(name.removeprefix(start), layout) for name in found.parts}
@@ -254,6 +253,9 @@ def read_folder(
         first += len(checkpoint.files)
         parts.append(part)
         owners[keys] = part
+    named = {part.name: file_names(part.checkpoint) for part in parts}
+    stray = unnamed_shards(found.shards, lambda name: probe.content(name, LONGEST), named)
+    unread[:0] = [Unread(name, "no index names it") for name in sorted(stray)]
     if found.not_sniffed:
         probe.note(
             f"{found.not_sniffed:,} files in it are not called like checkpoints, and were not "
@@ -299,11 +301,7 @@ def _read(
 ) -> Checkpoint | None:
     """Read a part; None if it can't be, which is noted."""
     probe.session.begin_file(name)
-    try:
-        found = probe.open_folder(name) if is_folder else probe.open(name)
-    except InputError as error:
-        check_open_at_once(error, len(probe.entries_below))
-        raise
+    found = probe.open_folder(name) if is_folder else probe.open(name)
     try:
         return probe.read_from(found)
     except UnsupportedError as error:

@@ -196,7 +196,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "two": (lambda s: s.update(other=dict(s["optimizer"])), "has 2 optimizers"),
     "two models": (
         lambda s: s.update(teacher={k: v.clone() for k, v in s["model"].items()}),
-        "several state dicts|can't be known",
+        "can't be known: it has no model beside it, or several",
     ),
     "shape": (
         lambda s: s["optimizer"]["state"][0].update(exp_avg=torch.ones(2)),

@@ -29,7 +29,6 @@ from ....sources import place_of
 from ....sources.place import EntryKind
 from ...base import WritableFormat
 from ...checkpoint import Carries, Checkpoint
-from ...folders.parts import check_open_at_once
 from ...probe import Probe
 from ...writing import WriteOptions, WritePlan
 from ..saved_file import SavedFile, by_number, check_names, shapes_in
@@ -96,11 +95,7 @@ class Universal(WritableFormat):
             raise InputError(f"its file {OPTIMIZER!r} is missing", path=probe.path)
         tell_others(probe, [*own, ZERO])
         names = [*own, *below]
-        try:
-            files = {name: open_file(probe, name, n) for n, name in enumerate(names, 1)}
-        except InputError as error:
-            check_open_at_once(error, len(names))
-            raise
+        files = {name: open_file(probe, name, n) for n, name in enumerate(names, 1)}
         model = [files[name] for name in own]
         trained = _Merged(model, files, is_alone=len(named.parts) == 1)
         trained.is_divided = named.is_divided

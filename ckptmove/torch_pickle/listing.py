@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from ..errors import CorruptError
 from ..manifest.manifest import Role, Section
@@ -52,9 +51,6 @@ from .streams import Container
 from .values.numpy_arrays import Arrays, array_of, content_of
 from .values.tensors import Recogniser, device_text
 from .whole import Whole
-
-if TYPE_CHECKING:
-    pass
 
 #: Where a program keeps the inputs that it was traced with, which are no part of the model.
 _EXAMPLES = ("traced_inputs",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 
 from ..pickles.nodes import Call, Global, Mapping, Node, Persistent, Tuple, named
@@ -21,12 +21,12 @@ def unknown_callables_in(container: Container) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chain.from_iterable(found)))
 
 
-def unknown_makers_in(container: Container) -> tuple[str, ...]:
-    """Those that it would call with a tensor or a device: nobody knows where what they make is.
+def unknown_makers_in(container: Container, unknown: Collection[str]) -> tuple[str, ...]:
+    """Those of the `unknown` callables that it would call with a tensor or a device.
 
-    An object of an unknown class that is made empty and given its state is none of these.
+    Nobody knows where what they make is. An object of an unknown class that is made empty and given
+    its state is none of these.
     """
-    unknown = set(unknown_callables_in(container))
     if not unknown:
         return ()
     found = dict[str, None]()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .history import Copied, History, Moved
+from .history import Copied, History, Loaded
 from .library_calls import LibraryCall
 from .operations import indexed
 from .program_source import Choice
@@ -27,7 +27,7 @@ class Background:
     added: Sequence[str] = ()  #: parts of the model that were made after it was moved
     optimizer_line: str = ""  #: the code that made the optimizer, and its line
     #: Where the optimizer loaded its state, if its parameters were elsewhere then.
-    loaded_early: Moved | None = None
+    loaded_early: Loaded | None = None
     stale: Sequence[Copied] = ()  #: trained tensors of which only a copy from before is used
     receiver: str = ""  #: the variable of the module that raised the exception
     history: History | None = None  #: what the program made and moved
@@ -63,10 +63,10 @@ def background(
 
 def _stale(recorder: Recorder) -> list[Copied]:
     """What optimizers changed elsewhere, though it was copied to the device only before that."""
+    if recorder.steps < 2:
+        return []
     names, history = recorder.names, recorder.history
     groups = (group for each in names.optimizers for group in each.param_groups)
     trained = [each for group in groups for each in group["params"] if names.fed(each)]
-    trained = [each for each in trained if indexed(each.device) != recorder.home]
-    if recorder.steps < 2:
-        return []
-    return [found for each in trained if (found := history.copied_once(each)) is not None]
+    away = [each for each in trained if indexed(each.device) != recorder.home]
+    return [found for each in away if (found := history.copied_once(each)) is not None]

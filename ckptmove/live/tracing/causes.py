@@ -27,7 +27,7 @@ from .batch_causes import (
 )
 from .costs import runs_apart, waits, wrong_autocast
 from .evidence import DEVICES, MOST_LINES, UNKNOWN, Evidence
-from .history import told
+from .history import with_code
 from .operand_causes import code_of_state, code_to_make_anew, hidden_tensors, tensors_made
 from .operations import COPY
 from .refusals import refusal
@@ -258,7 +258,8 @@ def _state_explained(found: Verdict, case: Evidence) -> Verdict:
     """State that is not with its parameter: where it was made or loaded."""
     early = case.known.loaded_early
     if early is not None:
-        line = f"{told(early.line)} loaded it to where the parameters were then, on {early.device}"
+        line = with_code(early.line)
+        line = f"{line} loaded it to where the parameters were then, on {early.device}"
         fix = f"load the optimizer's state after the model is moved; or {found.fix}"
         return replace(found, fix=fix, evidence=(*found.evidence, line))
     made: dict[str, str] = {}  # by what made it

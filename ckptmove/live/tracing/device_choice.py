@@ -7,7 +7,6 @@ the model; the source says where it came from: an argument's default, the enviro
 from __future__ import annotations
 
 import ast
-import linecache
 import weakref
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -17,11 +16,11 @@ import torch
 
 from ...placement.device import kind_of
 from ..inventory.ownership import own_move
-from .history import History, Moved, told
+from .history import History, Moved, with_code
 from .library_calls import LibraryCall, call_without_device
-from .program_source import Choice, Source
+from .program_source import Choice, source_of
 from .settings import KINDS, device_named_by
-from .source_lines import CALLED, file_of, is_library, line_in, locals_of
+from .source_lines import CALLED, file_of, line_in, locals_of, own_frame
 from .syntax import function_at, tree_of
 
 _MOST_CALLERS = 8
@@ -81,13 +80,13 @@ class Callers:
         moved, made = history.moved(model), history.told_of(model)
         if self.was_there(model):
             if moved is not None and call(moved.device) == is_on:
-                line = told(moved.line)
+                line = with_code(moved.line)
                 return Choice(f"{line} moved it there", "drop that, or move it back after", ())
             return line_that_moved(seen, variable or "model", is_on)
         was_there = moved is not None and call(moved.device) == there
         filled = history.filled_since(model)
         if filled and was_there:
-            title = f"{told(filled)} puts the tensors of the state dict in it (assign=True)"
+            title = f"{with_code(filled)} puts the tensors of the state dict in it (assign=True)"
             fix = f'load them with map_location="{there}"; or move the model after that'
             return Choice(f"{title}, and they are on {is_on}", fix, (made,) if made else ())
         own = own_move(model)
@@ -119,8 +118,7 @@ def seen_from(frame: FrameType | None) -> Seen:
             values.setdefault(name, named)
 
     for _ in range(_MOST_CALLERS):
-        while frame is not None and is_library(frame.f_code.co_filename):
-            frame = frame.f_back
+        frame = own_frame(frame)
         if frame is None:
             break
         files[frame.f_code.co_filename] = None
@@ -143,7 +141,7 @@ def _refused_before(moved: Moved, refused: Mapping[str, str]) -> str:
     for lines, error in refused.items():
         first = lines.partition(CALLED)[0]
         if function and function_at(first) == function:
-            return f"{told(lines)} raised {error}, and {told(moved.line)} came after that"
+            return f"{with_code(lines)} raised {error}, and {with_code(moved.line)} came after that"
     return ""
 
 
@@ -157,11 +155,10 @@ def _followed(
 ) -> Choice | None:
     """What chose the device that was made at some lines, further than what is `found` already."""
     file, number = file_of(lines.partition(CALLED)[0])
-    tree = tree_of(file) if file else None
+    source = source_of(file, wanted, seen.truths)
     known = () if found is None else (found.title, *found.evidence)
-    if tree is None or any(line_in(file, number) in each for each in known):
+    if source is None or any(line_in(file, number) in each for each in known):
         return found
-    source = Source(tree, "".join(linecache.getlines(file)), file, wanted, seen.truths)
     why = source.device_at(number, kind_of(is_on), refused)
     if why is None:
         return found
@@ -180,10 +177,9 @@ def chosen(seen: Seen, model: str, is_on: str, wanted: str, known: str = "") -> 
     """
     made = known
     for file in seen.files:
-        tree = tree_of(file)
-        if tree is None:
+        source = source_of(file, wanted, seen.truths)
+        if source is None:
             continue
-        source = Source(tree, "".join(linecache.getlines(file)), file, wanted, seen.truths)
         found = source.hidden() or source.assigned(seen.values, is_on) or source.guarded(model)
         found = found or source.uncalled(model or "model")
         found = found or source.settled(model or "model", kind_of(is_on))

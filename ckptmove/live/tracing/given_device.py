@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import linecache
 
-from .program_source import Choice, Source
+from .program_source import Choice, source_of
 from .source_lines import file_of, line_in
-from .syntax import calls_at, tree_of
+from .syntax import calls_at, function_around, tree_of
 
 
 def choice_of_argument(line: str, is_on: str, wanted: str) -> Choice | None:
@@ -16,8 +15,8 @@ def choice_of_argument(line: str, is_on: str, wanted: str) -> Choice | None:
     None, too, if the line gives none, or names it itself.
     """
     file, number = file_of(line)
-    tree = tree_of(file) if file else None
-    if tree is None:
+    source = source_of(file, wanted, {})
+    if source is None:
         return None
     given = next(filter(None, map(_device_of, calls_at(file, number))), None)
     if isinstance(given, ast.Attribute):
@@ -26,10 +25,7 @@ def choice_of_argument(line: str, is_on: str, wanted: str) -> Choice | None:
     elif not isinstance(given, ast.Name):
         return None
     name = ast.unparse(given)
-    source = Source(tree, "".join(linecache.getlines(file)), file, wanted, {})
-    return _left_out(tree, file, name, number, wanted) or source.assigned(
-        {name: is_on}, is_on, {name}
-    )
+    return _left_out(file, name, number, wanted) or source.assigned({name: is_on}, is_on, {name})
 
 
 def _device_of(call: ast.Call) -> ast.expr | None:
@@ -39,14 +35,12 @@ def _device_of(call: ast.Call) -> ast.expr | None:
     return next((key.value for key in call.keywords if key.arg == "device"), None)
 
 
-def _left_out(tree: ast.Module, file: str, name: str, line: int, wanted: str) -> Choice | None:
+def _left_out(file: str, name: str, line: int, wanted: str) -> Choice | None:
     """A parameter of the function around a line that is None, since a call does not give it."""
-    nodes = list(ast.walk(tree))
-    functions = [each for each in nodes if isinstance(each, ast.FunctionDef)]
-    around = [each for each in functions if each.lineno <= line <= (each.end_lineno or 0)]
-    function = max(around, key=lambda each: each.lineno, default=None)
-    if function is None:
+    tree, function = tree_of(file), function_around(file, line)
+    if tree is None or function is None:
         return None
+    nodes = list(ast.walk(tree))
     named = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
     defaults = dict(zip(named[::-1], function.args.defaults[::-1], strict=False))
     default = defaults.get(name)

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from .remembered import Remembered
-from .source_lines import CALLED, is_library, line_of, locals_of, variable
+from .source_lines import CALLED, is_library, line_of, locals_of, own_frame, variable
 from .syntax import code_at
 
 _MOST_FRAMES = 64  # that are searched for the user's own code
@@ -31,13 +31,19 @@ class Moved(NamedTuple):
     chosen: str  #: the line that made the device that was given, or ""
 
 
+class Loaded(NamedTuple):
+    """A call of `load_state_dict` of an optimizer."""
+
+    line: str
+    device: str  #: where its parameters were then
+
+
 class Copied(NamedTuple):
     """A trained tensor that was copied to the device."""
 
-    tensor: weakref.ref[torch.Tensor]
     name: str  #: its variable, or ""
-    line: str  #: of the copy
-    steps: frozenset[int]  #: the steps of the optimizer before which it was copied
+    line: str  #: of the first copy
+    again: bool  #: whether it was copied after a step of an optimizer, too
 
 
 class Loader(NamedTuple):
@@ -77,12 +83,12 @@ class History:
         self._made: _ByIdentity[tuple[int, str]] = _ByIdentity()  # modules and optimizers
         self._moved: _ByIdentity[Moved] = _ByIdentity()
         self._filled: _ByIdentity[tuple[int, str]] = _ByIdentity()
-        self._states: _ByIdentity[Moved] = _ByIdentity()  # of optimizers
+        self._states: _ByIdentity[Loaded] = _ByIdentity()  # of optimizers
         self._devices: dict[int, tuple[object, str]] = {}
         self.refused: dict[str, str] = {}  #: lines where no device could be made, and why
         self._generators: dict[str, torch.Generator] = {}  # by line
         self.loaders: list[Loader] = []
-        self._copied: dict[int, Copied] = {}  # by the id of what was copied
+        self._copied: _ByIdentity[Copied] = _ByIdentity()
         self.autocasts: dict[str, str] = {}  #: lines that enter autocast, with its kind of device
         self._left = Remembered()  # the line of a `.to` that left a tensor where it was
 
@@ -110,15 +116,7 @@ class History:
     def note_state(self, optimizer: torch.optim.Optimizer, frame: FrameType | None) -> None:
         """An optimizer loads its state, to where its parameters are."""
         where = {str(p.device) for group in optimizer.param_groups for p in group["params"]}
-        self._states.set(
-            optimizer,
-            Moved(
-                self._next(),
-                own_lines(frame),
-                " and ".join(sorted(where)),
-                "",
-            ),
-        )
+        self._states.set(optimizer, Loaded(own_lines(frame), " and ".join(sorted(where))))
 
     def note_device(self, device: object, frame: FrameType | None) -> None:
         """A `torch.device` is made."""
@@ -149,14 +147,12 @@ class History:
 
     def note_copied(self, tensor: torch.Tensor, step: int, frame: FrameType | None) -> None:
         """A trained tensor is copied to the device, after so many steps of an optimizer."""
-        known = self._copied.get(id(tensor))
-        if known is not None and known.tensor() is tensor:
-            self._copied[id(tensor)] = known._replace(steps=known.steps | {min(step, 1)})
-        elif len(self._copied) < _MOST_KEPT:
+        known = self._copied.get(tensor)
+        if known is None:
             own = own_frame(frame)
             name = "" if own is None else variable(own, tensor)
-            ref = weakref.ref(tensor)
-            self._copied[id(tensor)] = Copied(ref, name, line_of(own), frozenset({min(step, 1)}))
+            known = Copied(name, line_of(own), again=False)
+        self._copied.set(tensor, known._replace(again=known.again or step > 0))
 
     def note_autocast(self, kind: str, frame: FrameType | None) -> None:
         """Autocast is entered for a kind of device."""
@@ -179,12 +175,12 @@ class History:
     def told_of(self, made: object) -> str:
         """The code that made a module or an optimizer, and its lines; "" if that is not known."""
         found = self._made.get(made)
-        return "" if found is None else told(found[1])
+        return "" if found is None else with_code(found[1])
 
     def lines_of(self, module: torch.nn.Module) -> str:
         """The code that made a module, and that moved it last, as far as that is known."""
         moved = self._moved.get(module)
-        line = "" if moved is None else told(moved.line)
+        line = "" if moved is None else with_code(moved.line)
         return "; ".join(each for each in (self.told_of(module), line) if each)
 
     def moved(self, module: torch.nn.Module) -> Moved | None:
@@ -211,10 +207,10 @@ class History:
             if moved is None or number < moved.number or inner or self._moved.get(each) is not None:
                 continue
             if next(each.parameters(), None) is not None:
-                found[name] = told(lines)
+                found[name] = with_code(lines)
         return found
 
-    def state_loaded(self, optimizer: torch.optim.Optimizer) -> Moved | None:
+    def state_loaded(self, optimizer: torch.optim.Optimizer) -> Loaded | None:
         """Where an optimizer loaded its state, and where its parameters were then; or None."""
         return self._states.get(optimizer)
 
@@ -228,27 +224,17 @@ class History:
         if found is None:
             return ""
         line, chosen = found
-        device = f", for its device is {told(chosen)}" if chosen else ""
-        return f"{told(line)} leaves it there{device}"
+        device = f", for its device is {with_code(chosen)}" if chosen else ""
+        return f"{with_code(line)} leaves it there{device}"
 
     def copied_once(self, tensor: torch.Tensor) -> Copied | None:
         """The copy of a trained tensor that was made before the first step, and never again."""
-        found = self._copied.get(id(tensor))
-        once = found is not None and found.tensor() is tensor and found.steps == {0}
-        return found if once else None
+        found = self._copied.get(tensor)
+        return None if found is None or found.again else found
 
     def _next(self) -> int:
         self._number += 1
         return self._number
-
-
-def own_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's own code, from a frame on; None if there is none."""
-    for _ in range(_MOST_FRAMES):
-        if frame is None or not is_library(frame.f_code.co_filename):
-            return frame
-        frame = frame.f_back
-    return None
 
 
 def own_lines(frame: FrameType | None, *, made: object = None, most: int = _MOST_LINES) -> str:
@@ -269,7 +255,7 @@ def own_lines(frame: FrameType | None, *, made: object = None, most: int = _MOST
     return CALLED.join(dict.fromkeys(lines))
 
 
-def told(lines: str) -> str:
+def with_code(lines: str) -> str:
     """The code of the first of some lines, with them all: `net = Net() at train.py:3`."""
     code = code_at(lines.partition(CALLED)[0])
     return f"{code} at {lines}" if code else ""

@@ -14,7 +14,7 @@ from ...placement.device import kind_of
 from .conditions import Conditions, Option, variable_of_environment
 from .settings import Settings, device_named_by, string_of
 from .source_lines import CALLED, line_in
-from .syntax import code_at
+from .syntax import code_at, tree_of
 
 _MOST_SOURCES = 4  # that a value is followed through
 _Around = TypeVar("_Around", bound=ast.stmt)
@@ -33,9 +33,9 @@ class Source(Settings):
     """The source of a program."""
 
     def __init__(
-        self, tree: ast.Module, text: str, file: str, wanted: str, truths: Mapping[str, bool]
+        self, tree: ast.Module, file: str, wanted: str, truths: Mapping[str, bool]
     ) -> None:
-        super().__init__(tree, text, file, wanted)
+        super().__init__(tree, file, wanted)
         given = {ast.unparse(target): value for target, value in self._assignments()}
         self._conditions = Conditions(given, truths, self._option)
 
@@ -63,11 +63,7 @@ class Source(Settings):
             found = Choice(title, self._fix(value, told), tuple(line for line, _ in told))
             around = self._condition(value)
             if around is not None and device_named_by(value):
-                told = list(dict.fromkeys(self._sources(around.test)))
-                lines = (f"it is chosen by `if {self.code(around.test)}` at {self.at(around)}",)
-                within = any(value is n for part in around.body for n in ast.walk(part))
-                fix = self._fix(around.test, told, wanted=not within)
-                found = Choice(title, fix, (*lines, *(line for line, _ in told)))
+                found = self._of_branch(title, value, around)
         if found is not None:
             return found
         for name in sorted(used & {each for each in values if "." in each or "[" in each}):
@@ -101,9 +97,7 @@ class Source(Settings):
         value = calls[0]
         title = f"{self.code(value)} at {self.at(value)} is {kind}"
         handler = self._around(value, ast.Try)
-        if handler is not None and not any(
-            value is n for part in handler.body for n in ast.walk(part)
-        ):
+        if handler is not None and not _is_in(value, handler.body):
             inside = range(handler.body[0].lineno, (handler.body[-1].end_lineno or 0) + 1)
             for line, error in refused.items():
                 first = line.partition(CALLED)[0]
@@ -112,25 +106,26 @@ class Source(Settings):
                         f"`{code_at(first)}` at {first} raised {error}, and the `except` went on",
                     )
                     return Choice(title, f"mend `{code_at(first)}` at {first}", lines)
-        told = list(dict.fromkeys(self._sources(value)))
-        told += self._settings(value, kind)
         around = self._condition(value) if device_named_by(value) else None
-        if around is None:
-            around = self._passed_before(value) if device_named_by(value) == kind else None
-            if around is not None:
-                told = list(dict.fromkeys(self._sources(around.test)))
-                lines = (f"`if {self.code(around.test)}` at {self.at(around)} does not hold",)
-                fix = self._fix(around.test, told, wanted=True)
-                return Choice(title, fix, (*lines, *(line for line, _ in told)))
-            return Choice(title, self._fix(value, told), tuple(line for line, _ in told))
-        told = list(dict.fromkeys(self._sources(around.test)))
-        lines = (f"it is chosen by `if {self.code(around.test)}` at {self.at(around)}",)
-        within = any(value is n for part in around.body for n in ast.walk(part))
-        return Choice(
-            title,
-            self._fix(around.test, told, wanted=not within),
-            (*lines, *(line for line, _ in told)),
-        )
+        if around is not None:
+            return self._of_branch(title, value, around)
+        passed = self._passed_before(value) if device_named_by(value) == kind else None
+        if passed is not None:
+            line = f"`if {self.code(passed.test)}` at {self.at(passed)} does not hold"
+            return self._of_test(title, line, passed.test, wanted=True)
+        told = [*dict.fromkeys(self._sources(value)), *self._settings(value, kind)]
+        return Choice(title, self._fix(value, told), tuple(line for line, _ in told))
+
+    def _of_branch(self, title: str, value: ast.expr, around: ast.If) -> Choice:
+        """That a branch of an `if` chose a device, which the other one should have done."""
+        line = f"it is chosen by `if {self.code(around.test)}` at {self.at(around)}"
+        return self._of_test(title, line, around.test, wanted=not _is_in(value, around.body))
+
+    def _of_test(self, title: str, line: str, test: ast.expr, *, wanted: bool) -> Choice:
+        """That a condition chose a device, and should be `wanted`."""
+        told = list(dict.fromkeys(self._sources(test)))
+        fix = self._fix(test, told, wanted=wanted)
+        return Choice(title, fix, (line, *(each for each, _ in told)))
 
     def _passed_before(self, value: ast.expr) -> ast.If | None:
         """The `if` before the end of a function that returns a device of another kind."""
@@ -341,12 +336,23 @@ class Source(Settings):
         return f'write "{self._wanted}" there'
 
 
+def source_of(file: str, wanted: str, truths: Mapping[str, bool]) -> Source | None:
+    """The source of a file; None if there is none to be parsed."""
+    tree = tree_of(file) if file else None
+    return None if tree is None else Source(tree, file, wanted, truths)
+
+
 def _device_within(value: ast.expr) -> str:
     """The kind of a device that an expression may give, of several the first that is no CPU."""
     while isinstance(value, ast.IfExp):
         first = device_named_by(value.body)
         value = value.body if first not in ("", "cpu") else value.orelse
     return device_named_by(value)
+
+
+def _is_in(value: ast.expr, body: Iterable[ast.stmt]) -> bool:
+    """Whether an expression is in one of these statements."""
+    return any(value is each for part in body for each in ast.walk(part))
 
 
 def _moved(call: ast.Call) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...reports.doctor import Verdict
 from .background import Background
-from .history import told
+from .history import with_code
 from .syntax import code_at
 
 _AT = re.compile(r" \(at (?P<line>[^()]*)\)$")
@@ -139,8 +139,8 @@ def _lines_behind(cause: str, groups: Mapping[str, Any], known: Background) -> I
         return
     if cause == "generator-elsewhere":
         made = history.generators_on(groups["found"] or "cpu")
-        yield from map(told, made or [each.line for each in history.loaders if each.shuffles])
+        yield from map(with_code, made or [each.line for each in history.loaders if each.shuffles])
     elif cause == "pinned-elsewhere":
-        yield from (told(each.line) for each in history.loaders if each.pins)
+        yield from (with_code(each.line) for each in history.loaders if each.pins)
     elif cause == "device-in-worker":
-        yield from (told(each.line) for each in history.loaders if each.forks)
+        yield from (with_code(each.line) for each in history.loaders if each.forks)

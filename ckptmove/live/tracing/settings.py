@@ -21,9 +21,9 @@ KINDS = ("cpu", "cuda", "mps", "xpu")
 class Settings:
     """What the source of a program gives its variables, parameters and settings."""
 
-    def __init__(self, tree: ast.Module, text: str, file: str, wanted: str) -> None:
+    def __init__(self, tree: ast.Module, file: str, wanted: str) -> None:
         self._nodes = list(ast.walk(tree))
-        self._text = text
+        self._text = "".join(linecache.getlines(file))
         self._file = file
         self._wanted = wanted
 
@@ -63,7 +63,7 @@ class Settings:
                 targets = [each.target] if isinstance(each, ast.AnnAssign) else each.targets
                 found = [(ast.unparse(target), each.value) for target in targets]
             elif isinstance(each, ast.Constant) and isinstance(each.value, str):
-                line = self._line_instring_of(each, key, kind)
+                line = self._line_in_text(each, key, kind)
                 if line:
                     return (
                         f"the text has {key!r}: {kind!r} at {line}",
@@ -75,7 +75,7 @@ class Settings:
                     return told, f'write "{self._wanted}" there'
         return None
 
-    def _line_instring_of(self, node: ast.expr, key: str, kind: str) -> str:
+    def _line_in_text(self, node: ast.expr, key: str, kind: str) -> str:
         """The line of a text, as of JSON or YAML, that gives a setting a device; or ""."""
         wanted = re.compile(rf"[\"']?\b{re.escape(key)}\b[\"']?\s*[:=]\s*[\"']?{kind}\b")
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):

@@ -72,6 +72,13 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return None
 
 
+def own_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's own code, from a frame on; None if there is none."""
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def made_site(site: Site, frame: FrameType | None) -> Site:
     """A site that makes a tensor, by the layer of torch that is made there: `nn.Linear`.
 
@@ -91,9 +98,7 @@ def made_site(site: Site, frame: FrameType | None) -> Site:
         elif is_users(frame.f_code.co_filename):
             break
         frame = frame.f_back
-    own = users
-    while own is not None and is_library(own.f_code.co_filename):
-        own = own.f_back
+    own = own_frame(users)
     within = own is not None and own is not users
     return site._replace(source=f"{site.source}{CALLED}{line_of(own)}") if within else site
 
@@ -280,9 +285,7 @@ def model_name(frame: FrameType, model: torch.nn.Module) -> str:
 
     If only libraries are around, it is what they call it.
     """
-    own: FrameType | None = frame
-    while own is not None and is_library(own.f_code.co_filename):
-        own = own.f_back
+    own = own_frame(frame)
     if own is None:
         return variable(frame, model)
     name = variable(own, model)

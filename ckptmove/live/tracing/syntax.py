@@ -58,16 +58,21 @@ def calls_at(file: str, line: int) -> list[ast.Call]:
     return [each for each in calls if each.lineno <= line <= (each.end_lineno or 0)]
 
 
-def function_at(line: str) -> str:
-    """The function that the line `train.py:12` is in; "" if it is in none, or not known."""
-    file, number = file_of(line)
+def function_around(file: str, line: int) -> ast.FunctionDef | None:
+    """The innermost function of a file that a line is in; None if it is in none."""
     tree = tree_of(file) if file else None
     around = [
         each
         for each in (() if tree is None else ast.walk(tree))
-        if isinstance(each, ast.FunctionDef) and each.lineno <= number <= (each.end_lineno or 0)
+        if isinstance(each, ast.FunctionDef) and each.lineno <= line <= (each.end_lineno or 0)
     ]
-    return max(around, key=lambda each: each.lineno).name if around else ""
+    return max(around, key=lambda each: each.lineno, default=None)
+
+
+def function_at(line: str) -> str:
+    """The function that the line `train.py:12` is in; "" if it is in none, or not known."""
+    found = function_around(*file_of(line))
+    return "" if found is None else found.name
 
 
 def code_at(line: str) -> str:

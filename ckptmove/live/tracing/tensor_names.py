@@ -14,7 +14,7 @@ from torch import nn
 from ...reports.events import Operand, Site
 from ..inventory.holdings import COMPILED, Ownership, holdings, written
 from .call_arguments import arguments_of, names_of
-from .history import History, Moved
+from .history import History, Loaded
 from .operations import COPY, LOAD, UNNAMED, factory
 from .remembered import Remembered, key_of, shape_of
 from .source_lines import (
@@ -77,7 +77,7 @@ class Names:
         self._origins = Remembered()  # where something was computed
         self.optimizer_line = ""  #: the code that made the latest optimizer, and its line
         #: Where that loaded its state, if its parameters were elsewhere then; or None.
-        self.loaded_early: Moved | None = None
+        self.loaded_early: Loaded | None = None
         self._outputs = Remembered()  # the model elsewhere that gave something
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -161,22 +163,48 @@ def test_an_item_that_takes_too_long_fails_alone(tmp_path: Path, run_cli: RunCli
         ckptmove.batch("convert", tmp_path / "tree", tmp_path / "o", timeout=1, executor=executor)
 
 
+def write_by(kind: str, source: Path, store: str) -> None:
+    """Write what is made of a checkpoint by one of the ways in which something is committed."""
+    out = source.with_name("out")
+    if kind == "file":
+        ckptmove.convert(source, f"{out}.safetensors")
+    elif kind == "folder":
+        ckptmove.convert(source, out, max_shard_size="10GB")
+    elif kind == "in place":
+        ckptmove.relocate(source, in_place=True, to="cpu")
+    else:
+        ckptmove.convert(source, f"{store}/out.safetensors")
+
+
 @pytest.mark.parametrize("kind", ["file", "folder", "in place", "in a store"])
 def test_what_is_committed_is_not_told_to_take_too_long(kind: str, tmp_path: Path) -> None:
-    source, out = tmp_path / "a.pt", tmp_path / "out"
-    save(source, {"w": torch.ones(3)}, "cuda:1")
+    save(source := tmp_path / "a.pt", {"w": torch.ones(3)}, "cuda:1")
     with pytest.raises(TimedOut), time_limit(600):
         signal.raise_signal(signal.SIGALRM)
     with time_limit(600):
-        if kind == "file":
-            ckptmove.convert(source, f"{out}.safetensors")
-        elif kind == "folder":
-            ckptmove.convert(source, out, max_shard_size="10GB")
-        elif kind == "in place":
-            ckptmove.relocate(source, in_place=True, to="cpu")
-        else:
-            ckptmove.convert(source, "memory://timed/out.safetensors")
+        write_by(kind, source, "memory://timed")
         signal.raise_signal(signal.SIGALRM)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "in place", "in a store"])
+def test_an_item_whose_time_is_up_is_not_committed(kind: str, tmp_path: Path) -> None:
+    """Not even if something caught what was raised then, as an import may that tries something."""
+    save(source := tmp_path / "a.pt", {"w": torch.ones(3)}, "cuda:1")
+    before = source.read_bytes()
+
+    def be_late() -> None:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGALRM)
+
+    def write_late() -> None:
+        be_late()
+        write_by(kind, source, "memory://late")
+
+    for each in (be_late, write_late):
+        with pytest.raises(TimedOut), time_limit(600):
+            each()
+    assert (list(tmp_path.iterdir()), source.read_bytes()) == ([source], before)
+    assert kind != "in a store" or not fsspec.filesystem("memory").find("late")
 
 
 def _read(path: Path) -> bytes:

@@ -21,7 +21,8 @@ class TimedOut(BaseException):
 def time_limit(seconds: float | None) -> Iterator[None]:
     """Raise TimedOut in the block when it has taken so long; only the main thread can be limited.
 
-    It is raised again after a while, as code that must not raise, such as a finalizer, swallows it.
+    Code of others may swallow it: a finalizer, or an import that tries something. So it is raised
+    again after a while, when something is about to be committed, and at the end of the block.
     What is being committed is not broken off: it would be there, and be told to have failed.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
@@ -34,10 +35,17 @@ def time_limit(seconds: float | None) -> Iterator[None]:
             fired.append(number)
             raise TimedOut
 
+    def commit() -> None:
+        if fired:
+            raise TimedOut
+        committed.set()
+
     stop = timer(seconds, _AGAIN, fire)
     try:
-        with before_commit(committed.set):
+        with before_commit(commit):
             yield
+        if fired:
+            raise TimedOut
     except Exception as error:  # Python makes others of what is raised while a class is made
         if fired:
             raise TimedOut from error

@@ -117,8 +117,8 @@ class Journaled:
 
     def _commit(self, held: Locked) -> None:
         """Remove the journal: the change is done, and can't be undone any more."""
-        self._committing = True
         announce_commit()
+        self._committing = True
         try:
             held.folder.unlink(held.journal)
         except OSError as error:

@@ -155,12 +155,12 @@ def _damage(remains: Remains) -> str:
     found = dict(remains.damage)
     files = [each for each in remains.files if not isinstance(each, Joined)]
     for each in files:
-        damage = damage_of(each)
-        if damage:
-            found.setdefault(place_of(each.path).name, damage)
+        name = place_of(each.path).name
+        if name not in found:
+            found[name] = damage_of(each) or ""
     if len(files) == 1:
         return next(iter(found.values()), "")
-    return "; ".join(f"{name}: {damage}" for name, damage in found.items())
+    return "; ".join(f"{damage} ({name})" for name, damage in found.items() if damage)
 
 
 def _write(

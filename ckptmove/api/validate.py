@@ -108,7 +108,8 @@ def validate(
     trust_pickle: Annotated[
         bool,
         Option(
-            "Allow unpickling the file, which runs any code that it holds.",
+            "Allow unpickling the file that the model is made from (FACTORY, or else SRC), which "
+            "runs any code that it holds. The reload check does not unpickle, even so.",
             group="Safety",
             python="A model made from a file still runs in its own process, which is stopped if it "
             "starts another process, opens a socket, or writes outside its temporary folder.",

@@ -25,6 +25,8 @@ from ..formats.distributed.deepspeed.universal import Universal
 from ..formats.folders.model_folder import ModelFolder
 from ..formats.folders.runs import own_folders
 from ..formats.folders.weight_names import INDEX
+from ..formats.pickle import PROTO, PlainPickle
+from ..formats.unread_formats import kind_of_weights
 from ..reports.batch.items import Entry, Item
 from ..reports.display.phrases import join_names
 from ..sources import place_of
@@ -59,7 +61,7 @@ class _Kind(NamedTuple):
 
     kind: str  #: as `Item.kind`
     files: tuple[str, ...] = ()  #: of an index, all its files, itself the last
-    format: str = ""  #: as `Item.format`
+    format: str = ""  #: as `Item.format`; of what is no checkpoint, what else it is
 
 
 @dataclass
@@ -151,6 +153,9 @@ def discover(
         ]
     found.items.sort()
     found.others.sort()
+    for what in sorted({each.format for each in found.others if each.kind == "other"} - {""}):
+        names = [each.name for each in found.others if each.format == what]
+        found.notes.append(f"left out, since each {what}: {join_names(names)}")
     found.companions = set(_companions(found, divided))
     if not whole:  # what tells of the folders of DeepSpeed beside them stays true
         found.companions.update(
@@ -388,7 +393,8 @@ def _kind_of(path: str) -> _Kind:
         with place_of(path).open() as source:
             head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
             found = formats.sniff_format(source)
-        format = "" if found is None else found.format.name
+        unread = "" if named else kind_of_weights(head)
+        format = unread if found is None else found.format.name
         if found is not None and found.files:
             folder = place_of(path).parent
             files = (*(folder.child(each).path for each in found.files), path)
@@ -399,7 +405,7 @@ def _kind_of(path: str) -> _Kind:
     except InputError as error:
         if isinstance(error.__cause__, OSError):
             return _Kind("unreadable")
-        known = b"data.pkl" in head
+        known = b"data.pkl" in head or (path.endswith(PlainPickle.suffixes) and head[:1] == PROTO)
     except Exception:  # a fault of ours: the verb will meet it, and only this file fail
         known = True
     return _Kind("file" if known or named else "other", (), format)

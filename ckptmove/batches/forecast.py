@@ -21,7 +21,7 @@ from .run_item import (
     of_relocation,
     other_error,
     output_is_folder,
-    unreadable_error,
+    refuse_unreadable,
 )
 from .trees import tree_at
 from .trees.local_tree import existing_parent
@@ -34,8 +34,7 @@ def forecast_item(task: Task) -> ItemOutcome:
     bytes of tensors are not read, and the checks of `validate` are not run.
     """
     item = task.item
-    if item.kind == "unreadable":
-        raise unreadable_error(item)
+    refuse_unreadable(item)
     if task.obstacle:
         raise RefusedError(task.obstacle)
     if task.verb == "inspect":

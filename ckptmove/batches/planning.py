@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 from ..api.folders.files import check_apart
-from ..errors import InputError, RefusedError, StrPath, UsageError
-from ..reports.batch.items import Entry, Item, Task
+from ..errors import InputError, RefusedError, StrPath, UnsupportedError, UsageError
+from ..reports.batch.items import MISSING, Entry, Item, Task
 from ..reports.batch.report import BatchPlan
 from ..reports.display.phrases import plural
 from ..sources import place_of
+from ..sources.place import folders_above
 from ..system.files import shares_blocks
 from ..writing.final_name import NO_ROOM, failure_of
 from .discovery import dedupe_hard_links, discover, is_item
@@ -75,6 +76,8 @@ def plan_batch(
         whole=not moves,
         finished=_finished(verb, options, request, ledger),
     )
+    if "against" in options:
+        found.items += _missing(source, str(options["against"]), wanted)
     if not (found.items or found.unopened or allow_empty or (copy_rest and found.others)):
         more = f"; {plural(len(found.others), 'other file')} left out" if found.others else ""
         raise RefusedError(
@@ -140,6 +143,23 @@ def plan_batch(
         *(left, nbytes, free, tuple(found.notes)),
         allows_empty=allow_empty,
     )
+
+
+def _missing(source: str, against: str, wanted: ItemFilter) -> list[Item]:
+    """The checkpoints of the other tree with which nothing in this one is compared."""
+    names = {each.name for each in tree_at(source).files()}
+    names |= {above for name in names for above in folders_above(name)}
+    references = ReferenceTree(against)
+    compared = {references.of(name) for name in names}
+    try:
+        others = discover(against, wanted, whole=True).items
+    except UnsupportedError:  # it is one checkpoint, with which each here is compared
+        return []
+    return [
+        item._replace(kind=MISSING, files=(), nbytes=0, stamp="")
+        for item in others
+        if compared.isdisjoint((item.path, *item.files))
+    ]
 
 
 def _earlier_outputs(

@@ -20,7 +20,7 @@ from ..formats.folders.training_folder import FolderCheckpoint
 from ..formats.safetensors.file import SafetensorsFile
 from ..graph.edit.cast import casts_of
 from ..plans.plan import Copy, Plan, Write
-from ..reports.batch.items import Contents, Entry, Item, Task
+from ..reports.batch.items import MISSING, UNREADABLE, Contents, Entry, Item, Task
 from ..reports.convert import ConvertReport
 from ..reports.display.phrases import join_names
 from ..reports.relocate import RelocateReport
@@ -144,8 +144,7 @@ def _stores_no_devices(item: Item) -> bool:
 def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
     """Run the verb, or copy what is not a checkpoint."""
     kind = task.item.kind
-    if kind == "unreadable":
-        raise unreadable_error(task.item)
+    refuse_unreadable(task.item)
     if is_copied(task):
         if task.options.get("strict"):
             refuse_unknown_in(task.item.path, otherwise="without --strict it is copied unchanged")
@@ -195,8 +194,7 @@ def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -
 def inspected(task: Task) -> ItemOutcome:
     """What an item holds. What can't be read of a folder, or is not as required, is the reason."""
     item, options = task.item, task.options
-    if item.kind == "unreadable":
-        raise unreadable_error(item)
+    refuse_unreadable(item)
     with item_checkpoint(item, follow_links=bool(options.get("follow_links"))) as found:
         manifest = found.manifest
         unread = found.unread if isinstance(found, FolderCheckpoint) else ()
@@ -221,8 +219,7 @@ def inspected(task: Task) -> ItemOutcome:
 
 def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
     """Validate an item, and write the report, which may replace only a report of ours."""
-    if task.item.kind == "unreadable":
-        raise unreadable_error(task.item)
+    refuse_unreadable(task.item)
     options = {name: each for name, each in task.options.items() if name != "force"}
     report = validate(task.item.path, progress=LISTENER.get(), **options).to_json()
     output, nbytes = task.item.output, 0
@@ -246,7 +243,7 @@ def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
 def contents_of(task: Task) -> Contents | None:
     """What an item holds, by its metadata; None if that can't be read, or it is no checkpoint."""
     item = task.item
-    if item.kind in ("unreadable", "other"):
+    if item.kind in (*UNREADABLE, "other"):
         return None
     try:
         with item_checkpoint(item, follow_links=bool(task.options.get("follow_links"))) as found:
@@ -299,7 +296,18 @@ def _copied(task: Task, output: str, force: bool) -> ItemOutcome:
     return ItemOutcome(None, nbytes, copied=True)
 
 
-def unreadable_error(item: Item) -> InputError:
+def refuse_unreadable(item: Item) -> None:
+    """Raise InputError for an item that can't be read, or that is only in the other tree."""
+    if item.kind == MISSING:
+        raise InputError(
+            f"nothing here goes by this name, to be compared with {item.path}",
+            hint="--exclude leaves it out",
+        )
+    if item.kind in UNREADABLE:
+        raise _unreadable_error(item)
+
+
+def _unreadable_error(item: Item) -> InputError:
     """The error of an item that can't be read."""
     try:
         if os.path.isdir(item.path):

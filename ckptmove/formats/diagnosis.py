@@ -29,6 +29,7 @@ from ..zips.archive import (
     LOCATOR_MAGIC,
 )
 from ..zips.found_records import has_two_layouts
+from ..zips.in_a_row import zip_starts
 from ..zips.members import MAX32
 from .archives.tar_archive import BLOCK, starts_tar, walk_members
 from .folders.parts import IncompleteError
@@ -43,6 +44,8 @@ _PAGE = 4096  # bytes of zeros that are more than the last elements of a tensor
 _MOST_ZEROS = 64 << 20  # bytes in which they are counted
 _SALVAGE = "ckptmove salvage"
 _SHARD = ".distcp"  # of torch.distributed.checkpoint: zips in a row, as else two writers leave
+_TWO_WRITERS = "two ranks wrote one file"
+_SEVERAL_SAVES = "several saves went into one open file, one after the other"
 _FULL_DISK = "a full disk while saving"
 _NOT_ALL = "an interrupted upload: not all of its files are there"
 
@@ -127,6 +130,11 @@ def data_end(source: Readable) -> int:
     return source.nbytes - (zeros if zeros >= _PAGE else 0)
 
 
+def ending_in_zeros(source: Readable) -> str:
+    """What a file looks like that can be read, by the zeros at its end; empty if there are few."""
+    return _full_disk(_zeros_at_end(source))
+
+
 def _full_disk(zeros: int, least: int = _PAGE) -> str:
     if zeros < least:
         return ""
@@ -145,13 +153,12 @@ def _by_size(source: Readable, nbytes: int | None, zeros: int) -> str:
     if nbytes is None or nbytes > source.nbytes:
         return cut_short(source, nbytes)
     if nbytes < source.nbytes:
-        return _two_writers(source.nbytes - nbytes)
+        return _follow_its_end(source.nbytes - nbytes)
     return _full_disk(zeros)
 
 
-def _two_writers(nbytes: int) -> str:
-    more = f": {nbytes:,} bytes follow its end" if nbytes else ""
-    return f"two ranks wrote one file{more}"
+def _follow_its_end(nbytes: int) -> str:
+    return f"{_TWO_WRITERS}: {nbytes:,} bytes follow its end"
 
 
 def _zeros_at_end(source: Readable) -> int:
@@ -176,14 +183,17 @@ def _of_zip(source: Readable, zeros: int) -> str:
     if end < 0 or end + END.size > len(tail):
         full = _full_disk(zeros, _ZEROS)
         return full or cut_short(source, _zip_nbytes(source), at_least=True)
+    if len(zip_starts(source)) > 1:
+        return _SEVERAL_SAVES
     if not _is_in_place(source, tail, start, end):
-        return _two_writers(0)
+        return _TWO_WRITERS
     others = (found.start() for found in islice(re.finditer(END_MAGIC, tail[:end]), _MOST_ENDS))
     if any(_is_in_place(source, tail, start, other) for other in others):
-        return _two_writers(0)
+        return _TWO_WRITERS
     behind = len(tail) - end - END.size - int.from_bytes(tail[end + END.size - 2 :][:2], "little")
-    two = behind > 0 or has_two_layouts(source)
-    return _full_disk(zeros) or (_two_writers(max(0, behind)) if two else "")
+    if has_two_layouts(source):
+        return _full_disk(zeros) or _TWO_WRITERS
+    return _full_disk(zeros) or (_follow_its_end(behind) if behind > 0 else "")
 
 
 def _of_items(source: Readable, zeros: int) -> str:
@@ -228,10 +238,10 @@ def _of_tar(source: Readable, zeros: int) -> str:
             end = max(end, member.end)
     except InputError:
         is_cut = end + BLOCK > source.nbytes
-        return _full_disk(zeros) or (cut_short(source, None) if is_cut else _two_writers(0))
+        return _full_disk(zeros) or (cut_short(source, None) if is_cut else _TWO_WRITERS)
     behind = source.nbytes - -(-end // BLOCK) * BLOCK
     if zeros < min(behind, _MOST_ZEROS):
-        return _two_writers(0)
+        return _TWO_WRITERS
     return _full_disk(zeros, source.nbytes - end + _PAGE)
 
 

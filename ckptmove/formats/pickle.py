@@ -27,7 +27,7 @@ from .base import PickledFormat, bytes_behind
 from .checkpoint import Carries
 from .probe import Probe
 
-_PROTO = 0x80
+PROTO = b"\x80"  #: what all pickles since protocol 2 start with
 _TEXTUAL = frozenset(b"(c]}lditIFLVSN")  # what protocols 0 and 1 start with
 
 
@@ -44,7 +44,7 @@ class PlainPickle(PickledFormat):
     def sniff(self, probe: Probe) -> bool:
         """A PROTO opcode comes first; or an opcode of old, and the file ends with STOP."""
         head, source = probe.head, probe.source
-        if head[:1] == bytes((_PROTO,)):
+        if head[:1] == PROTO:
             return len(head) > 1 and head[1] <= 5
         if not head or head[0] not in _TEXTUAL or source.read(source.nbytes - 1, 1) != b".":
             return False
@@ -95,7 +95,7 @@ class PickleContainer(Container):
     def _says_so(self, at: int) -> bool:
         """Whether what follows says that it is a pickle, as all since protocol 2 do."""
         head = self.source.read(at, min(2, self.source.nbytes - at))
-        return len(head) == 2 and head[0] == _PROTO and head[1] <= 5
+        return len(head) == 2 and head[:1] == PROTO and head[1] <= 5
 
     def _writer(self) -> str:
         pickles = [stream.pickle for stream in self.streams]

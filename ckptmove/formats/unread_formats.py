@@ -12,6 +12,8 @@ from .base import Format
 from .checkpoint import Carries, Checkpoint
 from .probe import Probe
 
+#: Those that are weights, or should be.
+_WEIGHTS = (b"GGUF", b"\x89HDF", b"version https://git-lfs", b'{"')
 #: By how they start.
 _UNREAD_FILES: tuple[tuple[int, bytes, str, str | None], ...] = (
     (0, b"\x1f\x8b", "is compressed with gzip", "decompress it first: gunzip < FILE > DST"),
@@ -30,6 +32,15 @@ _UNREAD_FILES: tuple[tuple[int, bytes, str, str | None], ...] = (
         "download it again",
     ),
 )
+
+
+def kind_of_weights(head: bytes) -> str:
+    """What a file with this start is, if it has weights in a format that is not read; or nothing.
+
+    The sentence goes on from the name of the file.
+    """
+    starts = (each for each in _UNREAD_FILES if each[1] in _WEIGHTS)
+    return next((what for at, magic, what, _ in starts if head.startswith(magic, at)), "")
 
 
 def refusal_of(probe: Probe) -> UnsupportedError:

@@ -132,7 +132,7 @@ class SalvageReport(Report):
     def blocks(self, *, full: bool = False) -> Iterator[Block]:
         """Show what it looks like, how much is left, and the tensors that are not whole."""
         if self.damage:
-            yield f"{self.source}: {self.damage}"
+            yield f"{self.source}: it looks like {self.damage}"
         rows = []
         for fate in Fate:
             same = [each for each in self.tensors if each.fate is fate]

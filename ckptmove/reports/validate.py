@@ -17,6 +17,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 TRIAL_CHECKS = ("model", "step", "trace")
 #: The checks of a validation, in order.
 ALL_CHECKS = ("container", "against", "reload", *TRIAL_CHECKS)
+_ON_DEVICE = ("reload", *TRIAL_CHECKS)
 _MARKS = {PASSED: "ok", FAILED: "FAILED", SKIPPED: "skipped"}
 _MOST_DETAILS = 6  # lines of one check
 
@@ -118,12 +119,16 @@ class ValidationReport(Report):
         yield from self.remarks()
 
     def _verdict(self) -> str:
-        """One line that names the checks that failed."""
+        """One line that names the checks that failed, or else those that passed."""
         where = f"simulated {self.device}" if self.simulated else self.device
         failed = [each.check for each in self.checks if each.outcome == FAILED]
-        verdict = f"failed: {', '.join(failed)}" if failed else "no check failed"
+        passed = [each.check for each in self.checks if each.outcome == PASSED]
+        verdict = f"failed: {', '.join(failed)}" if failed else f"passed: {', '.join(passed)}"
         if self.of("container").data.get("tensors") == 0:
-            verdict += ", but it holds no tensors"
-        place = "" if self.device == "auto" else f" on {where}"
+            verdict += "; it holds no tensors"
+        if self.warnings and not failed:
+            verdict += f"; {plural(len(self.warnings), 'warning')}"
+        anywhere = any(self.of(check).outcome != SKIPPED for check in _ON_DEVICE)
+        place = f" on {where}" if anywhere else ""
         said = f"{self.source}{place}: {verdict}"
         return Wrong(said) if failed else said

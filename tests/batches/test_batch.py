@@ -130,9 +130,13 @@ def test_every_kind_of_checkpoint(tmp_path: Path) -> None:
 
 def test_validate_tells_what_is_wrong_and_writes_reports(tree: Path, tmp_path: Path) -> None:
     shutil.rmtree(tree / "model")
-    run("convert", tree, tmp_path / "out")
+    made = run("convert", tree, tmp_path / "out")
     found = run("validate", tmp_path / "out", tmp_path / "reports", against=tree)
-    assert set(found.values()) == {"done"}
+    assert len(set(found.values())) == 2
+    without = [name for name, outcome in made.items() if outcome in ("failed", "refused")]
+    assert [name for name, outcome in found.items() if outcome == "failed"] == sorted(without)
+    for name in without:  # nothing was made of these
+        (tree / name).unlink()
     said = json.loads((tmp_path / "reports/a/run.safetensors.validation.json").read_text())
     assert said["against"] == str(tree / "a" / "run.pt")
     assert [each["outcome"] for each in said["checks"][:2]] == ["passed", "passed"]

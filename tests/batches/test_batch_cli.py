@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +53,20 @@ def test_the_summary_names_what_failed_and_the_command_to_retry(
     done = run_cli("batch", "convert", "tree", "out", exit=0)
     assert "converted 0 items, 0 B in " in done.stdout
     assert "; 7 done before; 1 other file left out" in done.stdout
+
+
+def test_weights_that_are_left_out_are_named(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    shutil.rmtree(tree / "a")
+    (tree / "empty.pt").unlink()
+    whole = pickle.dumps({"w": torch.ones(9)}, protocol=4)
+    (tree / "cut.pkl").write_bytes(whole[:-20])
+    (tree / "other.pkl").write_bytes(pickle.dumps([1, 2, 3]))
+    (tree / "w.gguf").write_bytes(b"GGUF\3\0\0\0")
+    for _ in range(2):  # the ledger remembers what they are
+        done = run_cli("batch", "convert", "tree", "out", "--copy-rest", exit=1)
+        assert "failed  cut.pkl: the pickle is truncated" in done.stdout
+        assert "ckptmove: tree: left out, since each is a GGUF file: w.gguf\n" in done.stderr
+        assert "other.pkl" not in done.stdout + done.stderr
 
 
 def test_quiet_names_what_failed(tree: Path, run_cli: RunCli) -> None:
@@ -198,19 +214,27 @@ def test_verbose_tells_each_item(tree: Path, run_cli: RunCli) -> None:
 @pytest.mark.slow
 def test_other_trees_than_these(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
     run_cli("batch", "convert", "tree/a", "out", "--exclude", "cut.pt", "-q", exit=0)
+    done = run_cli("batch", "validate", "out", "--against", "tree/a", "-j1", exit=1)
+    told = "nothing here goes by this name, to be compared with tree/a/cut.pt"
+    assert f"failed  cut.pt: {told}" in done.stdout
+    ahead = run_cli("batch", "validate", "out", "--against", "tree/a", "--dry-run", exit=1)
+    assert f"failed  cut.pt: {told}" in ahead.stdout
+    (tree / "a" / "cut.pt").unlink()
     done = run_cli("batch", "validate", "out", "--against", "tree/a", "-j1", exit=0)
     assert done.stdout.startswith("validated 4 items, ")
+    (tmp_path / "one").mkdir()
+    shutil.copy(tree / "a" / "run.pt", tmp_path / "one")
     run_cli(
-        *("batch", "convert", "tree/a", "parts", "--include", "run.pt", "--exclude-tensors"),
+        *("batch", "convert", "one", "parts", "--exclude-tensors"),
         *("optimizer", "--select", "model", "-q"),
         exit=0,
     )
-    done = run_cli("batch", "validate", "parts", "--against", "tree/a", "-j1", exit=1)
-    assert "failed  run.safetensors: against: differs from tree/a/run.pt" in done.stdout
-    again = "ckptmove batch validate --include=/run.safetensors parts --against tree/a -j1"
+    done = run_cli("batch", "validate", "parts", "--against", "one", "-j1", exit=1)
+    assert "failed  run.safetensors: against: differs from one/run.pt" in done.stdout
+    again = "ckptmove batch validate --include=/run.safetensors parts --against one -j1"
     assert f"retry: {again}\n" in done.stdout
     assert run_cli(
-        "batch", "validate", "parts", "--against", "tree/a", "--subset", "-j1", exit=0
+        "batch", "validate", "parts", "--against", "one", "--subset", "-j1", exit=0
     ).stdout.startswith("validated 1 item, ")
 
 

@@ -94,6 +94,46 @@ def test_a_longer_file_behind_is_named_where_the_first_is_read(format: str, tmp_
     assert said.endswith(", as where two ranks wrote one file")
 
 
+@pytest.mark.parametrize("format", ["torch-zip", "torch-legacy", "pickle"])
+@pytest.mark.parametrize("behind", [bytes(37), bytes(9000), b"signed"])
+def test_validate_and_salvage_say_the_same_of_bytes_behind_the_end(
+    format: str, behind: bytes, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """torch and pickle read such a file, so nothing of it is damaged; both verbs tell of them."""
+    path = tmp_path / "run.pt"
+    path.write_bytes(FORMATS[format](saved(50)) + behind)
+    told = f"{len(behind):,} bytes follow the "
+    checked = run_cli("validate", path, exit=0)
+    assert told in checked.stderr
+    assert checked.stdout.endswith("; 1 warning\n")
+    kept = run_cli("salvage", path, "out.safetensors", exit=0 if format == "torch-zip" else 1)
+    assert told in kept.stderr
+    assert "ranks" not in kept.stdout
+    report = json.loads(Path(f"{tmp_path}/out.safetensors.salvage.json").read_text())
+    assert not report["damage"] or (len(behind) == 9000 and format != "torch-zip")
+
+
+def test_several_saves_into_one_file_are_salvaged_by_number(
+    tmp_path: Path, run_cli: RunCli
+) -> None:
+    with (tmp_path / "run.pt").open("wb") as file:
+        for n in range(3):
+            torch.save({"w": torch.full((2,), n)}, file)
+    said = run_cli("inspect", "run.pt", exit=3).stderr
+    assert "it looks like several saves went into one open file" in said
+    kept = run_cli("salvage", "run.pt", "out.pt", exit=0)
+    assert "3 zips follow each other" in kept.stderr
+    loaded = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert {name: each.tolist() for name, each in loaded.items()} == {
+        f"{n}.w": [n, n] for n in range(3)
+    }
+    content = bytearray((tmp_path / "run.pt").read_bytes())
+    content[content.rindex(torch.full((2,), 2).numpy().tobytes())] ^= 1  # in the last zip
+    (tmp_path / "run.pt").write_bytes(content)
+    run_cli("salvage", "run.pt", "two.pt", exit=1)
+    assert set(torch.load(tmp_path / "two.pt", weights_only=True)) == {"0.w", "1.w"}
+
+
 def test_every_verb_names_salvage(tmp_path: Path, run_cli: RunCli) -> None:
     (tmp_path / "run.pt").write_bytes(torch_zip(saved(5000))[:40_000])
     (tmp_path / "ok.pt").write_bytes(torch_zip(saved(50)))

@@ -102,6 +102,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "zips.directory_rows",
         "zips.archive",
         "zips.layout",
+        "zips.in_a_row",
         "zips.found_entries",
         "zips.found_records",
         "zips.content",

@@ -24,6 +24,7 @@ from ...reports.batch.items import (
     FAILED,
     LEFT_OUT,
     REFUSED,
+    UNREADABLE,
     UNSURE,
     Entry,
     Item,
@@ -287,7 +288,7 @@ def _recorded(
 
 def _key(task: Task) -> str:
     """The digest of what an item is made of now. If a part of it is gone, raises as the verb."""
-    if task.item.kind == "unreadable":
+    if task.item.kind in UNREADABLE:
         return ""
     try:
         return key_of(task, source_stamp(task.item))

@@ -219,7 +219,7 @@ class _Folder:
         missing = [name for name in self._lost if name not in self._probe.entries]
         if missing:
             more = f", and {plural(len(missing) - 1, 'more file')}" if len(missing) > 1 else ""
-            yield missing[0], f"missing, as after an interrupted upload{more}"
+            yield missing[0], f"an interrupted upload: the file is missing{more}"
 
 
 def _strips(tensor: SavedTensor, boxes: Sequence[Box], chunks: Sequence[_Chunk]) -> Sequence[Strip]:

@@ -8,13 +8,15 @@ from functools import lru_cache
 from ...errors import InputError
 from ...manifest.manifest import Storage
 from ...plans.plan import Proof as PartProof
-from ...sources.joined import crc32_of
+from ...sources import place_of
+from ...sources.joined import Joined, crc32_of
 from ...sources.source import Source
 from ...torch_pickle.streams import Container
 from ...zips.archive import Archive
 from ...zips.found_records import Proof
 from ..archives.zip_container import ArchiveContainer
 from ..checkpoint import Checkpoint
+from ..diagnosis import ending_in_zeros
 from ..folders.parts import PartsContainer
 from .listing import of_contents, of_entry, strict_storages
 from .remains import Remains, StorageRemains
@@ -29,13 +31,21 @@ def read_whole(found: Checkpoint) -> Remains:
     listed = of_contents(found.contents)
     tensors = [*(of_entry(each, "") for each in found.raw()), *listed.tensors]
     proven = _proven_storages(found.container)
+    names_proven = _is_proven(found.container) or all(e.storage in proven for e in tensors)
+    # a file that can be read shows no other damage than what its checksums and its reader tell
+    damage = {
+        place_of(each.path).name: "" if names_proven else ending_in_zeros(each)
+        for each in found.files
+        if not isinstance(each, Joined)
+    }
     return Remains(
         found.format,
         [each._replace(proven=each.storage in proven) for each in tensors],
         {**storages, **listed.arrays},
         found.files,
-        names_proven=_is_proven(found.container) or all(e.storage in proven for e in tensors),
-        warnings=list(found.notes),
+        names_proven=names_proven,
+        warnings=list(dict.fromkeys((*found.notes, *found.manifest.warnings))),
+        damage=damage,
     )
 
 

@@ -95,7 +95,8 @@ class Remains:
     #: whether all that names tensors could be read
     names_complete: bool = True
     warnings: list[str] = field(default_factory=list)
-    #: name of a file → what it looks like that happened to it, where the format can tell
+    #: name of a file → what it looks like that happened to it, where the format can tell: empty if
+    #: nothing did
     damage: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -149,7 +150,6 @@ class Remains:
         """
         return replace(
             self,
-            damage={f"{folder}/{name}": each for name, each in self.damage.items()},
             storages={
                 f"{folder}/{key}": each._replace(source=first + each.source)
                 for key, each in self.storages.items()

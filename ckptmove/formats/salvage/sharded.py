@@ -69,6 +69,7 @@ def read_files(probe: Probe, read: ReadFile) -> Remains:
         raise UnsupportedError("names no files that could be read")
     parts, warnings = list[Remains](), [files.note] if files.note else []
     tensors, storages, sources = list[NamedTensor](), dict[str, StorageRemains](), list[Source]()
+    damage = dict[str, str]()
     for name, expected in files.expected.items():
         found, why = _read(probe, name, read)
         if found is not None:
@@ -77,6 +78,7 @@ def read_files(probe: Probe, read: ReadFile) -> Remains:
             sources += found.files
             tensors += found.tensors
             storages |= found.storages
+            damage |= found.damage
             warnings += (f"{name}: {each}" for each in found.warnings)
         else:
             warnings.append(f"{name}: {why}")
@@ -94,6 +96,7 @@ def read_files(probe: Probe, read: ReadFile) -> Remains:
         and not (files.prefixes and len(parts) < len(files.expected))
         and all(each.names_complete for each in parts),
         warnings=warnings,
+        damage=damage,
     )
 
 

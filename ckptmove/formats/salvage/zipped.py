@@ -7,14 +7,18 @@
     P/tensors/0 …                          TorchScript of torch 1.0 to 1.3: likewise
     policy.pth …                           a zip of checkpoints
 
+Where several zips follow each other, since each `torch.save` went into the same open file, each is
+read by itself, and the names in it start with its number.
+
 Each record with its checksum is as it was. Where the pickle itself is missing, the storages have
 no names of their own: they are listed as bytes, under the names of their records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ...errors import InputError
 from ...sources.source import Memory, Readable, Source
@@ -23,6 +27,7 @@ from ...torch_pickle.values.persistent_ids import StorageId
 from ...torch_pickle.values.strided import reach_of
 from ...zips.archive import DEFLATED, STORED
 from ...zips.found_records import FoundRecord, Proof, find_records, read_record
+from ...zips.in_a_row import zip_starts
 from ..probe import Probe
 from ..torch.legacy import starts
 from .listing import ids_of, strict_storages, tensors_of
@@ -41,6 +46,15 @@ _LOCAL_MAGIC, _PROTO = b"PK\3\4", b"\x80"
 _HEAD = 64  # bytes in which a checkpoint shows
 _UNSURE = "nothing but its own header says that it is this storage"
 _LONGEST_ORDER = 64  # bytes
+
+
+class _Part(NamedTuple):
+    """A checkpoint in a zip, or in a file of several."""
+
+    start: int
+    nbytes: int
+    prefix: str  #: what the names of its tensors start with
+    name_proven: bool  #: whether something proves that
 
 
 class _Records(Container):
@@ -109,6 +123,9 @@ class _Records(Container):
 
 def read_zip(probe: Probe, read: Callable[[Probe], Remains] | None = None) -> Remains:
     """What is left of a zip of torch; or of one of checkpoints, where `read` reads each of them."""
+    starts_of_zips = zip_starts(probe.source)
+    if len(starts_of_zips) > 1 and read is not None and isinstance(probe.source, Source):
+        return _of_zips_in_a_row(probe, probe.source, starts_of_zips, read)
     container = _Records(probe)
     files = [probe.source] if isinstance(probe.source, Source) else []
     format = "torchscript" if f"{container.prefix}constants.pkl" in container.found else "torch-zip"
@@ -117,7 +134,9 @@ def read_zip(probe: Probe, read: Callable[[Probe], Remains] | None = None) -> Re
         return _of_program(probe, container, container.described, files, read)
     members = _members(container) if files and read is not None else {}
     if members and read is not None:
-        return _of_parts(probe, files[0], members, read, Remains("zip-bundle", [], {}, []))
+        # what else was in it is not known
+        bundle = Remains("zip-bundle", [], {}, [], names_complete=False)
+        return _of_parts(probe, files[0], members, read, bundle)
     if not container.roots:
         return _unnamed(container, format, files)
     storages = {
@@ -146,12 +165,30 @@ def read_zip(probe: Probe, read: Callable[[Probe], Remains] | None = None) -> Re
     )
 
 
-def _members(container: _Records) -> dict[str, tuple[FoundRecord, str]]:
-    """The records that are checkpoints themselves, where the zip is none of torch.
+def _of_zips_in_a_row(
+    probe: Probe, source: Source, starts_of_zips: Sequence[int], read: Callable[[Probe], Remains]
+) -> Remains:
+    """What is left of each of the zips that follow each other in a file."""
+    ends = (*starts_of_zips[1:], source.nbytes)
+    parts = {
+        f"zip {n}": _Part(start, end - start, f"{n}.", name_proven=True)
+        for n, (start, end) in enumerate(zip(starts_of_zips, ends, strict=True))
+    }
+    found = Remains("torch-zip", [], {}, [], names_proven=True)
+    found.warnings.append(
+        f"{len(parts):,} zips follow each other in it: names start with their number, from 0"
+    )
+    return _of_parts(probe, source, parts, read, found)
 
-    With each, what the names of its tensors start with.
-    """
-    members = dict[str, tuple[FoundRecord, str]]()
+
+def _part_in(record: FoundRecord, prefix: str) -> _Part:
+    """The checkpoint that a record is."""
+    return _Part(record.data_at, record.stored_nbytes, prefix, record.is_named_twice)
+
+
+def _members(container: _Records) -> dict[str, _Part]:
+    """The records that are checkpoints themselves, where the zip is none of torch."""
+    members = dict[str, _Part]()
     end = 0
     for name, record in sorted(container.found.items(), key=lambda item: item[1].header_at):
         if record.header_at < end:
@@ -161,7 +198,7 @@ def _members(container: _Records) -> dict[str, tuple[FoundRecord, str]]:
             return {}
         head = container.source.read(record.data_at, min(record.stored_nbytes, _HEAD))
         if record.method == STORED and (head.startswith(_LOCAL_MAGIC) or starts(head)):
-            members[name] = record, f"{name}."
+            members[name] = _part_in(record, f"{name}.")
             end = record.data_at + record.stored_nbytes
     return members
 
@@ -169,27 +206,38 @@ def _members(container: _Records) -> dict[str, tuple[FoundRecord, str]]:
 def _of_parts(
     probe: Probe,
     source: Source,
-    parts: Mapping[str, tuple[FoundRecord, str]],
+    parts: Mapping[str, _Part],
     read: Callable[[Probe], Remains],
     found: Remains,
 ) -> Remains:
-    """Add what is left of the checkpoints in a zip; what else was in it is not known."""
+    """Add what is left of the checkpoints in a zip, or in a file, to what else was found in it."""
     tensors, storages, files = list(found.tensors), dict(found.storages), list(found.files)
-    for name, (record, start) in parts.items():
-        part = ZeroFilled(source, record.data_at, record.stored_nbytes, record.stored_nbytes)
+    proven, complete = found.names_proven, found.names_complete
+    for name, each_part in parts.items():
+        content = ZeroFilled(source, each_part.start, each_part.nbytes, each_part.nbytes)
         try:
-            held = read(Probe(part, probe.session)).renumber(len(files), name, start)
+            held = read(Probe(content, probe.session))
+            held = held.renumber(len(files), name, each_part.prefix)
         except InputError as error:
             found.warnings.append(f"{name}: {error}")
+            complete = False
             continue
-        if not record.is_named_twice:  # no checksum is of its name, which names start with
+        proven, complete = proven and held.names_proven, complete and held.names_complete
+        if not each_part.name_proven:  # no checksum is of its name, which names start with
             named = [each._replace(proven=False) for each in held.tensors]
             held = replace(held, tensors=named)
         tensors += held.tensors
         storages |= held.storages
         files += held.files
         found.warnings += (f"{name}: {each}" for each in held.warnings)
-    return replace(found, tensors=tensors, storages=storages, files=files, names_complete=False)
+    return replace(
+        found,
+        tensors=tensors,
+        storages=storages,
+        files=files,
+        names_proven=proven,
+        names_complete=complete,
+    )
 
 
 def _of_program(
@@ -225,8 +273,8 @@ def _of_program(
     warnings = [*container.warnings, *program.warnings, *(found.warnings if rest else ())]
     found = replace(found, tensors=named, storages=storages, warnings=warnings)
     parts = {
-        name: (container.found[name], start)
-        for name, start in program.parts.items()
+        name: _part_in(container.found[name], prefix)
+        for name, prefix in program.parts.items()
         if name in container.found and container.found[name].stored_nbytes
     }
     return found if read is None or not files else _of_parts(probe, files[0], parts, read, found)

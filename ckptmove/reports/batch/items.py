@@ -45,13 +45,19 @@ UNSURE = {
 }
 
 
+MISSING = "missing"
+#: The kinds of items of which nothing can be read.
+UNREADABLE = ("unreadable", MISSING)
+
+
 class Item(NamedTuple):
     """A checkpoint of a tree, or another file that is copied."""
 
     name: str  #: its path in the tree, with `/` between the parts
     path: str  #: the file or folder
     #: `file`, `folder` (of a model or a trainer), `index` (of the files beside it), `other` (no
-    #: checkpoint, to be copied), or `unreadable`.
+    #: checkpoint, to be copied), `unreadable`, or `missing` (only in the tree that this one is
+    #: compared with).
     kind: str
     files: tuple[str, ...]  #: of a folder or an index, all its files
     nbytes: int  #: of all that belongs to it

@@ -1,4 +1,4 @@
-"""Implements `ckptmove.recover`: undo interrupted changes in place."""
+"""Implements `ckptmove.recover`: undo interrupted changes in place, remove what else is left."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath
 from ..reports.recover import Recovered, RecoverReport
 from ..sources import place_of
+from ..writing.abandoned import remove_abandoned
 from ..writing.in_place.journal import SUFFIX, UNFINISHED
 from ..writing.in_place.undo import journaled_files, undo
 
@@ -15,11 +16,12 @@ def recover(path: StrPath) -> RecoverReport:
     """Undo an interrupted `relocate(in_place=True)`, and restore the file byte for byte.
 
     A change counts as done once its journal is removed, which is the last step. Before that, it is
-    undone, no matter how far it got.
+    undone, no matter how far it got. Temporary files of killed processes are removed.
 
     Args:
-        path: a file, or a folder: then everything in it and below is looked at. Of the destination
-            of a batch in S3, what killed processes began to upload is aborted.
+        path: a file, also one that was to be written; or a folder: then everything in it and below
+            is looked at. Of the destination of a batch in S3, what killed processes began to upload
+            is aborted.
 
     Returns:
         What was done to each file.
@@ -37,11 +39,13 @@ def recover(path: StrPath) -> RecoverReport:
     if not os.path.isdir(path):
         if path.endswith((SUFFIX, SUFFIX + UNFINISHED)):
             raise InputError("is a journal", path=path, hint="name the file that it is beside")
-        recovered = undo(path)
-        if recovered.outcome == "nothing" and not os.path.exists(path):
+        recovered, files = undo(path), remove_abandoned(path)
+        if recovered.outcome == "nothing" and not files and not os.path.exists(path):
             raise InputError("can't be read: there is no such file", path=path)
-        return RecoverReport(path, (recovered,))
-    files, failed = [], list[CkptmoveError]()
+        if recovered.outcome != "nothing" or not files:
+            files.insert(0, recovered)
+        return RecoverReport(path, tuple(files))
+    files, failed = remove_abandoned(path), list[CkptmoveError]()
     for name in journaled_files(path):
         try:
             recovered = undo(name)

@@ -13,6 +13,8 @@ _WHAT = {
     "nothing": "nothing to recover",
     "unchanged": "not changed by the interrupted in-place change; removed its journal",
     "rolled-back": "restored: undid an interrupted in-place change",
+    "removed": "removed what a killed process had begun to write",
+    "kept": "kept: a process may be writing it, or it is what was there before",
     "aborted": "removed invisible parts that a killed process had uploaded",
     "uploading": "kept its parts: a process is uploading it, or was 15 minutes ago",
 }
@@ -24,8 +26,10 @@ class Recovered(NamedTuple):
     Attributes:
         path: the file.
         outcome: `nothing` (there was no journal), `unchanged` (the file had not been changed; the
-            journal was removed), `rolled-back` (the file was restored), `aborted` (invisible parts
-            of an object were removed) or `uploading` (they were kept, as they may be completed).
+            journal was removed), `rolled-back` (the file was restored), `removed` (it was a
+            temporary file or folder of a killed process), `kept` (it may be one, or that of a
+            process that still runs), `aborted` (invisible parts of an object were removed) or
+            `uploading` (they were kept, as they may be completed).
         bytes_written: the bytes written to the file.
     """
 
@@ -40,7 +44,8 @@ class RecoverReport(Report):
 
     Attributes:
         path: the file or folder.
-        files: what was done to the file, or to each file in the folder that had a journal.
+        files: what was done to the file, or to each file in the folder that had a journal; and to
+            temporary files.
     """
 
     path: str

@@ -17,6 +17,7 @@ from ..sources.file import File
 from ..sources.place import stamp_of
 from ..sources.source import Source
 from ..system.files import READ, READ_WRITE, OpenFolder, clone, free_nbytes, sync
+from ..system.locks import lock_file
 from .copy import Copier, Run, put, start_writeback
 from .final_name import check_free_space, failure_of, mode_from
 from .running_checksums import RunningChecksums, SummedSource
@@ -36,6 +37,8 @@ class PlanFile:
         self._place = folder, name
         flags = READ_WRITE | os.O_CREAT | os.O_EXCL
         self.fd = folder.open(name, flags, mode_from(sources) | 0o200)
+        with contextlib.suppress(OSError):  # for `abandoned`, which then leaves it alone
+            lock_file(self.fd)
 
     def __enter__(self: _Self) -> _Self:
         return self

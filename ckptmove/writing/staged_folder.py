@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from ..errors import RefusedError, StrPath, WriteError
 from ..sources.place import walk
 from ..sources.source import Source
-from ..system.files import RENAMES_OPEN
+from ..system.files import READ, RENAMES_OPEN
+from ..system.locks import lock_file
 from ..system.names import why_no_name, without_slash
 from .execute import PlanFile
 from .final_name import (
@@ -56,8 +57,10 @@ class LocalFolder:
         self.hidden = os.path.join(self._beside, self._name.hidden)  #: where it is until then
         self._folders = [self._name.hidden]
         self._files: list[PlanFile] = []
+        self._lock = -1
         try:
             self._mkdir(self._name.hidden)
+            self._lock = lock_folder(self.hidden)
         except BaseException as error:  # a signal may come after the directory did
             self._remove(self._name.hidden)
             self._name.close()
@@ -91,6 +94,8 @@ class LocalFolder:
         finally:
             self._remove(self._name.hidden)
             self._name.close()
+            if self._lock >= 0:
+                os.close(self._lock)
 
     def _put_back(self, error: BaseException | None) -> None:
         """Give what was moved aside its name again, or remove it where the new one has that."""
@@ -213,6 +218,15 @@ def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool
         raise failure_of(error, path) from error
     if taken and not force:
         raise exists_error(path)
+
+
+def lock_folder(folder: str) -> int:
+    """A descriptor of a folder with a lock, for `abandoned`; -1 where folders have none."""
+    fd = -1
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, READ)
+        lock_file(fd)
+    return fd
 
 
 def remove_tree(path: str) -> None:

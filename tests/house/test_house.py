@@ -296,6 +296,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "writing.execute",
         "writing.staged_file",
         "writing.staged_folder",
+        "writing.abandoned",
         "writing.destination",
         "writing.upload.errors",
         "writing.upload.readahead",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -18,6 +19,8 @@ import torch
 import ckptmove
 from ckptmove import CorruptError, InputError
 from ckptmove.writing.in_place.journal import SUFFIX, UNFINISHED, Journal, journal_name
+from ckptmove.writing.staged_file import LocalFile
+from ckptmove.writing.staged_folder import LocalFolder
 from tests.conftest import RunCli
 from tests.making.checkpoints import MAKERS, save
 from tests.making.staging import (
@@ -354,3 +357,53 @@ def test_what_can_not_be_written_can_not_be_recovered(
         said = run_cli("recover", disk / "run.pt", exit=4).stderr
         assert "can't be written: Read-only file system" in said
     assert ckptmove.recover(path).files[0].outcome == "rolled-back"
+
+
+def test_temporary_files_of_killed_processes_are_removed_and_those_of_others_kept(
+    tmp_path: Path, run_cli: RunCli
+) -> None:
+    save(tmp_path / "run.pt", {"w": torch.ones(3)}, "cpu")
+    (tmp_path / "out").mkdir()
+    left = [
+        tmp_path / ".new.pt.0123abcd.ckptmove-tmp",
+        tmp_path / "out" / ".run.pt.00000000.ckptmove-tmp",
+    ]
+    others = [tmp_path / ".new.pt.0123.ckptmove-tmp", tmp_path / "new.pt.01234567.ckptmove-tmp"]
+    for each in (*left, *others):
+        each.write_bytes(b"half of it")
+    said = run_cli("recover", "new.pt", exit=0).stdout
+    assert (
+        said == ".new.pt.0123abcd.ckptmove-tmp: removed what a killed process had begun to write\n"
+    )
+    assert [each.exists() for each in (*left, *others)] == [False, True, True, True]
+    run_cli("recover", "new.pt", exit=3)  # nothing is there now
+    run_cli("recover", ".", exit=0)
+    assert [each.exists() for each in (*left, *others)] == [False, False, True, True]
+    for each in others:
+        each.unlink()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_being_written_is_kept(kind: str, tmp_path: Path, run_cli: RunCli) -> None:
+    out = tmp_path / "out"
+    with contextlib.ExitStack() as stack:
+        if kind == "file":
+            stack.enter_context(LocalFile(out, [], force=False))
+        else:
+            stack.enter_context(LocalFolder(out, [], force=True))
+            out.mkdir()  # by another
+        (hidden,) = tmp_path.glob("*.ckptmove-tmp")
+        said = run_cli("recover", "out", exit=0).stdout
+        assert f"{hidden.name}: kept: a process may be writing it" in said
+        assert hidden.exists()
+
+
+def test_a_folder_is_kept_that_may_be_what_was_there(tmp_path: Path, run_cli: RunCli) -> None:
+    hidden = tmp_path / ".out.0123abcd.ckptmove-tmp"
+    hidden.mkdir()
+    (hidden / "w").write_bytes(b"the only copy")
+    assert "kept: " in run_cli("recover", "out", exit=0).stdout
+    assert (hidden / "w").exists()
+    (tmp_path / "out").mkdir()
+    assert "removed what" in run_cli("recover", "out", exit=0).stdout
+    assert not hidden.exists()

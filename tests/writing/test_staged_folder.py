@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import ckptmove
 from ckptmove.errors import CorruptError, RefusedError, WriteError
 from ckptmove.plans.plan import Copy, Plan, Write
 from ckptmove.writing.staged_folder import LocalFolder
@@ -249,6 +250,11 @@ class Scene:
         """What has another name."""
         return [tree(path) for path in self.out.parent.iterdir() if path != self.out]
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it makes a file."""
+        return isinstance(self.good, bytes)
+
     def injected(self, call: Call, what: str) -> int:
         """Run it with a fault; gives the exit code."""
         self.clear()
@@ -294,6 +300,11 @@ def test_killed_at_any_call_it_is_whole_or_not_there(scene: Scene) -> None:
             assert scene.good in hidden, call
         else:
             assert there in (before, scene.good), call
+        report = ckptmove.recover(scene.out.parent)  # which loses nothing of these
+        assert scene.there() == there
+        assert len(scene.hidden()) == (0 if there is not None or scene.is_file else len(hidden))
+        assert len(report.files) == len(hidden)
+        assert {each.outcome for each in report.files} <= {"removed", "kept"}
     assert scene.there() == scene.good
 
 

@@ -28,7 +28,7 @@ from ...system.files import (
 from ...system.locks import is_open_for_writing
 from ...system.names import folds_case, one_case, without_slash
 from ...writing.final_name import HIDDEN, failure_of, hidden_name, is_hidden
-from ...writing.staged_folder import remove_tree
+from ...writing.staged_folder import lock_folder, remove_tree
 from .ledger import FileLedger
 from .tree import LEDGER, Ledger, Tree, is_own_name
 
@@ -141,12 +141,15 @@ class LocalTree(Tree):
     @contextlib.contextmanager
     def beside(self) -> Iterator[str]:
         folder, name = os.path.split(without_slash(self.path))
-        hidden = os.path.join(folder, hidden_name(name))
+        hidden, lock = os.path.join(folder, hidden_name(name)), -1
         try:
             os.mkdir(hidden, 0o700)
+            lock = lock_folder(hidden)
             yield os.path.join(hidden, name)
         finally:
             remove_tree(hidden)
+            if lock >= 0:
+                os.close(lock)
 
     def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> list[str]:
         left = _leftovers(self.path)

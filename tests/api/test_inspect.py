@@ -42,6 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make
 
 
+@pytest.mark.sample(101)
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_tensor_is_as_torch_loads_it(name: str, protocol: int, made: Made) -> None:
@@ -110,6 +111,7 @@ def assert_same_sharing(manifest: Manifest, census: Census) -> None:
             assert list(entry.shared_with) == [n for n in names if n != entry.name][:16]
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("name", sorted(MAKERS.keys() - UNLABELLED))
 def test_devices_are_the_labels_that_torch_reads(name: str, made: Made) -> None:
     path, manifest = made(name)

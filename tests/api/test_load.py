@@ -104,6 +104,7 @@ PICKLED = [
 ]
 
 
+@pytest.mark.sample(110)
 @pytest.mark.parametrize(("family", "name"), PICKLED)
 def test_a_file_of_the_families(family: str, name: str, tmp_path: Path) -> None:
     path, tag = tmp_path / "saved", "cuda:1"

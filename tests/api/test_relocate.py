@@ -60,7 +60,6 @@ MOVES = (
 
 
 @pytest.mark.sample(140)
-@pytest.mark.sample(2 * len(MAKERS) + 1)
 @pytest.mark.parametrize(("protocol", "tag", "to"), MOVES)
 @pytest.mark.parametrize("name", MAKERS)
 def test_all_but_the_tags_stays(

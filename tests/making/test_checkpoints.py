@@ -69,6 +69,7 @@ def test_a_maker_makes_the_same_each_time(name: str, tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.sample(35)
 @pytest.mark.parametrize("name", MAKERS)
 def test_two_tags_of_one_object_are_the_same_checkpoint(name: str, tmp_path: Path) -> None:
     saved = MAKERS[name]()
@@ -76,6 +77,7 @@ def test_two_tags_of_one_object_are_the_same_checkpoint(name: str, tmp_path: Pat
     assert_same_checkpoint(one, other, {"cuda:0": "cuda:1"}, trust=True)
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("name", sorted(MAKERS.keys() - UNLABELLED))
 def test_labels_are_what_was_tagged(name: str, tmp_path: Path) -> None:
     path = save(tmp_path / "made.pt", MAKERS[name](), "cuda:3")

@@ -128,6 +128,7 @@ def looked_up(path: Path) -> list[str]:
         return list(dict.fromkeys(recorder.names))
 
 
+@pytest.mark.sample(101)
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_name_that_unpickling_looks_up_is_listed(

@@ -402,6 +402,7 @@ def test_a_name_is_read_as_it_was_or_refused(module: str, name: str) -> None:
 # -- what torch saves ------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(70)
 @pytest.mark.parametrize("name", MAKERS)
 def test_torch_loads_what_it_had_saved(name: str, tmp_path: Path) -> None:
     path = save(tmp_path / "a.pt", MAKERS[name](), "cpu")

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     )
     from .manifest.manifest import Extent, Manifest, Role, Section, Storage, TensorEntry, Total
     from .manifest.other_records import Alias, NamedDevice
-    from .placement.outcome import Kept, Moved
+    from .placement.move_totals import Kept, Moved
     from .reports.batch.items import Result
     from .reports.batch.report import BatchPlan, BatchReport
     from .reports.convert import ConvertReport, Loss
@@ -181,7 +181,7 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "Total",
     ),
     "ckptmove.manifest.other_records": ("Alias", "NamedDevice"),
-    "ckptmove.placement.outcome": ("Kept", "Moved"),
+    "ckptmove.placement.move_totals": ("Kept", "Moved"),
     "ckptmove.reports.batch.report": ("BatchPlan", "BatchReport"),
     "ckptmove.reports.batch.items": ("Result",),
     "ckptmove.reports.convert": ("ConvertReport", "Loss"),

@@ -258,7 +258,7 @@ MUTANTS = (
     ),
     Mutant(
         "only the first bytes compared",
-        "runtime/bytewise.py",
+        "runtime/compare_tensors.py",
         "            at += count\n\n",
         "            at = nbytes\n\n",
         "tests/api/test_diff_whole.py tests/api/test_diff.py",

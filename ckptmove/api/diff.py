@@ -28,7 +28,7 @@ from ..manifest.paths import spell
 from ..reports.diff import Diff
 from ..reports.difference import Difference, Kind
 from ..reports.display.phrases import plural
-from ..runtime.bytewise import Comparison
+from ..runtime.compare_tensors import Comparison
 from ..runtime.matching import match_renamed
 from ..sources import place_of
 from ..sources.place import EntryKind, FolderEntry

@@ -8,7 +8,7 @@ from ..errors import RefusedError, StrPath
 from ..graph.canonical import canonical
 from ..graph.draft import CheckpointGraph, StorageBytes
 from ..graph.edit.callables import Judge, Place, places_of
-from ..graph.reach import Composite, nodes_of
+from ..graph.traversal import Composite, nodes_of
 from ..pickles.nodes import Call, Global, Items, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.pairs import change_each, changed

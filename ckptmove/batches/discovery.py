@@ -23,7 +23,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.distributed.deepspeed.folder import BESIDE, DeepSpeed
 from ..formats.distributed.deepspeed.universal import Universal
 from ..formats.folders.model_folder import ModelFolder
-from ..formats.folders.runs import own_folders
+from ..formats.folders.run_folders import own_folders
 from ..formats.folders.weight_names import INDEX
 from ..formats.pickle import PROTO, PlainPickle
 from ..formats.unread_formats import kind_of_weights

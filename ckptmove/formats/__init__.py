@@ -73,7 +73,7 @@ _STRANGE = Row("", in_folder, ".unread_formats.StrangeFolder")
 #: What is tried where none of them fits.
 _GUESSES: tuple[Row, ...] = (
     _STRANGE,
-    Row("torch-legacy", in_file, ".torch.legacy.LegacyBehind"),
+    Row("torch-legacy", in_file, ".torch.legacy.LegacyAfterPrefix"),
     Row("model-folder", in_folder, ".folders.model_folder.OnlyFile"),
 )
 
@@ -158,7 +158,7 @@ def named_checkpoint(path: StrPath) -> tuple[str, Sequence[str]]:
     place = place_of(path)
     with contextlib.suppress(InputError):  # which the reader meets again
         if place.is_folder():
-            from .folders.runs import checkpoint_in
+            from .folders.run_folders import checkpoint_in
 
             chosen, notes = checkpoint_in(place)
             return chosen.path if notes else os.fspath(path), notes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import CorruptError
-from ..pickles.reach import names_reached
+from ..pickles.reached_globals import names_reached
 from ..torch_pickle.callables.uses import not_surely_harmless
 from .checkpoint import Carries, Checkpoint
 

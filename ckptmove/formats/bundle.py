@@ -28,7 +28,7 @@ from ..manifest.other_records import HeldRecord, RecordKind
 from ..pickles.base64_text import pickles_in
 from ..pickles.nodes import Blob
 from ..pickles.opcodes.literals import may_be_checkpoint
-from ..pickles.reach import names_reached
+from ..pickles.reached_globals import names_reached
 from ..reports.convert import Loss
 from ..reports.display.phrases import plural
 from ..sources.budget import Excess

@@ -22,13 +22,13 @@ from ..graph.draft import CheckpointGraph, Pieces
 from ..graph.edges import bytes_of, is_mutable
 from ..graph.edit.callables import Place, unlisted_callable
 from ..graph.fill import fill, stored_blob
-from ..graph.reach import nodes_of
+from ..graph.traversal import nodes_of
 from ..manifest.paths import spell
 from ..pickles.base64_text import pickles_in
 from ..pickles.emit import emit
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent
 from ..pickles.opcodes.literals import may_be_checkpoint
-from ..pickles.reach import globals_reached
+from ..pickles.reached_globals import globals_reached
 from ..plans.crc32 import combine_crc32
 from ..plans.plan import CrcRange, Plan, Write
 from ..reports.convert import Loss

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..pickles.nodes import Node
-from ..pickles.reach import names_reached
+from ..pickles.reached_globals import names_reached
 from ..sources.budget import MOST_PICKLES, Excess
 from ..torch_pickle.callables.uses import not_surely_harmless
 from ..torch_pickle.streams import Container

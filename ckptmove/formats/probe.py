@@ -163,7 +163,7 @@ class Probe:
 
         `names`: of what is in the folder itself; a folder stands for all that is in it.
         """
-        from .folders.runs import LIKE_CHECKPOINTS
+        from .folders.run_folders import LIKE_CHECKPOINTS
 
         files = set(names)
         folders = {each for each in files if self.entries[each].kind is EntryKind.FOLDER}
@@ -208,7 +208,7 @@ class Opener:
         """What a user named: a file, or a folder."""
         place = place_of(path)
         if place.is_folder():
-            from .folders.runs import checkpoint_in
+            from .folders.run_folders import checkpoint_in
 
             self.root = place.child("").path
             self.notes += recover_if_interrupted(place.path)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import count
 
 from ..errors import CorruptError, InputError, UnsupportedError
-from ..pickles.reach import names_reached
+from ..pickles.reached_globals import names_reached
 from ..sources.budget import Budget, Excess
 from ..sources.source import Readable
 from ..torch_pickle.callables.uses import LOADER

@@ -47,7 +47,7 @@ from ..torch_pickle.values.strided import Tensor
 from ..torch_pickle.values.tensors import Recogniser, variable_of
 from .normalize import normalize, text_of
 from .plain_tensors import FLAGS, V2, V3, is_untouched
-from .reach import Composite, held_by, nodes_of
+from .traversal import Composite, held_by, nodes_of
 
 _PLAIN = {f"torch._utils.{name}" for name in ("_rebuild_tensor", V2, V3)}
 _CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}

@@ -20,7 +20,7 @@ from ..torch_pickle.streams import Container
 from ..torch_pickle.values.tensors import device_text
 from ..torch_pickle.whole import Whole
 from .canonical import Graph
-from .reach import held_by, nodes_of
+from .traversal import held_by, nodes_of
 
 if TYPE_CHECKING:
     from ..reports.convert import Loss

@@ -28,7 +28,7 @@ from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from ..torch_pickle.values.numpy_arrays import CONTENT_AT, array_of
 from ..torch_pickle.values.strided import Child
 from ..torch_pickle.values.tensors import device_text
-from .reach import Composite
+from .traversal import Composite
 
 COMPOSITE = (Tuple, List, Set, Dict, Call, Persistent)
 _SETS = {"builtins.set": "set", "builtins.frozenset": "frozenset"}

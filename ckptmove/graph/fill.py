@@ -8,7 +8,7 @@ from ..pickles.opcodes.mixed_rows import parts_of
 from ..pickles.opcodes.plain_tensors import compact_form
 from ..sources.source import MAX_NBYTES
 from .draft import CheckpointGraph, StorageBytes
-from .reach import held_by, nodes_of
+from .traversal import held_by, nodes_of
 
 
 def fill(draft: CheckpointGraph) -> None:

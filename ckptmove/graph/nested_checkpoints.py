@@ -9,7 +9,7 @@ from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
 from ..torch_pickle.children import children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from .draft import CheckpointGraph
-from .reach import replace_nodes
+from .traversal import replace_nodes
 
 
 def show_within(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> None:

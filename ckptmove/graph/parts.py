@@ -26,7 +26,7 @@ from .array_order import Order
 from .draft import CheckpointGraph, StorageBytes, View
 from .edit.numpy_arrays import ArrayBytes
 from .plain_tensors import data_of, flags_of, is_bare_tensor, is_plain
-from .reach import nodes_of
+from .traversal import nodes_of
 
 _SHARED = ("keep", "duplicate", "error")
 _LARGEST_EXPANDED = 1 << 30  # bytes of a tensor that shows the same ones again and again

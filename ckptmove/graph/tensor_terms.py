@@ -32,7 +32,7 @@ from ..torch_pickle.values.strided import MOST_DIMENSIONS, contiguous_stride, re
 from .array_order import Order, order_of
 from .canonical import Graph
 from .fingerprint import Fingerprint
-from .reach import nodes_of
+from .traversal import nodes_of
 
 if TYPE_CHECKING:
     from .parts import Parts

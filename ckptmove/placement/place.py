@@ -17,7 +17,7 @@ from ..manifest.other_records import NamedDevice
 from ..manifest.paths import Path
 from ..reports.display.phrases import quote
 from .device import TagMap, kind_of
-from .outcome import Kept, Moved
+from .move_totals import Kept, Moved
 from .rules import Rules
 
 _WHY = {

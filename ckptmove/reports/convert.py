@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CheckFailed
 from ..manifest.paths import spell
-from ..placement.outcome import Kept
+from ..placement.move_totals import Kept
 from .device_values import what_stays
 from .display.blocks import Block, Table
 from .display.phrases import plural, which_loading_runs

@@ -12,7 +12,7 @@ from .display.report import Report
 from .display.text import first_names
 
 if TYPE_CHECKING:
-    from ..placement.outcome import Kept
+    from ..placement.move_totals import Kept
 
 
 @dataclass(frozen=True)

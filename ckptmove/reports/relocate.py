@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from ..manifest.other_records import NamedDevice
-from ..placement.outcome import Kept, Moved
+from ..placement.move_totals import Kept, Moved
 from .device_values import DeviceValuesReport, what_stays
 from .display.phrases import plural, which_loading_runs
 from .display.plain import OMITTED, Seconds

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ..graph.compare.difference import Held, can_cast
-from .bytewise import Comparison
+from .compare_tensors import Comparison
 
 _Key = tuple[str, tuple[int, ...]]
 

@@ -17,10 +17,10 @@ from ..live.tracing.recorder import Recorder
 from ..reports.display.phrases import join_names, plural
 from ..reports.validate import FAILED, PASSED, SKIPPED
 from . import step as steps
+from .findings import Performance, report_error, report_failed_step, report_trace
 from .model import factory, inputs
 from .model.factory import Built, Model
 from .model.import_by_name import imported
-from .outcome import Performance, report_error, report_failed_step, report_trace
 from .stage import Stage
 from .state import checkpoint_state, optimizer_state, state_dict_fit
 from .state.checkpoint_state import Placing, Saved, State

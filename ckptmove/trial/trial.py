@@ -17,10 +17,10 @@ from .. import formats
 from ..errors import DeviceError, StrPath, UsageError
 from ..placement.device import kind_of, with_index
 from ..reports.validate import FAILED, Finding, TrialResult
+from .findings import Performance
 from .model import inputs as batches
 from .model.factory import Model, is_of_file
 from .model.import_by_name import importable_name, is_named, optimizer_name
-from .outcome import Performance
 from .run import Request, perform
 from .sandbox import confinement
 from .stage import Stage

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ckptmove import validate
-from ckptmove.formats.folders.runs import LIKE_CHECKPOINTS
+from ckptmove.formats.folders.run_folders import LIKE_CHECKPOINTS
 from tests.making import model_folders, training_folders
 
 #: Files of no form that anybody could check: text and code of the user, a tokenizer's own format.

@@ -16,7 +16,7 @@ from ckptmove import formats
 from ckptmove.errors import CkptmoveError
 from ckptmove.formats.writing import WriteOptions
 from ckptmove.graph.plain_tensors import is_plain
-from ckptmove.graph.reach import nodes_of
+from ckptmove.graph.traversal import nodes_of
 from ckptmove.pickles.emit import emit
 from ckptmove.pickles.opcodes.plain_tensors import PlainTensor, StorageReference, is_compact
 from tests.conftest import examples

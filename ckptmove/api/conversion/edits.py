@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...graph.draft import CheckpointGraph
     from ...graph.edit.optimizer_ids import OptimizerIds
     from ...placement.device import Device
-    from ...placement.outcome import Kept
+    from ...placement.move_totals import Kept
     from ...placement.rules import Rules
 
 _SECTIONS_OF_WEIGHTS = frozenset(("model", "ema"))

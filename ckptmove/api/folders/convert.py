@@ -15,7 +15,7 @@ from ... import formats
 from ...errors import CkptmoveError, RefusedError
 from ...formats.checkpoint import Checkpoint
 from ...formats.distributed.rank_groups import CONFIGURED
-from ...formats.folders.runs import own_folders, several_checkpoints
+from ...formats.folders.run_folders import own_folders, several_checkpoints
 from ...formats.folders.training_folder import roots_as
 from ...formats.folders.weight_names import INDEX, NOT_COMPARED, torch_name
 from ...formats.writing import WriteOptions

@@ -19,7 +19,7 @@ from ...formats.folders.folder_record import (
 )
 from ...formats.folders.layouts import layout_below, says
 from ...formats.folders.model_folder import checkpoints_beside
-from ...formats.folders.runs import LIKE_CHECKPOINTS
+from ...formats.folders.run_folders import LIKE_CHECKPOINTS
 from ...formats.folders.training_folder import (
     FolderCheckpoint,
     TrainingFolder,

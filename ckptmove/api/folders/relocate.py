@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ... import formats
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
 from ...formats.distributed.deepspeed.rank_files import ALL_RANKS
-from ...formats.folders.runs import several_checkpoints
+from ...formats.folders.run_folders import several_checkpoints
 from ...formats.folders.training_folder import FolderCheckpoint, Part
 from ...formats.relocation_check import check_container
 from ...manifest.paths import Path

@@ -22,7 +22,7 @@ from ...sources import place_of
 from ...sources.fetch_pool import FetchPool
 from ...sources.known_objects import KnownObjects, recalling
 from ...writing.final_name import syncing_later
-from ...writing.in_place.journaled import looking_once
+from ...writing.in_place.find_journal import looking_once
 from ...writing.staged_file import LocalFile, naming_later, sync_together
 from ..messages import LISTENER
 from ..trees import Ledger

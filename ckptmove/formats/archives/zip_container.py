@@ -15,7 +15,7 @@ from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.manifest import Extent
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ...pickles.opcodes.literals import may_be_checkpoint
-from ...pickles.reach import REST, names_reached
+from ...pickles.reached_globals import REST, names_reached
 from ...sources.source import MAX_NBYTES, Memory, Readable
 from ...torch_pickle.callables.uses import not_surely_harmless
 from ...torch_pickle.streams import Container, LocationEdits, Stream

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ...errors import CorruptError, InputError, UnsupportedError
 from ...graph.canonical import Graph
-from ...graph.reach import replace_nodes
+from ...graph.traversal import replace_nodes
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.manifest import Extent, Section, Storage, TensorEntry
 from ...manifest.other_records import Chunk
@@ -32,7 +32,7 @@ from ..base import Format
 from ..checkpoint import Carries, Checkpoint
 from ..folders.layouts import NameMeaning, layout_of, says
 from ..folders.parts import number_files
-from ..folders.runs import LIKE_CHECKPOINTS
+from ..folders.run_folders import LIKE_CHECKPOINTS
 from ..probe import Probe
 from .alike import Alike
 from .boxes import Box, check_tiling, division_of

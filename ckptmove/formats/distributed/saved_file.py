@@ -9,7 +9,7 @@ from math import prod
 from typing import NamedTuple, Protocol
 
 from ...errors import CorruptError, UnsupportedError
-from ...graph.reach import nodes_of
+from ...graph.traversal import nodes_of
 from ...manifest.dtypes import BITS
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Tuple
 from ...plans.plan import Plan, Proof

@@ -27,7 +27,7 @@ from ..distributed.rank_groups import SHARD, divided_folders
 from ..probe import Probe
 from ..safetensors.header import LONGEST
 from ..unread_formats import refuse_unread_folder
-from .runs import LIKE_CHECKPOINTS, own_folders, own_folders_in, several_checkpoints
+from .run_folders import LIKE_CHECKPOINTS, own_folders, own_folders_in, several_checkpoints
 from .sharded import file_names, unnamed_shards
 from .training_folder import TrainingFolder, holds_only, read_folder, unusual_checkpoints
 from .weight_names import (

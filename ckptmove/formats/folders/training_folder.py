@@ -56,7 +56,7 @@ from .layouts import (
 )
 from .missing_files import MissingFile, missing_files
 from .parts import PartsContainer, number_files
-from .runs import LIKE_CHECKPOINTS, UNLIKE_CHECKPOINTS, own_folders, several_checkpoints
+from .run_folders import LIKE_CHECKPOINTS, UNLIKE_CHECKPOINTS, own_folders, several_checkpoints
 from .sharded import file_names, unnamed_shards
 from .weight_names import INDEX, NOT_COMPARED, SHARDED, WHOLE, same_weights, shard_name, whole_of
 

@@ -26,7 +26,7 @@ from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import storage_element_nbytes
 from ...manifest.manifest import Extent
 from ...pickles.nodes import Dict, List
-from ...pickles.reach import names_reached
+from ...pickles.reached_globals import names_reached
 from ...torch_pickle.callables.uses import not_surely_harmless
 from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
@@ -69,7 +69,7 @@ class TorchLegacy(PickledFormat):
         return LegacyContainer(probe)
 
 
-class LegacyBehind(TorchLegacy):
+class LegacyAfterPrefix(TorchLegacy):
     """The same, after something that is no checkpoint."""
 
     def sniff(self, probe: Probe) -> bool:

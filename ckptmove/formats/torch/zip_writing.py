@@ -9,7 +9,7 @@ from ...errors import UnsupportedError, WriteError
 from ...graph.draft import CheckpointGraph, Pieces, StorageBytes
 from ...graph.edit.callables import names_are_harmless
 from ...graph.fill import fill
-from ...graph.reach import nodes_of
+from ...graph.traversal import nodes_of
 from ...pickles.emit import Emitter
 from ...pickles.nodes import Persistent
 from ...pickles.opcodes.plain_tensors import StorageReference

@@ -33,19 +33,19 @@ from ..edges import (
     type_of,
     types_of,
 )
-from ..reach import Composite
+from ..traversal import Composite
 from .difference import Held, can_cast, regrouped, unlike
 from .excerpts import first_unlike, of_bytes, of_scalars
 from .names_alike import names_alike
-from .places import Where
 from .side import Side
+from .tree_position import TreePosition
 
 _DEEPEST = 1000  # keys in a path
 _LEAST_ROOM = 1 << 20  # steps
 _LONGEST_AT_ONCE = 64  # characters or bytes of a value that is compared wherever it is
 _MOST_AGAIN = 1 << 14  # places that are named of containers that were met before
 
-_Place = tuple[Node, Node, Where]
+_Place = tuple[Node, Node, TreePosition]
 _Sides = tuple[Term, Term] | None
 
 
@@ -104,12 +104,12 @@ class _Pairing:
         self.passed = 0
         self.compared: dict[tuple[int, int], _Sides] = {}  # values that take long to be compared
         self.again = 0  # how often containers were met that had been compared before
-        self.objects: list[tuple[Where, int, int]] = []
+        self.objects: list[tuple[TreePosition, int, int]] = []
 
     def run(self) -> Pairs:
         whole = self.chosen is None or "" in self.chosen
         alike = names_alike(self.old.draft) | names_alike(self.new.draft)
-        root = Where(None, (), 0, whole, False, alike)
+        root = TreePosition(None, (), 0, whole, False, alike)
         self.later.append((self.old.draft.graph.root, self.new.draft.graph.root, root))
         while self.todo or self.later:
             if not self.todo:
@@ -133,7 +133,7 @@ class _Pairing:
 
     # -- one place -----------------------------------------------------------------------------
 
-    def visit(self, old: Node, new: Node, where: Where) -> None:
+    def visit(self, old: Node, new: Node, where: TreePosition) -> None:
         self.step()
         if where.depth > _DEEPEST:
             raise CorruptError(f"the checkpoint is nested more than {_DEEPEST} levels deep")
@@ -171,26 +171,28 @@ class _Pairing:
         if self.room < 0:
             raise CorruptError("the same objects are reached on too many paths")
 
-    def differ(self, kind: Kind, where: Where, old: Term = None, new: Term = None) -> None:
+    def differ(self, kind: Kind, where: TreePosition, old: Term = None, new: Term = None) -> None:
         if where.chosen:
             self.found.append(Difference(kind, where.name, old, new))
 
-    def apart(self, old: Node, new: Node, where: Where) -> None:
+    def apart(self, old: Node, new: Node, where: TreePosition) -> None:
         """Two things that have nothing in common but their place."""
         self.only(self.old, old, where)
         self.only(self.new, new, where)
 
-    def inside(self, where: Where, keys: Path, *, rest: bool = False) -> Where:
+    def inside(self, where: TreePosition, keys: Path, *, rest: bool = False) -> TreePosition:
         """The place of something that is held by what is at `where`."""
         depth = where.depth + len(keys)
-        place = Where(where, keys, depth, where.chosen, where.rest or rest, where.alike)
+        place = TreePosition(where, keys, depth, where.chosen, where.rest or rest, where.alike)
         if self.chosen is None or where.chosen or not keys:
             return place
         return place._replace(chosen=place.name in self.chosen)
 
     # -- tensors -------------------------------------------------------------------------------
 
-    def tensors(self, old: Node, new: Node, mine: Tensor, other: Tensor, where: Where) -> None:
+    def tensors(
+        self, old: Node, new: Node, mine: Tensor, other: Tensor, where: TreePosition
+    ) -> None:
         known = (id(old), id(new)) in self.met
         if known and where.rest:
             return
@@ -207,7 +209,7 @@ class _Pairing:
         olds, news = children_edges(mine.children), children_edges(other.children)
         self.edges(olds, news, where)
 
-    def attributes(self, pair: tuple[Held, Held], where: Where) -> bool:
+    def attributes(self, pair: tuple[Held, Held], where: TreePosition) -> bool:
         """Whether two tensors are alike, but for their device and what they hold."""
         alike = True
         for kind, mine, other in unlike(*pair):
@@ -221,7 +223,7 @@ class _Pairing:
                 self.differ(kind, where, mine, other)
         return alike
 
-    def move(self, kind: Kind, where: Where, old: Term, new: Term) -> None:
+    def move(self, kind: Kind, where: TreePosition, old: Term, new: Term) -> None:
         """Another device."""
         if self.ignore_devices:
             self.passed += where.chosen
@@ -230,7 +232,7 @@ class _Pairing:
 
     # -- values --------------------------------------------------------------------------------
 
-    def leaves(self, old: Node, new: Node, where: Where) -> None:
+    def leaves(self, old: Node, new: Node, where: TreePosition) -> None:
         if id(old) in self.old.spelled and id(new) in self.new.spelled:
             return
         known = id(old), id(new)
@@ -262,7 +264,7 @@ class _Pairing:
 
     # -- containers ----------------------------------------------------------------------------
 
-    def containers(self, old: Composite, new: Composite, where: Where) -> None:
+    def containers(self, old: Composite, new: Composite, where: TreePosition) -> None:
         if is_mutable(old) and is_mutable(new) and where.chosen:
             self.note_object(where, id(old), id(new))
         if (id(old), id(new)) in self.met:
@@ -272,13 +274,13 @@ class _Pairing:
             self.differ(Kind.TYPE, where, *types_of(old, new))
         self.below(old, new, where)
 
-    def note_object(self, where: Where, old: int, new: int) -> None:
+    def note_object(self, where: TreePosition, old: int, new: int) -> None:
         """Where there is an object; where that is again, unless that is in very many places."""
         self.again += (old, new) in self.met
         if (old, new) not in self.met or self.again <= _MOST_AGAIN:
             self.objects.append((where, old, new))
 
-    def below(self, old: Node, new: Node, where: Where) -> None:
+    def below(self, old: Node, new: Node, where: TreePosition) -> None:
         assert isinstance(old, COMPOSITE)
         assert isinstance(new, COMPOSITE)
         if isinstance(old, (List, Tuple)) and isinstance(new, (List, Tuple)):
@@ -297,10 +299,10 @@ class _Pairing:
                 self.differ(Kind.ORDER, where)
         self.edges(olds, news, where, module=attributes_of(old) is not None)
 
-    def edges(self, olds: Edges, news: Edges, where: Where, *, module: bool = False) -> None:
+    def edges(self, olds: Edges, news: Edges, where: TreePosition, *, module: bool = False) -> None:
         """What two things hold, by its keys; of modules what their state dicts hold comes first."""
         self.step(len(olds) + len(news))
-        pairs: list[tuple[Node, Node, Where]] = []
+        pairs: list[tuple[Node, Node, TreePosition]] = []
         for key, (keys, child) in olds.items():
             place = self.inside(where, keys)
             if key in news:
@@ -312,7 +314,7 @@ class _Pairing:
                 self.only(self.new, child, self.inside(where, keys))
         self.todo.append(iter(pairs))
 
-    def rows(self, olds: Items, news: Items, where: Where) -> None:
+    def rows(self, olds: Items, news: Items, where: TreePosition) -> None:
         """What two rows hold, without a list of it."""
         both = min(len(olds), len(news))
         for side, items in ((self.old, olds), (self.new, news)):
@@ -320,14 +322,14 @@ class _Pairing:
                 self.only(side, items[n], self.inside(where, (n,)))
         self.todo.append(self.unlike_items(olds, news, where))
 
-    def unlike_items(self, olds: Items, news: Items, where: Where) -> Iterator[_Place]:
+    def unlike_items(self, olds: Items, news: Items, where: TreePosition) -> Iterator[_Place]:
         """The items of two rows that may not be the same."""
         in_part = self.chosen is not None and not where.chosen
         for n, (old, new) in enumerate(zip(olds, news, strict=False)):
             if in_part or not self.is_known(old, new):
                 yield old, new, self.inside(where, (n,))
 
-    def unlike_pairs(self, old: Dict, new: Dict, where: Where) -> Iterator[_Place]:
+    def unlike_pairs(self, old: Dict, new: Dict, where: TreePosition) -> Iterator[_Place]:
         """The values of two long dicts with the same keys that may not be the same."""
         in_part = self.chosen is not None and not where.chosen
         for (key, value), (_, other) in zip(old.pairs, new.pairs, strict=True):
@@ -350,7 +352,7 @@ class _Pairing:
             return self.again > _MOST_AGAIN and key in self.met
         return key in self.opened or (key in self.compared and self.compared[key] is None)
 
-    def only(self, side: Side, root: Node, where: Where) -> None:
+    def only(self, side: Side, root: Node, where: TreePosition) -> None:
         """Everything in what only one of them has."""
         todo = [(root, where)]
         while todo:
@@ -378,7 +380,7 @@ class _Pairing:
             inner = [(child, self.inside(place, keys)) for keys, child in edges.values()]
             todo.extend(reversed(inner))
 
-    def lone(self, side: Side, place: Where, term: Term) -> Difference:
+    def lone(self, side: Side, place: TreePosition, term: Term) -> Difference:
         old, new = (term, None) if side is self.old else (None, term)
         return Difference(side.kind, place.name, old, new)
 

@@ -16,7 +16,7 @@ from ...torch_pickle.values.strided import Tensor, reach_of
 from ..draft import CheckpointGraph, StorageBytes, View
 from ..edges import COMPOSITE, bytes_of, type_of
 from ..plain_tensors import data_of, flags_of, is_plain
-from ..reach import held_by, nodes_of
+from ..traversal import held_by, nodes_of
 from .difference import Held, Shown, is_left_out
 
 _LARGEST_TERM = 100  # nodes of a value that is told as a whole

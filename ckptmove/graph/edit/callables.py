@@ -33,7 +33,7 @@ from ...pickles.opcodes.plain_tensors import compact_form, is_compact
 from ...sources.budget import Budget
 from ...torch_pickle.callables.allowlist import KNOWN
 from ...torch_pickle.callables.uses import NEVER_BARE, wrong_use
-from ..reach import held_by, nodes_of
+from ..traversal import held_by, nodes_of
 
 #: The name of an unknown callable that a node is, calls or holds as bytes; None if there is none.
 Judge = Callable[[Node], "str | None"]

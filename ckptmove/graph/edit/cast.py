@@ -18,7 +18,7 @@ from ...torch_pickle.values.tensors import Recogniser
 from ..draft import CheckpointGraph
 from ..patterns import covers, no_match
 from ..plain_tensors import is_plain
-from ..reach import nodes_of
+from ..traversal import nodes_of
 
 #: A dtype: what torch calls it, with `torch.` or not, or anything that spells itself so.
 Dtype = object

@@ -12,7 +12,7 @@ from ...pickles.nodes import Mapping as MappingNode
 from ...torch_pickle.pickled_modules import is_module, state_of
 from ...torch_pickle.values.tensors import Recogniser
 from ..draft import CheckpointGraph
-from ..reach import Composite, nodes_of
+from ..traversal import Composite, nodes_of
 
 
 def flatten(draft: CheckpointGraph) -> list[str]:

@@ -15,7 +15,7 @@ from ...torch_pickle.values.numpy_arrays import Array, array_of, put_content
 from ...torch_pickle.values.strided import contiguous_stride
 from ..array_order import Order, Reordered, order_of
 from ..draft import CheckpointGraph, StorageBytes, View
-from ..reach import nodes_of
+from ..traversal import nodes_of
 
 _TYPED = frozenset(STORAGE_CLASSES.values())
 

@@ -23,7 +23,7 @@ from ...pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
 from ...reports.display.phrases import plural
 from ..draft import CheckpointGraph
 from ..plain_tensors import data_of
-from ..reach import nodes_of
+from ..traversal import nodes_of
 
 OptimizerIds = Literal["int", "name"]
 _STATE, _GROUPS, _PARAMS, _NAMES = "state", "param_groups", "params", "param_names"

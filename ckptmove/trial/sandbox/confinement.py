@@ -23,7 +23,7 @@ from ...reports.validate import FAILED, PASSED, SKIPPED, TRIAL_CHECKS, Finding
 from .. import subprocess_call
 from ..model import factory
 from ..model.import_by_name import imported, is_named
-from ..outcome import Performance
+from ..findings import Performance
 from . import exported_programs
 
 _MOST_MODULES = 64

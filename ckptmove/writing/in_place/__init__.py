@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .journaled import is_journaled
+from .find_journal import is_journaled
 
 if TYPE_CHECKING:
     from ...errors import StrPath

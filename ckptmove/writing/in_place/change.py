@@ -87,7 +87,7 @@ class FileChange:
             raise failure_of(error, self.path) from error
 
 
-class Journaled:
+class UndoableChange:
     """Changes in the making. Used as a context, they are undone at the end unless committed."""
 
     def __init__(self, path: str) -> None:
@@ -155,7 +155,7 @@ class Journaled:
             error.hint = error.hint or again
 
 
-class InPlace(Journaled):
+class InPlace(UndoableChange):
     """A change of one file."""
 
     def __init__(self, source: File, plan: Plan, *, force: bool) -> None:
@@ -188,7 +188,7 @@ class InPlace(Journaled):
         self._commit(self._file.held)
 
 
-class InPlaceFolder(Journaled):
+class InPlaceFolder(UndoableChange):
     """A change of several files in a folder: of all of them, or of none."""
 
     def __init__(self, folder: str, files: Mapping[str, tuple[File, Plan]], *, force: bool) -> None:

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from ...errors import CorruptError, InputError, RefusedError
 from ...reports.recover import Recovered
 from ..final_name import failure_of
+from .find_journal import name_folder
 from .folder_journal import FOLDER_JOURNAL, journals_in
 from .journal import UNFINISHED, Change, Read
-from .journaled import name_folder
 from .locked_file import PATIENCE, LockedFile, LockedFolder, may_change
 
 _IN_USE = (OSError, InputError, RefusedError)

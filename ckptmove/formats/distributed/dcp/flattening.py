@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeGuard
 from ....errors import RefusedError
 from ....graph.draft import CheckpointGraph, StorageBytes, View
 from ....graph.plain_tensors import data_of, flags_of, is_plain, is_untouched
-from ....graph.reach import nodes_of
+from ....graph.traversal import nodes_of
 from ....manifest.dtypes import BITS
 from ....pickles.nodes import Call, Dict, List, Node, Persistent, Tuple, are_plain
 from ....pickles.nodes import Mapping as MappingNode

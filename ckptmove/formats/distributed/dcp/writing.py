@@ -17,7 +17,7 @@ from ....errors import RefusedError, WriteError
 from ....graph.draft import CheckpointGraph, Pieces
 from ....graph.fill import fill
 from ....graph.parts import check_expanded
-from ....graph.reach import nodes_of
+from ....graph.traversal import nodes_of
 from ....manifest.dtypes import nbytes_of
 from ....pickles.emit import emit
 from ....pickles.nodes import List, Persistent

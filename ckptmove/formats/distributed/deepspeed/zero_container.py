@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ....errors import CorruptError, UnsupportedError
 from ....graph.canonical import Graph
-from ....graph.reach import nodes_of
+from ....graph.traversal import nodes_of
 from ....manifest.dtypes import nbytes_of
 from ....manifest.manifest import Extent, Section, Storage, TensorEntry
 from ....pickles.nodes import Call, Dict, List, Node, Persistent, Tuple

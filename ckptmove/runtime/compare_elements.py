@@ -20,7 +20,7 @@ _NO_NUMBERS = ("float4_e2m1fn_x2",)
 _FLOATING = ("float", "bfloat", "complex")
 
 
-class Unlike(NamedTuple):
+class ElementDifferences(NamedTuple):
     """How two runs of elements differ."""
 
     far: int  #: how many elements differ, by more than the tolerance
@@ -32,7 +32,7 @@ class Unlike(NamedTuple):
     max_rel: float | None
 
 
-def unlike(
+def element_differences(
     old: memoryview,
     new: memoryview,
     dtype: str,
@@ -41,7 +41,7 @@ def unlike(
     *,
     first: bool = True,
     nan_alike: bool = False,
-) -> Unlike:
+) -> ElementDifferences:
     """Compare two buffers of contiguous little-endian elements by bits, then as numbers.
 
     Floating elements are close if their difference is at most `atol` plus `rtol` times the old one,
@@ -66,7 +66,7 @@ def unlike(
         max_rel = _largest(apart.div_(size).masked_fill_(size == 0, nan))
     far = int(differs.count_nonzero())
     found = int(differs.nonzero()[0]) if first and far else -1
-    return Unlike(far, total - far, found, max_abs, max_rel)
+    return ElementDifferences(far, total - far, found, max_abs, max_rel)
 
 
 def _differs(old: memoryview, new: memoryview, width: int) -> torch.Tensor:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from ...manifest.paths import Path, spell, spell_apart
 
 
-class Where(NamedTuple):
+class TreePosition(NamedTuple):
     """A place in a tree: the place of what holds it, and the keys from there."""
 
-    within: Where | None
+    within: TreePosition | None
     #: none at the root
     keys: Path
     #: how many keys lead to it
@@ -27,7 +27,7 @@ class Where(NamedTuple):
     def name(self) -> str:
         """The dotted name."""
         parts: list[Path] = []
-        place: Where | None = self
+        place: TreePosition | None = self
         while place is not None:
             parts.append(place.keys)
             place = place.within

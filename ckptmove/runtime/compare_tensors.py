@@ -25,10 +25,10 @@ from ..sources.file import File
 from ..sources.nearby import NearbyFiles
 from ..sources.source import Source
 from ..torch_pickle.values.strided import is_contiguous
-from .runs import Gathered, Run, plain, span
+from .element_runs import Gathered, Run, plain, span
 
 if TYPE_CHECKING:
-    from .differing import Unlike
+    from .compare_elements import ElementDifferences
 
 _CHUNK_NBYTES = 1 << 17  # at once, of each: more than a processor's cache holds is slower
 _ALIGNED = 16  # bytes of the largest element
@@ -284,7 +284,7 @@ class _Tally:
 
     def add(self, at: int, old: memoryview, new: memoryview) -> None:
         """Count the differences of two chunks that begin at an offset."""
-        found = self.unlike(old, new)
+        found = self.element_differences(old, new)
         self.count += found.far
         self.close += found.close
         self.max_abs = _larger(self.max_abs, found.max_abs)
@@ -295,10 +295,12 @@ class _Tally:
             texts = [_element_text(bytes(each[element]), self.view.dtype) for each in (old, new)]
             self.first = at // self.width + found.first, texts[0], texts[1]
 
-    def unlike(self, old: memoryview, new: memoryview) -> Unlike | _Unlike:
+    def element_differences(
+        self, old: memoryview, new: memoryview
+    ) -> ElementDifferences | _BitDifferences:
         dtype, first = self.view.dtype, self.first is None
         try:
-            from .differing import unlike  # what is the same needs no torch
+            from .compare_elements import element_differences  # what is the same needs no torch
         except ImportError as error:
             if any(self.tolerance):
                 raise UnsupportedError(
@@ -308,8 +310,10 @@ class _Tally:
             places = range(0, len(mine), self.width)
             pairs = ((n, mine[n : n + self.width], other[n : n + self.width]) for n in places)
             differs = [n for n, a, b in pairs if a != b and not self.are_nan(a, b)]
-            return _Unlike(len(differs), 0, differs[0] // self.width if differs else -1)
-        return unlike(old, new, dtype, *self.tolerance, first=first, nan_alike=self.nan_alike)
+            return _BitDifferences(len(differs), 0, differs[0] // self.width if differs else -1)
+        return element_differences(
+            old, new, dtype, *self.tolerance, first=first, nan_alike=self.nan_alike
+        )
 
     def are_nan(self, *elements: bytes) -> bool:
         """Whether elements are NaN, where these do not differ; of what is cast without torch."""
@@ -342,8 +346,8 @@ def _larger(one: float | None, other: float | None) -> float | None:
     return other if one is None else one if other is None else max(one, other)
 
 
-class _Unlike(NamedTuple):
-    """Like `differing.Unlike`, but without torch: compares bits only."""
+class _BitDifferences(NamedTuple):
+    """Like `differing.ElementDifferences`, but without torch: compares bits only."""
 
     far: int
     close: int
@@ -359,7 +363,7 @@ def _element_text(raw: bytes, dtype: str) -> str:
     if dtype == "bool" and raw in (b"\0", b"\1"):
         return str(raw == b"\1")
     try:
-        from .differing import element_text
+        from .compare_elements import element_text
     except ImportError:
         return f"0x{raw[::-1].hex()}"
     return element_text(raw, dtype)

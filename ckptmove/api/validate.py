@@ -153,7 +153,14 @@ def validate(
         )
         if manifest is None:
             skipped = _skip(ALL_CHECKS[1:], "it can't be read")
-            return ValidationReport(path, other, device, False, (container, *skipped), tuple(notes))
+            return ValidationReport(
+                source=path,
+                against=other,
+                device=device,
+                simulated=False,
+                checks=(container, *skipped),
+                warnings=tuple(notes),
+            )
         compared = compare(
             path,
             other,
@@ -182,7 +189,14 @@ def validate(
         ran = (_about_source(each, copies) for each in (reload, *trial.findings))
         checks = (container, compared, *ran)
     warnings = (*notes, *manifest.warnings)
-    return ValidationReport(path, other, where, trial.simulated, checks, warnings)
+    return ValidationReport(
+        source=path,
+        against=other,
+        device=where,
+        simulated=trial.simulated,
+        checks=checks,
+        warnings=warnings,
+    )
 
 
 def _skip(checks: Sequence[str], why: str) -> tuple[Finding, ...]:

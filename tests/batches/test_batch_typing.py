@@ -52,6 +52,13 @@ def test_type_checkers_know_each_option_as_it_is_declared(verb: str) -> None:
         assert _kinds(each.types) in ({hint}, _kinds(get_args(hint)))
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_has_no_option_of_all_batches(verb: str) -> None:
+    """`batch` would take it for its own, and give it to no item."""
+    limit = {"timeout"}  # of an item as of `validate`: whichever ends first
+    assert item_options(verb).keys() & options_of(batch).keys() <= limit
+
+
 @pytest.mark.slow
 def test_mypy_finds_a_wrong_verb_and_options_of_another(tmp_path: Path) -> None:
     pytest.importorskip("mypy")

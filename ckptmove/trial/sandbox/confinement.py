@@ -21,9 +21,9 @@ from ... import formats
 from ...errors import CkptmoveError, StrPath
 from ...reports.validate import FAILED, PASSED, SKIPPED, TRIAL_CHECKS, Finding
 from .. import subprocess_call
+from ..findings import Performance
 from ..model import factory
 from ..model.import_by_name import imported, is_named
-from ..findings import Performance
 from . import exported_programs
 
 _MOST_MODULES = 64

@@ -227,7 +227,7 @@ def is_tensors(name: str) -> bool:
     return name.endswith((".storage", ".pt")) or "/weight_" in name or "/tensor_" in name
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("family", "name"), FILES)
 def test_a_change_of_any_tensor_is_noticed(family: str, name: str, tmp_path: Path) -> None:
     source, other = made(family, name, tmp_path / "made.pt"), tmp_path / "other.pt"

@@ -137,7 +137,7 @@ PARTS = {"view_metadata"}
 OTHERWISE = {"bare_storages"}
 
 
-@pytest.mark.sample(90)
+@pytest.mark.sample(70)
 @pytest.mark.parametrize(("family", "name"), [file for file in FILES if file[0] not in PROGRAMS])
 def test_every_file_comes_back(family: str, name: str, tmp_path: Path) -> None:
     source = tmp_path / "made"

@@ -87,7 +87,7 @@ def documents(path: Path) -> dict[str, Any]:
         }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", EXPORTED_MAKERS)
 @pytest.mark.parametrize("tag", ["cpu", CUDA])
 def test_everything_that_names_a_device_is_shown(name: str, tag: str, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_what_it_says_of_tensors_is_what_torch_finds(tmp_path: Path) -> None:
         assert said.items() >= devices.items()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @made_by
 def test_moved_to_the_cpu_it_runs_as_if_exported_there(name: str, tmp_path: Path) -> None:
     path, there = tmp_path / "in.pt2", tmp_path / "there.pt2"

@@ -147,7 +147,7 @@ def test_a_model_takes_a_step_on_the_cpu(tmp_path: Path) -> None:
     assert [report.of(check).outcome for check in ("model", "step", "trace")] == ["passed"] * 3
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @absent
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_step_is_simulated(tmp_path: Path, optimizer: str) -> None:

@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, Any]:
         return {"model": torch.export.load(path)}
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("tag", ["cpu", "cuda:0", "cuda:1"])
 @pytest.mark.parametrize("name", EXPORTED_MAKERS)
 def test_torch_reads_what_is_expected(name: str, tag: str, tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def test_a_right_file_of_very_many_values_is_no_bomb(
     measure(path, {0}, VERBS if name == "flags" else [each for each in VERBS if each != "validate"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 def test_memory_that_does_not_suffice_is_the_file_s_fault(tmp_path: Path) -> None:
     """Without exit code 70, and the same in the library and in a batch."""

@@ -289,6 +289,7 @@ def everywhere(content: bytes, step: int = 1) -> list[int]:
     ]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_that_was_cut_short(format: str, tmp_path: Path) -> None:
     content, named = made(format)
@@ -323,6 +324,7 @@ def cut_at(format: str, content: bytes, named: Tensors, lengths: list[int], fold
         assert best >= len(named) - 2, "all but the last are there when the end is missing"
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("format", FORMATS)
 def test_bits_that_were_flipped(format: str, tmp_path: Path) -> None:
     content, named = made(format, 200)
@@ -338,6 +340,7 @@ def test_bits_that_were_flipped(format: str, tmp_path: Path) -> None:
         check(salvaged(broken), named, unproven=False)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("format", FORMATS)
 def test_parts_that_were_overwritten(format: str, tmp_path: Path) -> None:
     """With chance, with zeros, or with what another save has there."""

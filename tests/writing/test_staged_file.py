@@ -225,6 +225,7 @@ def test_holes_are_looked_for_once(sparse: Path, monkeypatch: pytest.MonkeyPatch
         assert [list(source.data_ranges(*extent)) for extent in extents[::-1]] == alone[::-1]
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o664, 0o666, 0o755, 0o777])
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002, 0])
 @pytest.mark.parametrize("force", [True, False])

@@ -207,6 +207,7 @@ def relay(source: Path, out: Path, **rules: Any) -> Path:
 WHOLE = {"wrapper_subclass", "wrapper_subclass_on_cuda", "dtensor_state_dict"}
 
 
+@pytest.mark.sample(68)
 @pytest.mark.parametrize("name", sorted(MAKERS.keys() - WHOLE))
 def test_a_relay_is_the_same_checkpoint_in_torchs_layout(name: str, tmp_path: Path) -> None:
     source, out = save(tmp_path / "made.pt", MAKERS[name](), "cuda:5"), tmp_path / "out.pt"

@@ -71,6 +71,9 @@ def relocate(
             python="These are `torch.device` objects, and strings that equal one.",
         ),
     ] = False,
+    allow_unmatched: Annotated[
+        bool, Option("Accept --map and --place that match nothing; otherwise they are refused.")
+    ] = False,
     in_place: Annotated[
         bool,
         Option(
@@ -123,8 +126,9 @@ def relocate(
         UsageError: the rules make no sense (`DeviceError`: the name of a device is not valid).
         InputError: the source cannot be read, or is refused (`UntrustedError`: it names unknown
             callables, and `strict` is set).
-        RefusedError: the destination exists or cannot be written, the rules contradict each other,
-            or the file cannot be changed in place.
+        RefusedError: the destination exists or cannot be written, a rule of `map` or `place`
+            matches nothing, the rules contradict each other, or the file cannot be changed in
+            place.
         WriteError: writing or verifying failed.
     """
     started = time.monotonic()
@@ -137,6 +141,12 @@ def relocate(
         opened = _file_change(src, rules, force=force)
     with opened as change:
         manifest, moves = change.before.manifest, change.moves
+        if moves.unmatched and not allow_unmatched:
+            raise RefusedError(
+                "; ".join(moves.unmatched),
+                path=change.path,
+                hint="ckptmove inspect lists names and devices; --allow-unmatched accepts that",
+            )
         if strict:  # only now, since it could say that what can't be relocated would be copied
             refuse_unknown(manifest, otherwise="without --strict they are copied untouched")
         target = _target(change, dst, to, in_place=in_place)
@@ -162,7 +172,7 @@ def relocate(
             **moves.values_by_outcome(manifest),
             rewritten_to=tuple(moves.values.values()),
             unknown_callables=manifest.unknown_callables,
-            warnings=(*change.notes, *manifest.warnings, *moves.warnings),
+            warnings=(*change.notes, *manifest.warnings, *moves.unmatched, *moves.warnings),
             nbytes=change.nbytes,
             destination_nbytes=0 if target is None else change.new_nbytes,
             bytes_written=bytes_written,

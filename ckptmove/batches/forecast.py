@@ -67,6 +67,7 @@ def forecast_item(task: Task) -> ItemOutcome:
 def _dry(task: Task, output: str) -> ItemOutcome:
     options = {**task.options, "dry_run": True}
     if task.verb == "relocate":
+        options["allow_unmatched"] = True
         if not task.in_place:
             options |= {"dst": output, "force": True}
         report = relocate(task.item.path, **options)

@@ -32,6 +32,7 @@ def item_options(verb: str) -> dict[str, Declaration]:
     """The options of a verb that hold for each item; `dry_run` is an option of the batch."""
     options = dict(options_of(VERBS[verb]))
     options.pop("dry_run", None)
+    options.pop("allow_unmatched", None)  # a rule for a tree need not match in each item
     if verb == "validate":
         options["force"] = Declaration("force", _FORCE, (bool,), False)
     return options

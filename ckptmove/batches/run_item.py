@@ -168,7 +168,7 @@ def of_conversion(report: ConvertReport, bytes_written: int | None = None) -> It
 
 
 def _relocated(task: Task, output: str, force: bool) -> ItemOutcome:
-    options = dict(task.options)
+    options = {**task.options, "allow_unmatched": True}
     if not task.in_place:
         options |= {"dst": output, "force": force}
     report = relocate(task.item.path, progress=LISTENER.get(), **options)

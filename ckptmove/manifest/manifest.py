@@ -287,10 +287,13 @@ class Manifest(Report):
     ) -> dict[Group, Total]:
         """Return totals of groups of tensors (`by`), largest first; each storage is counted once.
 
+        A tensor without a storage counts for its own bytes, unless they are those of its parts or
+        it is on meta.
         `orphans` gives the group of storages that no tensor uses; without it they are left out.
         """
         groups: dict[Group, list[int]] = {}
         seen: set[str] = set()
+        wholes = {entry.part_of for entry in self.tensors}
         for entry in self.tensors:
             group = groups.setdefault(by(entry), [0, 0, 0])
             group[0] += entry.part_of is None
@@ -298,6 +301,8 @@ class Manifest(Report):
                 seen.add(entry.storage)
                 group[1] += 1
                 group[2] += self.storages[entry.storage].nbytes
+            elif entry.storage is None and entry.device != "meta" and entry.name not in wholes:
+                group[2] += entry.nbytes
         if orphans is not None:
             for key, storage in self.storages.items():
                 if key not in seen:

@@ -15,7 +15,7 @@ from ..errors import RefusedError
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry
 from ..manifest.other_records import NamedDevice
 from ..manifest.paths import Path
-from ..reports.display.phrases import quote
+from ..reports.display.phrases import plural, quote
 from .device import TagMap, kind_of
 from .move_totals import Kept, Moved
 from .rules import Rules
@@ -45,6 +45,7 @@ class Moves:
     rewritable: list[int] = field(default_factory=list)  #: values that `values` would rewrite
     unchanged: list[int] = field(default_factory=list)  #: other values that name a moved device
     kept: list[Kept] = field(default_factory=list)  #: what torch has a device of its own for
+    unmatched: list[str] = field(default_factory=list)  #: rules that match nothing, a sentence each
     warnings: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -90,7 +91,8 @@ def place(manifest: Manifest, rules: Rules) -> Moves:
         _place_values(manifest, moves)
     _place_programs(manifest, rules, targets, moves)
     _note_values(manifest, rules, moves)
-    moves.warnings += _unmatched_rules(manifest, rules)
+    moves.unmatched += _unmatched_rules(manifest, rules)
+    moves.warnings += _unused_in_device_map(manifest, rules)
     moves.warnings += _consequences(manifest, rules, targets, moves)
     return moves
 
@@ -279,6 +281,10 @@ def _unmatched_rules(manifest: Manifest, rules: Rules) -> Iterator[str]:
     for pattern, device in rules.tags.rules:
         if pattern != "*" and not any(TagMap(((pattern, device),)).of(tag) for tag in tags):
             yield f"nothing is on {pattern}, which should move to {device}"
+
+
+def _unused_in_device_map(manifest: Manifest, rules: Rules) -> Iterator[str]:
+    """The keys of the device map that speak of nothing here, as modules without tensors do."""
     used = {rules.map_key(entry) for entry in manifest.tensors} if rules.device_map else set()
     unused = [key for key in rules.device_map if key and key not in used]
     if unused:
@@ -293,6 +299,12 @@ def _consequences(
     manifest: Manifest, rules: Rules, targets: list[str], moves: Moves
 ) -> Iterator[str]:
     """What the user may have to do about the result."""
+    lost = sum(device == "meta" for device in moves.storages.values())
+    if lost:
+        yield (
+            f"on meta tensors have no data: torch.load will not read the bytes of "
+            f"{plural(lost, 'storage')}, which stay in the file until you relocate it again"
+        )
     if manifest.capturable and "cpu" in moves.storages.values():
         yield (
             f"the optimizer at {quote(manifest.capturable)} is capturable, and torch asserts at "

@@ -101,5 +101,5 @@ def _numbers(raw: memoryview, dtype: str) -> torch.Tensor | None:
 
 def _largest(numbers: torch.Tensor) -> float | None:
     """The largest of these nonnegative values, without NaN."""
-    largest = float(numbers.nan_to_num_(-1.0, posinf=inf).max())
+    largest = float(numbers.nan_to_num(-1.0, posinf=inf).max())
     return None if largest < 0 else largest

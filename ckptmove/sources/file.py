@@ -17,6 +17,7 @@ from .source import Source, check_range
 _TINY = 1 << 15  # bytes of a file that is read at once, and held while it is open
 #: Files that are open at once with a descriptor each; each of a thousand ranks may have one.
 _MOST_HELD = 100
+_SAVE_FIRST = "save it to a file first"
 _PATIENCE = 1.0  # seconds to wait for who changes a file in place: it takes a fraction of one
 
 
@@ -59,7 +60,7 @@ class File(Source):
                     "is a directory; a single file is needed", path=path, hint="give one file in it"
                 )
             if not stat.S_ISREG(mode):
-                raise InputError("is not a regular file", path=path)
+                raise InputError("is not a regular file", path=path, hint=_SAVE_FIRST)
             found = cls(fd, path)
         except BaseException:
             os.close(fd)
@@ -231,6 +232,9 @@ class File(Source):
 
 def _unreadable(error: OSError, path: str) -> InputError:
     """Why a file can't be opened, and what to do if it is not its own fault."""
+    if path == "-" and error.errno == errno.ENOENT:
+        message = "standard input can't be read: ckptmove reads from any place of a file"
+        return InputError(message, path=path, hint=_SAVE_FIRST)
     limited = descriptor_error(error)
     hint = None if limited is None else limited.hint
     return InputError(f"can't be read: {error.strerror}", path=path, hint=hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import struct
 import subprocess
@@ -274,6 +275,28 @@ def test_numbers_are_those_of_numpy(dtype: torch.dtype, tmp_path: Path) -> None:
     far = ~np.isclose(new, old, rtol=0.02, atol=0.01)
     loose = diff(tmp_path / "a.pt", tmp_path / "b.pt", rtol=0.02, atol=0.01)
     assert changed(loose).differing == far.sum()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "most"),
+    [
+        ("inf", "nan", (None, None)),
+        ("nan", "inf", (None, None)),
+        ("-1", "nan", (None, None)),
+        ("inf", "-inf", (math.inf, None)),
+        ("0", "inf", (math.inf, None)),
+        ("2", "inf", (math.inf, math.inf)),
+    ],
+)
+@pytest.mark.parametrize("atol", [0.0, 0.001])
+def test_the_largest_difference_is_a_number_or_not_told(
+    old: str, new: str, most: tuple[float | None, float | None], atol: float, tmp_path: Path
+) -> None:
+    one, other = (torch.tensor([float(each), 1.0]) for each in (old, new))
+    report = diff(saved(tmp_path / "a.pt", one), saved(tmp_path / "b.pt", other), atol=atol)
+    found = changed(report)
+    assert (found.max_abs, found.max_rel) == most
+    assert "-0" not in str(report)
 
 
 @pytest.mark.usefixtures("warm")

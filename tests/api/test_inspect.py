@@ -21,6 +21,7 @@ from tests.conftest import ROOT, examples
 from tests.making.checkpoints import MAKERS, UNLABELLED, kept_on_cpu, rezip, save, save_tagged
 from tests.making.objects import Metric, Settings
 from tests.making.strategies import Checkpoint, checkpoint_trees
+from tests.making.wrapped import WRAPPED_MAKERS
 from tests.oracles.census import Census, facts, storage_of
 from tests.oracles.readers import labels, load, pid_locations
 
@@ -296,3 +297,11 @@ def test_no_device_is_promised_of_what_unknown_callables_make(
         found.require("cpu")
     torch.save({"w": torch.ones(2), "hidden": OnDevice}, tmp_path / "name.pt")
     inspect(tmp_path / "name.pt", require="cpu")  # which is not called with anything
+
+
+def test_a_tensor_made_of_numpy_bytes_counts_for_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    WRAPPED_MAKERS["storageless_by_numpy"](path, "xla:0")
+    weight = torch.load(path, map_location="cpu", weights_only=False)["weight"]
+    devices = inspect(path).devices
+    assert {name: each.nbytes for name, each in devices.items()} == {"xla:0": weight.nbytes}

@@ -57,6 +57,10 @@ def shell(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess
 # -- exit codes, and one line for every error --------------------------------------------------
 
 FAULTS: dict[str, tuple[int, str]] = {
+    "inspect -": (3, "-: standard input can't be read: ckptmove reads from any place of a file"),
+    "inspect /dev/null": (3, "/dev/null: is not a regular file (save it to a file first)"),
+    "relocate run.pt --place x*=cpu": (4, "run.pt: no tensor's name matches 'x*'"),
+    "relocate run.pt --to cpu --map cuda:7=cpu": (4, "run.pt: nothing is on cuda:7"),
     "inspect run.pt --require cuda:1 -q": (1, "run.pt: not on cuda:1: 'model.conv.weight'"),
     "inspect run.pt --require cpu -q": (1, "run.pt: not on cpu: 'model.conv.weight'"),
     "inspect run.pt --require gpu": (2, "'gpu' is not a device"),

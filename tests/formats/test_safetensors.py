@@ -8,6 +8,7 @@ import json
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -19,6 +20,7 @@ from ckptmove import (
     Manifest,
     Section,
     UnsupportedError,
+    convert,
     inspect,
     relocate,
 )
@@ -211,3 +213,33 @@ def test_broken_public_files_are_refused(path: Path, run_cli: RunCli) -> None:
     assert "\n" not in str(raised.value)
     done = run_cli("inspect", path, exit=3)
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+
+
+def test_tensors_that_come_back_laid_out_otherwise_are_named(tmp_path: Path) -> None:
+    complex64 = torch.randn(3, dtype=torch.complex64)
+    state = {
+        "plain": torch.ones(2, 3),
+        "part": torch.arange(9.0)[3:6],
+        "turned": torch.ones(2, 3).t(),
+        "expanded": torch.arange(4.0).view(4, 1).expand(4, 3),
+        "conj": complex64.conj(),
+        "neg": torch.randn(3, dtype=torch.complex64).conj().imag,
+        "array": np.asfortranarray(np.ones((2, 3))),
+    }
+    torch.save(state, tmp_path / "a.pt")
+    report = convert(tmp_path / "a.pt", tmp_path / "b.safetensors")
+    convert(tmp_path / "b.safetensors", tmp_path / "c.pt")
+    back = torch.load(tmp_path / "c.pt", weights_only=False)
+    differ = [
+        name
+        for name, each in state.items()
+        if isinstance(each, torch.Tensor)
+        and (each.stride(), each.is_conj(), each.is_neg())
+        != (back[name].stride(), back[name].is_conj(), back[name].is_neg())
+    ]
+    assert back["array"].flags.f_contiguous
+    (warning,) = report.warnings
+    start, _, names = warning.rpartition(": ")
+    assert start == "written contiguous, without strides, conj and neg bits of their own"
+    assert differ == ["turned", "expanded", "conj", "neg"]
+    assert names == "turned, expanded, conj and 1 more"

@@ -135,7 +135,7 @@ def three(storage: torch.UntypedStorage) -> str:
 def test_the_first_rule_that_speaks_decides(
     rules: dict[str, Any], devices: str, bench: Bench
 ) -> None:
-    bench.save(THREE, three).relocate(**rules)
+    bench.save(THREE, three).relocate(**rules, allow_unmatched=True)
     assert [location for _, location in pid_locations(bench.out)] == devices.split()
 
 
@@ -150,13 +150,24 @@ def test_what_torch_keeps_on_the_cpu_is_kept_by_every_rule(bench: Bench) -> None
 def test_rules_that_speak_of_nothing_are_told(bench: Bench) -> None:
     bench.save(THREE, three)
     rules = {"place": {"x*": "mps", "a": "mps"}, "map": {"cuda:5": "cpu"}, "device_map": {"y": 0}}
-    assert bench.relocate(**rules).warnings == (
+    for only in ("place", "map"):
+        with pytest.raises(RefusedError) as caught:
+            bench.relocate(**{only: rules[only]})
+        assert "--allow-unmatched" in str(caught.value.hint)
+    assert not bench.out.exists()
+    assert bench.relocate(**rules, allow_unmatched=True).warnings == (
         "no tensor's name matches 'x*', which should move to mps",
         "nothing is on cuda:5, which should move to cpu",
         "no tensor name matches 'y' of the device map",
         "no rule matches 'b', 'c'; they stay where they are",
     )
     assert bench.relocate(to="cpu", map={"cuda:*": "mps"}).warnings == ()
+
+
+def test_on_meta_data_is_out_of_reach_and_that_is_told(bench: Bench) -> None:
+    (warning,) = bench.save(THREE, "cpu").relocate(to="meta").warnings
+    assert warning.startswith("on meta tensors have no data: torch.load will not read the bytes")
+    assert all(each.is_meta for each in torch.load(bench.out, weights_only=True).values())
 
 
 def no_rule(bench: Bench) -> None:

@@ -353,6 +353,7 @@ class _FolderConversion:
         def about(part: Part, name: str) -> str:
             return name if alone else f"{part.file.name}: {name}"
 
+        told = (about(part, each) for part in parts for each in part.plan.weights.warnings)
         return ConvertReport(
             source=self.path,
             destination=self.target.path,
@@ -394,7 +395,7 @@ class _FolderConversion:
             unknown_callables=tuple(
                 dict.fromkeys(name for part in parts for name in part.plan.unknown_callables)
             ),
-            warnings=tuple(dict.fromkeys(self.warnings)),
+            warnings=tuple(dict.fromkeys((*self.warnings, *told))),
             nbytes=self.nbytes + copied,
             bytes_written=sum(files.values()) if written else 0,
         )

@@ -8,7 +8,7 @@ tensor alone in its own file. The tree is in the metadata of a single file, or o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import UnsupportedError, WriteError
@@ -16,10 +16,11 @@ from ...graph.draft import CheckpointGraph, Pieces
 from ...graph.edit.numpy_arrays import bytes_of_arrays
 from ...graph.fill import stored_blob
 from ...graph.names import names_of
-from ...graph.parts import Part, parts_of
+from ...graph.parts import Part, Parts, parts_of
 from ...graph.tensor_terms import MissingTensor
 from ...graph.tree_text import TREE, fingerprint_of, tree_text
 from ...plans.plan import Plan
+from ...reports.display.phrases import few
 from ...sources.source import Readable
 from ..writing import WriteOptions, WritePlan, assemble
 from .header import Entry, Sized, lay_out, read_header
@@ -91,7 +92,22 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         if text is not None and not _is_as_planned(entries, text, expected_tree):
             raise WriteError("the written file has another tree than the source")
 
-    return WritePlan(files, len(parts.parts), parts.shared, tuple(parts.duplicates), check)
+    return WritePlan(
+        files,
+        len(parts.parts),
+        parts.shared,
+        tuple(parts.duplicates),
+        check,
+        warnings=tuple(_lost_layouts(parts)),
+    )
+
+
+def _lost_layouts(parts: Parts) -> Iterator[str]:
+    """The tensors that come back with the same values, laid out in another way."""
+    restored = {parts.blobs[known] for known in parts.orders}
+    names = [each.name for each in parts.parts if each.view and each.name not in restored]
+    if names:
+        yield f"written contiguous, without strides, conj and neg bits of their own: {few(names)}"
 
 
 def _is_as_planned(entries: Mapping[str, Entry], text: str, expected: bytes | None) -> bool:

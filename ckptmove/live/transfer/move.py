@@ -80,7 +80,7 @@ def move(
     targets = _targets(manifest, moves.storages, moves.tensors)
     pairs = list(zip(going.all, entries, targets, strict=True))
     named = renaming(found.naming, pairs, values)
-    warnings += [*moves.warnings, *_capturable(pairs, groups)]
+    warnings += [*moves.unmatched, *moves.warnings, *_capturable(pairs, groups)]
     if to is None or _reachable_device(to) != "cpu":
         warnings += packed(found)
     if found.full:

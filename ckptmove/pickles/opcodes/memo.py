@@ -61,6 +61,16 @@ class Memo:
                 return False
         return True
 
+    @property
+    def is_row(self) -> bool:
+        """Whether all slots up to the last are filled, and no others."""
+        return not self._others and self.filled == len(self._row)
+
+    def memoize(self, nodes: list[Node]) -> None:
+        """Fill the next slots of a row, as many MEMOIZE do."""
+        self._row += nodes
+        self.filled += len(nodes)
+
     def takes(self, slots: Sequence[int], nbytes: int) -> bool:
         """Whether slots, in this order, can be added to the end of the row, and take little."""
         start = len(self._row)

@@ -10,8 +10,8 @@ import torch
 
 import ckptmove
 from ckptmove.errors import CorruptError, InputError
+from ckptmove.formats.distributed.dcp.item_machine import walk_metadata
 from ckptmove.formats.distributed.dcp.metadata import read_metadata
-from ckptmove.formats.distributed.dcp.metadata_walk import walk_metadata
 from ckptmove.sources.budget import Budget
 from ckptmove.sources.source import Memory
 from tests.making.distributed import save_dcp

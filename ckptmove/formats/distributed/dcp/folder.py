@@ -136,9 +136,9 @@ def _open(probe: Probe, saved: Saved) -> dict[str, Source]:
         needed[lies.file] = max(needed.get(lies.file, 0), lies.at + lies.nbytes)
     missing = [name for name in needed if name not in probe.entries]
     if missing:
-        more = f" and {len(missing) - 1:,} more files" if len(missing) > 1 else ""
+        verb = f"and {len(missing) - 1:,} more files are" if len(missing) > 1 else "is"
         raise IncompleteError(
-            f"its file {missing[0]!r}{more} is missing", path=probe.path, hint=_NO_RANK
+            f"its file {missing[0]!r} {verb} missing", path=probe.path, hint=_NO_RANK
         )
     files: dict[str, Source] = {}
     for name, nbytes in sorted(needed.items()):

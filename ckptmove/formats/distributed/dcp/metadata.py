@@ -33,6 +33,7 @@ from ....torch_pickle.callables.uses import Uses
 from ....torch_pickle.values.persistent_ids import is_size
 from ....torch_pickle.values.strided import MOST_DIMENSIONS
 from ..boxes import Box
+from .item_machine import walk_metadata
 from .metadata_walk import (
     Description,
     Index,
@@ -42,7 +43,6 @@ from .metadata_walk import (
     fields_of,
     malformed,
     text_of,
-    walk_metadata,
 )
 
 METADATA = ".metadata"
@@ -202,7 +202,9 @@ def _pairs(node: Node, what: str) -> Sequence[tuple[Node, Node]]:
 def _keys(node: Node) -> Keys:
     items = node.items if isinstance(node, (Tuple, List)) else ()
     if len(items) > _MOST_KEYS:
-        raise UnsupportedError(f".metadata has a path of {len(items):,} keys")
+        raise UnsupportedError(
+            f".metadata has a path of {len(items):,} keys in the tree; {_MOST_KEYS:,} are read"
+        )
     keys = tuple(
         text_of(each) if isinstance(each, str) else each
         for each in items

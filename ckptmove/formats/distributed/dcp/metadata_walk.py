@@ -7,21 +7,22 @@
     _StorageInfo{relative_path, offset, length, …}          a `Lies`
 
 As nodes, an item would take several kB. When the state of one of these objects is set, all of it is
-known: the object keeps what it says, and the state is emptied. Everything else becomes the nodes
-that it is in any pickle; see `metadata` for what there is.
+known: the object keeps what it says, and the state is emptied, which nobody may recall any more.
+Everything else becomes the nodes that it is in any pickle; see `metadata` for what there is, and
+`item_machine` for how most of it is taken at once.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from sys import intern
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from ....errors import CorruptError, UnsupportedError
 from ....pickles.nodes import NOTHING, Call, Dict, Global, List, Node, Tuple
 from ....pickles.opcodes.machine import Machine
-from ....pickles.walk import Pickle, walk
 from ....sources.budget import CONTAINERS, VALUES, Budget
 from ....torch_pickle.values.persistent_ids import is_size
 from ....torch_pickle.values.strided import MOST_DIMENSIONS
@@ -58,7 +59,7 @@ class Description(NamedTuple):
     boxes: tuple[Box, ...]
 
 
-_Content: TypeAlias = Box | Global | Description | Index | Lies
+Content: TypeAlias = Box | Global | Description | Index | Lies
 
 
 class Record:
@@ -66,9 +67,9 @@ class Record:
 
     __slots__ = ("content", "kind")
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, content: Content | None = None) -> None:
         self.kind = kind  #: the name of its class
-        self.content: _Content | None = None
+        self.content = content
 
 
 class Sizes(Call):
@@ -82,12 +83,7 @@ class Sizes(Call):
         self.sizes = sizes
 
 
-def walk_metadata(data: bytes, budget: Budget) -> Pickle:
-    """Walk a `.metadata`; CorruptError if an object of an item is not what torch writes."""
-    return walk(data, budget=budget, machine_type=_Machine)
-
-
-class _Machine(Machine):
+class MetadataMachine(Machine):
     """A machine that reads the objects of items as soon as they are complete."""
 
     def __init__(
@@ -98,18 +94,29 @@ class _Machine(Machine):
         budget: Budget | None = None,
     ) -> None:
         super().__init__(data, base, gaps, budget)
-        self._kinds: dict[int, str] = {}  # of classes, by the `id()` of their names
-        self._sizes: dict[tuple[Node, ...], Sizes] = {}
+        self.kinds: dict[int, str] = {}  #: of classes, by the `id()` of their names
+        self.sizes: dict[tuple[int, ...], Sizes] = {}  #: those that were met
 
     def push_global(self, module: str, name: str) -> None:
+        """As `Machine.push_global`; it minds the classes of items."""
         super().push_global(module, name)
         kind = class_of(self.globals[-1])
         if kind in _CONTENTS:
-            self._kinds[id(self.globals[-1])] = kind
+            self.kinds[id(self.globals[-1])] = kind
+
+    def recall(self, slot: int) -> None:
+        """As `Machine.recall`; CorruptError where what was emptied is used again."""
+        super().recall(slot)
+        top = self.stack[-1]
+        if (type(top) is Dict and top.pairs is NOTHING) or (
+            type(top) is Tuple and top.items is NOTHING
+        ):
+            raise malformed("the state of an object is used again")
 
     def op_newobj(self) -> None:
+        """As `Machine.op_newobj`, for an object of an item: a record."""
         stack = self.stack
-        kind = self._kinds.get(id(stack[-2]))
+        kind = self.kinds.get(id(stack[-2]))
         if kind is None or stack[-1] is not self.empty_tuple:
             return super().op_newobj()
         self.count(CONTAINERS)
@@ -119,6 +126,7 @@ class _Machine(Machine):
         return None
 
     def op_build(self) -> None:
+        """As `Machine.op_build`, for a record: have it keep what its state says."""
         target: object = self.stack[-2]
         if not isinstance(target, Record):
             return super().op_build()
@@ -138,6 +146,7 @@ class _Machine(Machine):
         return None
 
     def op_reduce(self) -> None:
+        """As `Machine.op_reduce`, for a torch.Size: one for all of the same numbers."""
         stack = self.stack
         function, args = stack[-2], stack[-1]
         if not isinstance(function, Global) or function.qualname != _SIZE:
@@ -148,9 +157,9 @@ class _Machine(Machine):
         self.count(CONTAINERS)
         self._count_row(inner)
         sizes = sizes_of(inner)
-        known = self._sizes.get(sizes)
+        known = self.sizes.get(sizes)
         if known is None:
-            known = self._sizes[sizes] = Sizes(function, args, sizes, self.at)
+            known = self.sizes[sizes] = Sizes(function, args, sizes, self.at)
         stack.pop()
         stack[-1] = known
         args.items = known.row  # likewise
@@ -200,6 +209,22 @@ def fields_of(node: Node) -> dict[str, Node]:
         if not isinstance(key, str):
             raise malformed("a name is not a string")
     return dict(node.pairs)  # type: ignore[arg-type] # its keys are strings
+
+
+def file_of(node: Node) -> str:
+    """The name of a file in the same folder."""
+    return _file_of(text_of(node))
+
+
+@lru_cache(1024)
+def _file_of(file: str) -> str:
+    try:
+        fits = 0 < len(file.encode()) <= _LONGEST_NAME
+    except UnicodeEncodeError:
+        fits = False
+    if not fits or file in (".", "..") or not _SEPARATORS.isdisjoint(file):
+        raise CorruptError(f".metadata names {file!r:.100}, which is not a file in the same folder")
+    return file
 
 
 def content_of(node: object, kind: type[_Kind]) -> _Kind:
@@ -254,10 +279,7 @@ def _lies(state: Node) -> Lies:
             f"its items are transformed by {by[0]!s:.40}",
             hint="save it again without stream extensions",
         )
-    file = text_of(told.get("relative_path"))
-    fits = 0 < len(file.encode("utf-8", "replace")) <= _LONGEST_NAME
-    if not fits or file in (".", "..") or not _SEPARATORS.isdisjoint(file):
-        raise CorruptError(f".metadata names {file!r:.100}, which is not a file in the same folder")
+    file = file_of(told.get("relative_path"))
     at, nbytes = told.get("offset"), told.get("length")
     if not is_size(at) or not is_size(nbytes):
         raise CorruptError(f".metadata gives an item in {file!r} no valid range")
@@ -266,7 +288,7 @@ def _lies(state: Node) -> Lies:
     return Lies(file, at, nbytes, is_packed)
 
 
-_CONTENTS: dict[str, Callable[[Node], _Content]] = {
+_CONTENTS: dict[str, Callable[[Node], Content]] = {
     "ChunkStorageMetadata": _box,
     "MetadataIndex": _index,
     "TensorProperties": _dtype,

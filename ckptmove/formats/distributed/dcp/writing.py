@@ -30,9 +30,10 @@ from ...writing import WriteOptions, WritePlan, assemble
 from ..boxes import Box
 from .flattening import Leaf, flatten
 from .item_frame import STEM, tensor_frame, value_item
+from .item_machine import walk_metadata
 from .items import open_item
 from .metadata import METADATA, Saved, SavedTensor, read_saved
-from .metadata_walk import Lies, walk_metadata
+from .metadata_walk import Lies
 from .metadata_writing import metadata_of
 from .rank_file import ChunkBytes, RankFile, Sums
 

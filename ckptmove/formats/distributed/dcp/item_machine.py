@@ -1,0 +1,416 @@
+"""Take what `.metadata` says of an item at once, where it says it as picklers of torch do.
+
+A `.metadata` of very many items is, but for a few bytes, these sequences over and over:
+
+    OPEN        EMPTY_TUPLE NEWOBJ PUT EMPTY_DICT PUT MARK      after a GET of the class
+    SIZE        GET torch.Size
+                (EMPTY_TUPLE | MARK INT… TUPLE PUT | INT… TUPLE1|2|3 PUT) TUPLE1 PUT REDUCE PUT
+    chunk       OPEN GET 'offsets' SIZE GET 'sizes' SIZE SETITEMS BUILD
+    index       OPEN GET 'fqn' (GET | SHORT_BINUNICODE PUT)
+                GET 'offset' SIZE and GET 'index' INT in either order, SETITEMS BUILD
+    place       OPEN GET 'relative_path' GET GET 'offset' INT GET 'length' INT SETITEMS BUILD
+    tensor      OPEN GET 'properties'
+                (GET | GET class EMPTY_TUPLE NEWOBJ PUT MARK GET GET FLAG GET FLAG TUPLE PUT BUILD)
+                GET 'size' SIZE GET 'chunks' EMPTY_LIST PUT
+                (GET class chunk APPEND | MARK (GET class chunk)… APPENDS) SETITEMS BUILD
+
+Either each PUT is a MEMOIZE, as torch writes them, or there are none, as ckptmove does. A sequence
+is taken at once if what it recalls is of the right kind and no limit is near. In any other case
+nothing was changed yet, and its opcodes are run one by one: there is no other way to fail.
+`tests/formats/distributed/test_item_machine.py` compares both ways.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from operator import gt
+from typing import NamedTuple
+
+from ....pickles.nodes import NOTHING, Call, Dict, Global, List, Node, Text, Tuple
+from ....pickles.opcodes.marked_stack import MOST_MARKS
+from ....pickles.opcodes.memo import UNFILLED
+from ....pickles.walk import Pickle, walk
+from ....placement.device import may_be_tag
+from ....sources.budget import CONTAINERS, PAIRS, SHARES, TEXTS, TUPLES, VALUES, Budget
+from ..boxes import Box
+from .metadata_walk import (
+    Content,
+    Description,
+    Index,
+    Lies,
+    MetadataMachine,
+    Record,
+    Sizes,
+    file_of,
+    text_of,
+)
+
+_INT = rb"(?:K.|M..|J....|\x8a\x05.{5}|\x8a\x06.{6})"
+_INTS = re.compile(_INT, re.DOTALL)
+_SIZE, _ANY, _CHUNK_CLASS = "torch.Size", "?", "ChunkStorageMetadata"
+#: Words that stand for opcodes: some with PUTs, which are P, and some that have a group.
+_WORDS = {
+    "OPEN": rb"\)\x81P\}P\(",
+    "CLOSE": rb"ub",
+    "ROW": rb"(\)|(?:\(" + _INT + rb"{0,8}t|" + _INT + rb"{1,3}[\x85-\x87])P)",
+    "SIZE": rb"\x85PRP",
+    "INT": rb"(" + _INT + rb")",
+    "PROPERTIES": rb"\)\x81P\(",
+    "FLAG": rb"[\x88\x89]",
+    "BUILD": rb"tPb",
+    "LIST": rb"\]P",
+    "PUT": rb"P",
+}
+_CHUNK = f"OPEN offsets {_SIZE} ROW SIZE sizes {_SIZE} ROW SIZE CLOSE"
+_CHUNKS = f"size {_SIZE} ROW SIZE chunks LIST"
+#: Parts of sequences. Other words are what a GET recalls: text, a class (`.X`), or what is asked of
+#: it later (`?`).
+_PARTS = {
+    "chunk": _CHUNK,
+    "class and chunk": f".{_CHUNK_CLASS} {_CHUNK}",
+    "index": "OPEN fqn",
+    "offset last": f"index INT offset {_SIZE} ROW SIZE CLOSE",
+    "offset first": f"offset {_SIZE} ROW SIZE index INT CLOSE",
+    "place": "OPEN relative_path ? offset INT length INT CLOSE",
+    "tensor": f"OPEN properties ? {_CHUNKS}",
+    "described tensor": (
+        f"OPEN properties .TensorProperties PROPERTIES ? ? FLAG ? FLAG BUILD {_CHUNKS}"
+    ),
+    "get": "?",
+    "put": "PUT",
+}
+_LONGEST_ROW = 64  # nodes that a sequence needs on the stack, and more, but for its chunks
+_LONGEST_KNOWN, _MOST_KNOWN = 1 << 12, 8  # bytes of a tensor that is remembered; how many
+_COUNTED = (CONTAINERS, TUPLES, TEXTS, PAIRS, VALUES)
+_MEMOIZE = b"\x94"
+_LONG1, _SHORT_TEXT = 0x8A, b"\x8c"
+_MARK, _APPEND, _APPENDS, _CLOSE = b"(", b"a", b"e", b"ub"
+#: How many containers, tuples, texts, pairs and values.
+_Counts = tuple[int, int, int, int, int]
+
+
+class _Part:
+    """What a part of a sequence looks like."""
+
+    def __init__(self, spelled: str, put: bytes) -> None:
+        words = spelled.split()
+        groups = [word for word in words if word in ("ROW", "INT") or word not in _WORDS]
+        raw = b"".join(_WORDS.get(word, rb"(h.|j....)") for word in words)
+        self.match = re.compile(raw.replace(b"P", put), re.DOTALL).match
+        #: which groups are GETs, and what these recall
+        self.gets = [n for n, word in enumerate(groups, 1) if word not in _WORDS]
+        self.recalls = [word for word in groups if word not in _WORDS]
+        #: which are numbers or rows of them
+        self.numbers = [n for n, word in enumerate(groups, 1) if word in _WORDS]
+
+
+_USUAL = {
+    put: {name: _Part(spelled, put) for name, spelled in _PARTS.items()} for put in (_MEMOIZE, b"")
+}
+
+
+class _Size(NamedTuple):
+    """A torch.Size, as some bytes make it."""
+
+    sizes: tuple[int, ...]
+    nodes: tuple[Node, ...]  # that are put into slots
+    tuples: int  # that are closed
+    values: int  # that are within marks
+
+
+class _Found(NamedTuple):
+    """A part that was found: its end, the nodes that it recalls, its numbers."""
+
+    end: int
+    nodes: tuple[Node, ...]
+    numbers: Sequence[bytes]
+
+
+class _Sequence(NamedTuple):
+    """A sequence that may be taken."""
+
+    end: int
+    content: Content
+    nodes: list[Node]  # that are put into slots, after the object itself
+    counts: _Counts
+
+
+class _Tensor(NamedTuple):
+    """A sequence of a tensor, as these bytes have it."""
+
+    raw: bytes
+    content: Description
+    before: list[Node]  # that are put into slots before the list of chunks
+    chunks: list[Record]
+    after: list[Node]
+    counts: _Counts
+
+    def at(self, start: int) -> _Sequence:
+        """The sequence, where it starts there."""
+        nodes = [*self.before, List([*self.chunks]), *self.after]  # type: ignore[list-item]
+        return _Sequence(start + len(self.raw), self.content, nodes, self.counts)
+
+
+def walk_metadata(data: bytes, budget: Budget) -> Pickle:
+    """Walk a `.metadata`; CorruptError if an object of an item is not what torch writes."""
+    return walk(data, budget=budget, machine_type=ItemMachine)
+
+
+class ItemMachine(MetadataMachine):
+    """A machine that takes the sequences of usual objects at once."""
+
+    def __init__(
+        self,
+        data: bytes,
+        base: int = 0,
+        gaps: Mapping[int, int] | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        super().__init__(data, base, gaps, budget)
+        self._sizes_of: dict[bytes, _Size] = {}  # by their bytes
+        # What the GETs of parts recall, by these. It holds as long as no slot is filled again.
+        self._recalled: dict[tuple[_Part, object], tuple[Node, ...]] = {}
+        self._tensors: list[_Tensor] = []  # those that were met last
+        self._refilled = 0
+        self._room = [0] * len(_COUNTED)
+        self._usual = _USUAL[b""]
+        self._size_class: Node = None
+
+    def push_global(self, module: str, name: str) -> None:
+        """As `Machine.push_global`; it minds the name of a torch.Size."""
+        super().push_global(module, name)
+        if self.globals[-1].qualname == _SIZE:
+            self._size_class = self.globals[-1]
+
+    def recall(self, slot: int) -> None:
+        """As `Machine.recall`; what follows the class of a usual object is taken with it."""
+        super().recall(slot)
+        top = self.stack[-1]
+        if type(top) is Global:
+            kind = self.kinds.get(id(top), "")
+            if kind in _READERS:
+                self._take(kind)
+
+    def _take(self, kind: str) -> None:
+        """Take the sequence that follows its class, if it does and all is as usual."""
+        start, memo = self.position, self.memo
+        put = self.data[start + 2 : start + 3]
+        self._usual = _USUAL[put if put == _MEMOIZE else b""]
+        if memo.refilled != self._refilled:
+            self._recalled.clear()
+            self._tensors.clear()
+            self._refilled = memo.refilled
+        found = _READERS[kind](self, start) if self.empty_tuple is not None else None
+        if found is None or found.end > self.frame_end >= 0 or not memo.is_row:
+            return
+        if not self._has_room(found.counts):
+            return
+        self.stack[-1] = Record(kind, found.content)  # type: ignore[call-overload] # as its base
+        if put == _MEMOIZE:
+            memo.memoize([self.stack[-1], *found.nodes])
+        self.position = found.end
+
+    def _has_room(self, counts: _Counts) -> bool:
+        """Count what the opcodes would, unless that comes near a limit."""
+        if len(self.below) > MOST_MARKS - _LONGEST_ROW:
+            return False
+        used = self.used
+        containers, tuples, texts, pairs, values = counts
+        stacked = self.waiting + len(self.stack) + values + _LONGEST_ROW
+        containers += used[CONTAINERS]
+        tuples += used[TUPLES]
+        texts += used[TEXTS]
+        pairs += used[PAIRS]
+        values += used[VALUES]
+        needed = containers, tuples, texts, pairs, values + stacked
+        if any(map(gt, needed, self._room)):
+            rooms, at = self.rooms, self.position
+            self._room = [rooms[kind] + at // SHARES[kind] for kind in _COUNTED]
+            if any(map(gt, needed, self._room)):
+                return False
+        used[CONTAINERS], used[TUPLES], used[TEXTS] = containers, tuples, texts
+        used[PAIRS], used[VALUES] = pairs, values
+        return True
+
+    # -- the sequences of objects ----------------------------------------------------------------
+
+    def read_chunk(self, start: int, part: str = "chunk") -> _Sequence | None:
+        """The sequence of a chunk."""
+        found = self._find(part, start)
+        if found is None:
+            return None
+        offsets, sizes = map(self._size, found.numbers)
+        if offsets is None or sizes is None:
+            return None
+        counts = (4, offsets.tuples + sizes.tuples, 0, 2, 4 + offsets.values + sizes.values)
+        box, put = Box(offsets.sizes, sizes.sizes), [_EMPTIED, *offsets.nodes, *sizes.nodes]
+        return _Sequence(found.end, box, put, counts)
+
+    def read_index(self, start: int) -> _Sequence | None:
+        """The sequence of an index."""
+        head = self._find("index", start)
+        text, at = (None, start) if head is None else self._text(head.end)
+        if text is None:
+            return None
+        found, nth = self._find("offset last", at), 1
+        if found is None:
+            found, nth = self._find("offset first", at), 0
+        offsets = None if found is None else self._size(found.numbers[nth])
+        if found is None or offsets is None:
+            return None
+        is_new = isinstance(text, Text) and text.at >= self.at
+        put = [_EMPTIED, text, *offsets.nodes] if is_new else [_EMPTIED, *offsets.nodes]
+        counts = (3, offsets.tuples, int(is_new), 3, 6 + offsets.values)
+        return _Sequence(found.end, Index(text_of(text), offsets.sizes), put, counts)
+
+    def read_place(self, start: int) -> _Sequence | None:
+        """The sequence of where an item lies."""
+        found = self._find("place", start)
+        if found is None:
+            return None
+        (at, nbytes), name = map(_integer, found.numbers), found.nodes[1]
+        if type(name) is not Text or may_be_tag(name) or at < 0 or nbytes < 0:
+            return None
+        return _Sequence(found.end, Lies(file_of(name), at, nbytes), [_EMPTIED], (2, 0, 0, 3, 6))
+
+    def read_tensor(self, start: int) -> _Sequence | None:
+        """The sequence of a tensor, with those of its chunks."""
+        for known in self._tensors:
+            if self.data.startswith(known.raw, start):
+                return known.at(start)
+        found, before = self._find("tensor", start), list[Node]((_EMPTIED,))
+        if found is not None:
+            about: object = found.nodes[1]
+            dtype = about.content if isinstance(about, Record) else None
+        else:
+            found = self._find("described tensor", start)
+            if found is None or not all(isinstance(each, Call) for each in found.nodes[3:5]):
+                return None
+            dtype = found.nodes[2] if isinstance(found.nodes[2], Global) else None
+            before += (Record("TensorProperties", dtype), _EMPTIED_ROW)  # type: ignore[arg-type]
+        shape, chunks = self._size(found.numbers[0]), self._chunks(found.end)
+        if not isinstance(dtype, Global) or dtype.module != "torch" or not shape or not chunks:
+            return None
+        end, records, after, counts = chunks
+        is_new = len(before) > 1
+        own = 4 + is_new, shape.tuples + is_new, 0, 3, 6 + 5 * is_new + shape.values
+        boxes = tuple(each.content for each in records if isinstance(each.content, Box))
+        content = Description(dtype, shape.sizes, boxes)
+        raw, counts = self.data[start:end], _sum(own, counts)
+        known = _Tensor(raw, content, [*before, *shape.nodes], records, after, counts)
+        if len(raw) <= _LONGEST_KNOWN:
+            self._tensors = [known, *self._tensors[: _MOST_KNOWN - 1]]
+        return known.at(start)
+
+    def _chunks(self, at: int) -> tuple[int, list[Record], list[Node], _Counts] | None:
+        """The chunks that are put into a list from there on, up to the end of its object."""
+        data, records, put = self.data, list[Record](), list[Node]()
+        counts: _Counts = (0, 0, 0, 0, 0)
+        while not data.startswith(_CLOSE, at):
+            is_marked = data.startswith(_MARK, at)
+            at, before = at + is_marked, len(records)
+            while is_marked or len(records) == before:
+                chunk = self.read_chunk(at, "class and chunk")
+                if chunk is None:
+                    break
+                records.append(Record(_CHUNK_CLASS, chunk.content))
+                put += (records[-1], *chunk.nodes)  # type: ignore[arg-type] # as `MetadataMachine`
+                counts, at = _sum(counts, chunk.counts), chunk.end
+            added = len(records) - before
+            if not added or not data.startswith(_APPENDS if is_marked else _APPEND, at):
+                return None
+            counts, at = _sum(counts, (0, 0, 0, 0, added)), at + 1
+        return at + len(_CLOSE), records, put, counts
+
+    # -- parts of sequences ------------------------------------------------------------------------
+
+    def _find(self, name: str, at: int) -> _Found | None:
+        """A part that starts there, if it recalls what it should."""
+        part = self._usual[name]
+        found = part.match(self.data, at)
+        if found is None:
+            return None
+        gets = found.group(*part.gets)
+        nodes = self._recalled.get((part, gets))
+        if nodes is None:
+            slots = [_slot(each) for each in (gets if isinstance(gets, tuple) else (gets,))]
+            nodes = tuple(map(self.memo.get, slots))
+            is_usual = all(map(self._is, nodes, part.recalls))
+            if not is_usual or not self.memo.holds(tuple(zip(slots, nodes, strict=True))):
+                return None
+            self._recalled[part, gets] = nodes
+        return _Found(found.end(), nodes, [found[n] for n in part.numbers])
+
+    def _is(self, node: Node, word: str) -> bool:
+        """Whether a node is what a GET should recall."""
+        if word == _ANY:
+            is_text = type(node) is Text and node is not UNFILLED and not may_be_tag(node)
+            return is_text or isinstance(node, (Record, Global, Call))
+        if isinstance(node, Global):
+            return word in (node.qualname, f".{self.kinds.get(id(node))}")
+        return type(node) is Text and node == word
+
+    def _text(self, at: int) -> tuple[str | None, int]:
+        """The text that is pushed or recalled there, and where that ends."""
+        data = self.data
+        if data.startswith(_SHORT_TEXT, at):
+            end = at + 2 + data[at + 1]
+            raw, put = data[at + 2 : end], self._usual["put"].match(data, end)
+            if put is None or not raw.isascii():
+                return None, at
+            return Text(raw.decode(), self.base + at), put.end()
+        get = self._usual["get"].match(data, at)
+        node = UNFILLED if get is None else self.memo.get(_slot(get[1]))
+        if get is None or not isinstance(node, str) or node is UNFILLED or may_be_tag(node):
+            return None, at
+        return node, get.end()
+
+    def _size(self, raw: bytes) -> _Size | None:
+        """The torch.Size that a row becomes; None if it is no size."""
+        found = self._sizes_of.get(raw)
+        if found is None:
+            numbers = tuple(map(_integer, _INTS.findall(raw)))
+            width = {0x85: 1, 0x86: 2, 0x87: 3}.get(raw.removesuffix(_MEMOIZE)[-1])
+            is_marked = raw.startswith(_MARK)
+            if (numbers and min(numbers) < 0) or width not in (None, len(numbers)):
+                return None
+            known = self.sizes.get(numbers)
+            if known is None:
+                args = Tuple([Tuple(list(numbers), self.at)], self.at)
+                known = self.sizes[numbers] = Sizes(self._size_class, args, numbers, self.at)
+            is_new = raw != b")"
+            nodes = (*known.row[:is_new], known.args, known)
+            values = len(numbers) if is_marked else 0
+            found = self._sizes_of[raw] = _Size(numbers, nodes, 1 + is_new, values)
+        return found
+
+
+def _sum(one: _Counts, other: _Counts) -> _Counts:
+    a, b, c, d, e = one
+    f, g, h, i, j = other
+    return a + f, b + g, c + h, d + i, e + j
+
+
+def _slot(get: bytes) -> int:
+    """The slot of a GET."""
+    return get[1] if len(get) == 2 else int.from_bytes(get[1:], "little")
+
+
+def _integer(opcode: bytes) -> int:
+    """The number of an opcode that pushes one."""
+    if len(opcode) == 2:
+        return opcode[1]
+    if opcode[0] == _LONG1:
+        return int.from_bytes(opcode[2:], "little", signed=True)
+    return int.from_bytes(opcode[1:], "little", signed=len(opcode) == 5)
+
+
+_EMPTIED, _EMPTIED_ROW = Dict(), Tuple(NOTHING, -1)
+_EMPTIED.pairs = NOTHING
+_READERS: dict[str, Callable[[ItemMachine, int], _Sequence | None]] = {
+    _CHUNK_CLASS: ItemMachine.read_chunk,
+    "MetadataIndex": ItemMachine.read_index,
+    "TensorStorageMetadata": ItemMachine.read_tensor,
+    "_StorageInfo": ItemMachine.read_place,
+}

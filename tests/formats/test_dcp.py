@@ -311,6 +311,10 @@ DAMAGES: dict[str, tuple[Callable[[Metadata], object], str]] = {
         lambda told: told.planner_data.update({"model.rows": ("model", "rowz")}),
         r"'model\.rows' is at another place",
     ),
+    "a file name of no text": (
+        lambda told: move(told, relative_path="\ud800.distcp"),
+        "not a file in the same folder",
+    ),
     "a path that is too deep": (
         lambda told: told.planner_data.update({"model.rows": ("k",) * 1_001}),
         "a path of 1,001 keys",

@@ -30,6 +30,7 @@ from ckptmove import (
     InputError,
     RefusedError,
     UnsupportedError,
+    UntrustedError,
     inspect,
     relocate,
 )
@@ -342,6 +343,11 @@ def test_what_is_compiled_stays_where_it_is(tmp_path: Path) -> None:
     assert_only(path, "it holds code compiled for its device")
     relocate(path, tmp_path / "same.pt2", to=CUDA)  # nothing moves
     assert (tmp_path / "same.pt2").read_bytes() == path.read_bytes()
+    # torch.export.load hands it to the system's loader
+    told = "compiled code in data/aotinductor/"
+    assert any(each.startswith(told) for each in inspect(path).unknown_callables)
+    with pytest.raises(UntrustedError, match=told):
+        inspect(path, strict=True)
 
 
 @pytest.mark.parametrize("rule", [{"place": {"first.*": "cpu"}}, {"device_map": {"second": "cpu"}}])

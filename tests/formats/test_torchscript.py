@@ -332,3 +332,47 @@ def test_bytecode_shares_the_constants(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         module: Any = _load_for_lite_interpreter(str(out), map_location="cpu")
     assert module(torch.ones(3)).tolist() == [1, 2, 3]
+
+
+class Made(torch.nn.Module):
+    """Makes a file while it is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.ones(2)
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[torch.Tensor, bool]:
+        """What is saved."""
+        return self.w, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[torch.Tensor, bool]) -> None:
+        """Write outside of the file."""
+        self.w = state[0] + torch.from_file("made", True, 16).sum()
+        self.training = state[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Use the weight."""
+        return x * self.w
+
+
+def test_code_that_loading_runs_is_refused_by_strict(
+    tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.jit.save(torch.jit.script(Made()), "program.pt")
+    torch.jit.load("program.pt")
+    made = tmp_path / "made"
+    made.unlink()  # it was there
+    told = "__setstate__ in program/code/__torch__"
+    for verb in (
+        "inspect program.pt --strict",
+        "relocate program.pt --to cuda:1 --strict",
+        "validate program.pt --strict",
+        "diff program.pt program.pt --strict",
+    ):
+        assert told in run_cli(*verb.split(), exit=3).stderr, verb
+    assert told in run_cli("inspect", "program.pt", exit=0).stdout
+    run_cli("validate", "program.pt", exit=0)
+    assert not made.exists()

@@ -352,6 +352,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.safetensors.file",
         "formats.safetensors",
         "formats.pickle",
+        "formats.programs.script_operators",
         "formats.programs.torchscript",
         "formats.programs.export_graph",
         "formats.programs.export_archive",

@@ -75,6 +75,7 @@ class ExportContainer(RecordsContainer):
         self.riddles: list[str] = []  #: why it can't be moved, a clause each
         self.bound: list[str] = []  #: operators that are there for one kind of device
         self.objects: dict[str, int] = {}  #: how many objects there are whose content is not known
+        self.machine_code: dict[str, None] = {}  #: folders with what AOTInductor compiled
         self.held_objects: list[Record] = []  #: their records, which torch unpickles
         self.prefix = "" if self.old else prefix_of(archive)
         if self.old:
@@ -101,6 +102,7 @@ class ExportContainer(RecordsContainer):
         yield from super().unknown_callables()
         for record in self.held_objects:
             yield from self.callables_in(record)
+        yield from self.machine_code  # torch.export.load hands it to the system's loader
 
     def without_devices(self, name: str) -> Changes:
         places = [each.place for each in self.weights if each.config == name]
@@ -156,6 +158,7 @@ class ExportContainer(RecordsContainer):
     def _note_compiled(self, record: Record, short: str) -> None:
         """What AOTInductor compiled, and for what kind of device."""
         self.riddles.append(f"it holds code compiled for its device, in {_COMPILED!r}")
+        self.machine_code[f"compiled code in {short.rpartition('/')[0]}"] = None
         if short.endswith("_metadata.json"):
             metadata = self.read_document(record).root
             kind = metadata.get("AOTI_DEVICE_KEY") if isinstance(metadata, dict) else None

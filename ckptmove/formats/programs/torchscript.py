@@ -40,6 +40,7 @@ from ..base import PickledFormat
 from ..checkpoint import Carries
 from ..probe import Probe
 from ..session import ReadSession
+from .script_operators import called_while_loading, is_foreign
 
 _BYTECODE = "bytecode"
 _PICKLES = ("data", "constants", "traced_inputs", _BYTECODE)
@@ -100,6 +101,15 @@ class ScriptContainer(ZipContainer):
             self._list_devices(name, text)
         version = self.archive.read(self._version, at_most=64).strip().decode("ascii")
         self.writer = f"torch.jit.save, archive version {version}"
+
+    def unknown_callables(self) -> Iterator[str]:
+        yield from super().unknown_callables()
+        for stream in self.streams:
+            yield from (n.qualname for n in stream.pickle.globals if is_foreign(n.qualname))
+        records = (each for each in self.archive.records.values() if _may_be_code(each.name))
+        called = called_while_loading({each.name: self._text(each) for each in records})
+        if called is not None:
+            yield f"__setstate__ in {called[0]}, which names {called[1]}"
 
     def _folder(self, pickle: str) -> str:
         """Where the tensors of a pickle lie: those of new bytecode are the constants."""
@@ -174,6 +184,11 @@ class ScriptContainer(ZipContainer):
         code = {name: text.encode("utf-8") for name, text in self.code.items()}
         new = {} if spelling is None else self.changed_records(spelling)
         return super().frame(spelling), {**code, **new}
+
+
+def _may_be_code(name: str) -> bool:
+    """Whether torch may read a record as code: it looks names up without regard to case."""
+    return name.lower().endswith(".py")
 
 
 def _as_code_says(path: Path, root: Node) -> Iterator[tuple[Path, Node]]:

@@ -18,22 +18,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ...formats.programs.script_operators import FILES, NAMESPACES
 from ...formats.safetensors.header import unique
 from .magnitudes import is_bounded, is_literal
 
 _LONGEST = 1 << 14  # characters of an expression
 _SHOWN = 60  # characters of a text that is refused
 
-#: Namespaces of operators that compute, and do nothing else. Not among them: those that write
-#: files, talk to other processes, or take addresses.
-NAMESPACES = frozenset(
-    (
-        *("aten", "prims", "quantized", "_quantized", "quantized_decomposed", "sparse"),
-        *("mkldnn", "mkldnn_prepacked", "mkl", "onednn", "quantization"),
-    )
-)
-#: Operators in them that read or write files.
-FILES = frozenset(("from_file", "save"))
 #: Operators of torchvision that compute; others of it write files.
 _VISION = frozenset(
     ("nms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")

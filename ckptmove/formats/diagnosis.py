@@ -62,7 +62,7 @@ def explain(error: InputError, named: str, first: Source | None) -> None:
     """
     if isinstance(error, Excess) or not isinstance(error, (CorruptError, UnsupportedError)):
         return
-    if _SALVAGE in (error.hint or ""):
+    if _SALVAGE in (error.hint or "") or not _is_of(error, named, first):
         return
     try:
         damage = _damage(error, named, first)
@@ -75,6 +75,16 @@ def explain(error: InputError, named: str, first: Source | None) -> None:
     if damage and damage.partition(":")[0] not in str(error):
         error.args = (f"{error}; it looks like {damage}",)
     error.hint = f"{error.hint}, or {keeps}" if damage and error.hint else error.hint or keeps
+
+
+def _is_of(error: InputError, named: str, first: Source | None) -> bool:
+    """Whether an error is of this checkpoint; two that are compared are both open."""
+    if error.path is None or error.path == named:
+        return True
+    if first is not None and not first.read(0, min(_HEAD, first.nbytes)).lstrip().startswith(b"{"):
+        return False  # it is no index, which other files belong to
+    folder = named if first is None else place_of(named).parent.path
+    return error.path.startswith(f"{folder.rstrip('/')}/")
 
 
 def _damage(error: InputError, named: str, first: Source | None) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InputError
 from ..system.files import write_some
 
-_MOST = 64 << 20  # bytes
+_MOST = 16 << 20  # bytes
 _START, _END = itemgetter(0), itemgetter(1)
 
 

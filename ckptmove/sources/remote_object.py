@@ -19,11 +19,11 @@ from .range_request import CHANGED, fetch_range
 from .source import FetchStats, Source, check_range
 
 _LEAST = 1 << 15  # bytes fetched at once: an answer takes longer than they do
-_MOST = 4 << 20  # … and at most
+_MOST = 2 << 20  # … and at most
 _LARGE = 1 << 20  # bytes that are read once: they are not kept for another time
 _APART = 1 << 17  # ranges that are no farther apart are fetched as one
 _AT_ONCE = 8  # requests
-_EXPECTED = 32 << 20  # bytes that are fetched before they are read
+_EXPECTED = 12 << 20  # bytes that are fetched before they are read
 _WHOLE = 1 << 18  # an object of so many bytes is fetched whole, by one request
 
 

@@ -304,7 +304,7 @@ DAMAGES: dict[str, tuple[Callable[[Metadata], object], str]] = {
     ),
     "no size": (
         lambda told: setattr(told.state_dict_metadata["model.rows"], "size", "4, 6"),
-        "a size is none",
+        "a size or offset is not made of numbers",
     ),
     "no dict": (lambda told: setattr(told, "storage_data", []), "not a dict"),
     "another path": (
@@ -579,3 +579,9 @@ def test_what_stores_no_devices_fails_no_requirement(tmp_path: Path, run_cli: Ru
     save_dcp(tmp_path / "run", {"w": torch.ones(2)})
     run_cli("inspect", tmp_path / "run", "--require", "cuda:3", exit=0)
     assert ckptmove.inspect(tmp_path / "run", require="cuda:3").verdict == "stores no devices"
+
+
+def test_what_is_named_and_was_not_saved_is_told(folder: Path) -> None:
+    change(folder, lambda told: told.planner_data.update({"ema": ("ema",), "lost": ("lost",)}))
+    (said,) = (each for each in ckptmove.inspect(folder).warnings if "not saved" in each)
+    assert said.endswith("not saved, though .metadata names it: ema and 1 more")

@@ -242,3 +242,14 @@ def test_what_is_left_of_a_folder_is_named_by_its_files(tmp_path: Path, run_cli:
     assert "model.safetensors" in said.stdout + said.stderr
     kept = safetensors.load_file(tmp_path / "again.safetensors")
     assert torch.equal(kept["scheduler.pool"], torch.ones(3))
+
+
+def test_of_two_that_are_compared_the_broken_one_is_named(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_dcp(tmp_path / name, {"w": torch.arange(32.0)})
+        (tmp_path / f"{name}.pt").write_bytes(torch_zip(saved(20)))
+    (item,) = (tmp_path / "a").glob("*.distcp")
+    item.write_bytes(item.read_bytes().replace(b"FloatStorage", b"LongStorage\n"))
+    with pytest.raises(ckptmove.InputError) as caught:
+        ckptmove.diff(tmp_path / "a", tmp_path / "b")
+    assert f"ckptmove salvage {tmp_path / 'a'} DST" in str(caught.value.hint)

@@ -121,6 +121,29 @@ def test_bits_of_a_distributed_checkpoint_that_were_flipped(run: tuple[Path, Ten
         path.write_bytes(content)
 
 
+@pytest.mark.parametrize("how", ["zeros", "no pickle", "cut"])
+def test_values_of_a_distributed_checkpoint_that_cannot_be_read_are_told(
+    how: str, tmp_path: Path
+) -> None:
+    """There may be tensors in them."""
+    state = {"t": (torch.ones(3), "text"), "w": torch.arange(32.0)}
+    folder = save_dcp(tmp_path / "in", state, files=2)
+    assert not ckptmove.salvage(folder, tmp_path / "whole.pt").warnings
+    (file,) = (each for each in folder.glob("*.distcp") if b"text" in each.read_bytes())
+    content = file.read_bytes()
+    at = content.index(b"\x80\x02")
+    damaged = {
+        "zeros": bytes(len(content)),
+        "no pickle": content[:at] + b"\0" + content[at + 1 :],
+        "cut": content[: content.index(b"text")],
+    }
+    file.write_bytes(damaged[how])
+    report = ckptmove.salvage(folder, tmp_path / "out.pt")
+    (said,) = (each for each in report.warnings if "nor tensors in them: t: " in each)
+    assert said.startswith("1 value can't be read")
+    assert not report.complete
+
+
 def test_a_save_into_a_distributed_checkpoint_that_was_interrupted(
     run: tuple[Path, Tensors],
 ) -> None:

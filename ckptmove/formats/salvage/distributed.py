@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ...errors import InputError
+from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.paths import spell
 from ...reports.display.phrases import plural, short
@@ -63,6 +63,7 @@ class _Folder:
         self._probe = probe
         self._joined = Joined(probe.path)
         self._lost: dict[str, str] = {}  # name of a file → why it can't be read
+        self._unread: dict[str, str] = {}  # name of a value → why it can't be looked into
         self._saved, self._is_whole = self._read_saved()
         self._saved.check_apart()
         self._files = dict(self._open())
@@ -118,7 +119,10 @@ class _Folder:
             storages,
             sources,
             names_complete=self._is_whole,
-            warnings=[f"{name}: {why}" for name, why in self._lost.items()],
+            warnings=[
+                *(f"{name}: {why}" for name, why in self._lost.items()),
+                *self._unread_values(),
+            ],
             damage=dict(self._damage()),
         )
 
@@ -196,17 +200,28 @@ class _Folder:
 
     def _value(self, name: str, called: str, lies: Lies) -> Remains:
         """The tensors in a value that is none; most values have none."""
-        nothing = Remains("dcp", [], {}, [])
         file = self._files.get(lies.file)
-        if file is None or lies.at + lies.nbytes > file.nbytes or lies.is_packed:
-            return nothing
         try:
+            if file is None or lies.at + lies.nbytes > file.nbytes:
+                raise CorruptError(f"{short(lies.file)} does not have it")
+            if lies.is_packed:
+                raise UnsupportedError("it is compressed")
             window = file.window(lies.at, lies.nbytes)
             found = read_zip(Probe(window, self._probe.session))
-        except InputError:
-            return nothing
+        except InputError as error:
+            self._unread[called] = str(error)
+            return Remains("dcp", [], {}, [])
+        if not found.names_complete:
+            self._unread[called] = next(iter(found.warnings), "it is damaged")
         number = 1 + list(self._files).index(lies.file)
         return found.shift(lies.at).renumber(number, name, f"{called}.")
+
+    def _unread_values(self) -> Iterator[str]:
+        """Says that there are values which may have tensors, and can't be looked into."""
+        if self._unread:
+            name, why = next(iter(self._unread.items()))
+            several = f"{plural(len(self._unread), 'value')} can't be read, nor tensors in them"
+            yield f"{several}: {short(name)}: {why}"
 
     def _damage(self) -> Iterator[tuple[str, str]]:
         """What happened to each file, as far as it shows."""

@@ -27,7 +27,7 @@ from ....manifest.other_records import Chunk
 from ....pickles.nodes import Dict, Node
 from ....plans.plan import Plan, Proof
 from ....reports.convert import Loss
-from ....reports.display.phrases import join_names
+from ....reports.display.phrases import few, join_names
 from ....sources import Missing
 from ....sources.joined import Joined, Strip
 from ....sources.source import Memory, Source
@@ -396,6 +396,9 @@ class DcpContainer(PartsContainer):
         if stale:
             more = f" and {len(stale) - 1:,} more" if len(stale) > 1 else ""
             self.warnings.append(f"{stale[0]}{more} is of another save: nothing refers to it")
+        named = self.saved.paths.keys() - self.saved.tensors.keys() - self.saved.blobs.keys()
+        if named:
+            self.warnings.append(f"not saved, though .metadata names it: {few(sorted(named), 1)}")
         others = (name for name in probe.entries if name not in _COMMON)
         beside = sorted(name for name in others if name.endswith(_BESIDE))
         if beside:

@@ -170,7 +170,8 @@ def _is_value(about: Node) -> bool:
 
 def _tensor(name: str, about: Description, where: Mapping[Index, Lies]) -> SavedTensor:
     if len(about.shape) > MOST_DIMENSIONS:
-        raise UnsupportedError(f"the tensor {name!r} has {len(about.shape)} dimensions")
+        count = f"{len(about.shape):,} dimensions; {MOST_DIMENSIONS} are read"
+        raise UnsupportedError(f"the tensor {name!r:.100} has {count}")
     chunks: dict[Box, Lies] = {}
     for box in about.boxes:
         if box in chunks and box.numel:

@@ -198,7 +198,7 @@ def sizes_of(node: Node) -> tuple[int, ...]:
         return node.sizes
     if isinstance(node, (Tuple, List)) and all(map(is_size, node.items)):
         return tuple(node.items)  # type: ignore[arg-type] # they are numbers
-    raise malformed("a size is none")
+    raise malformed("a size or offset is not made of numbers from 0 up")
 
 
 def fields_of(node: Node) -> dict[str, Node]:

@@ -1,7 +1,7 @@
-"""All formats of checkpoints, and how what a user names is recognized and read.
+"""All formats of checkpoints, and how the format of a user's file or folder is recognized.
 
-To add a format, write one file here that implements `base.Format`, and name it in `FORMATS`. Its
-module is imported for what may be of it: what lies in the kind of container that its row says.
+To add a format, write one file here that implements `base.Format`, and name it in `FORMATS`. The
+module is imported only when a file of the right kind (zip, tar, folder …) is read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
     "writable",
 ]
 
-#: The first that recognizes something reads it.
+#: The first format that recognizes a file or folder reads it.
 FORMATS: tuple[Row, ...] = (
     Row("dcp", in_folder, ".distributed.dcp.folder.Dcp"),
     Row("universal", in_folder, ".distributed.deepspeed.universal.Universal"),
@@ -70,14 +70,14 @@ FORMATS: tuple[Row, ...] = (
 )
 
 _STRANGE = Row("", in_folder, ".unread_formats.StrangeFolder")
-#: What is tried where none of them fits.
+#: These are tried when no format in `FORMATS` fits.
 _GUESSES: tuple[Row, ...] = (
     _STRANGE,
     Row("torch-legacy", in_file, ".torch.legacy.LegacyAfterPrefix"),
     Row("model-folder", in_folder, ".folders.model_folder.OnlyFile"),
 )
 
-#: In which a checkpoint can be written, the usual first.
+#: The formats that can be written, the most usual first.
 WRITABLE = ("safetensors", "torch-zip", "zip-bundle", "dcp", "universal")
 
 
@@ -97,9 +97,9 @@ def open_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Open a checkpoint of any format, or an index with its files, or a folder, for a `with` block.
 
-    Changes in place that were interrupted are undone first, in all its files. Links in the folder,
-    or beside the index, may lead out of it only with `follow_links`. `weights`: those of ZeRO that
-    are wanted, `master` or `module`; RefusedError if it has no such two.
+    Interrupted changes in place are undone first, in all its files. Links in the folder, or beside
+    the index, may lead out of it only with `follow_links`. `weights` selects the `master` or
+    `module` weights of a ZeRO checkpoint; RefusedError if the checkpoint does not have both.
     """
     with ExitStack() as stack:
         opener = Opener(stack, read_probe, sniff_format, follow_links=follow_links)
@@ -123,10 +123,10 @@ def open_checkpoint(
 def open_whole_folder(
     path: StrPath, *, follow_links: bool = False, by_rank: bool = False
 ) -> Iterator[FolderCheckpoint]:
-    """Open all that a folder holds, even if that is but the weights of one model.
+    """Open everything in a folder, even if it holds only the weights of one model.
 
-    As `open_checkpoint`, and tensors have the same names. `by_rank`: folders of DeepSpeed in it
-    are not put together, so each file of a rank is a part; InputError if one lacks such a file.
+    Like `open_checkpoint`; tensors have the same names. With `by_rank`, DeepSpeed folders in it are
+    not merged, so each rank file is a part; InputError if a folder lacks such a file.
     """
     from .folders.whole_folder import read_whole
 
@@ -142,11 +142,11 @@ def open_whole_folder(
 
 @contextlib.contextmanager
 def _explaining(probe: Probe) -> Iterator[None]:
-    """A context in which errors say what a broken file looks like."""
+    """A context that adds to each error what happened to the broken file, as far as it shows."""
     try:
         yield
     except InputError as error:
-        with contextlib.suppress(OSError):  # as where no more files can be opened
+        with contextlib.suppress(OSError):  # for example, no more files can be opened
             from .diagnosis import explain
 
             explain(error, probe.path, None if probe.is_folder else probe.file)
@@ -154,9 +154,9 @@ def _explaining(probe: Probe) -> Iterator[None]:
 
 
 def named_checkpoint(path: StrPath) -> tuple[str, Sequence[str]]:
-    """What a user named: the only checkpoint in the folder of a run, with a note that says so."""
+    """The path that a user means: of a run's folder, the only checkpoint in it, with a note."""
     place = place_of(path)
-    with contextlib.suppress(InputError):  # which the reader meets again
+    with contextlib.suppress(InputError):  # the reader will raise it again
         if place.is_folder():
             from .folders.run_folders import checkpoint_in
 
@@ -176,12 +176,12 @@ class Sniffed(NamedTuple):
     """What a file is, by its content."""
 
     format: Format
-    #: The names of the files beside it that belong to it.
+    #: The names of the other files that belong to it.
     files: Sequence[str]
 
 
 def sniff_format(source: Readable) -> Sniffed | None:
-    """The format of a file, which may still turn out to be damaged; None if it is no checkpoint."""
+    """The format of a file, which may still be damaged; None if it is not a checkpoint."""
     if not source.nbytes:
         return None
     probe = Probe(source, new_session(), is_alone=False)
@@ -195,16 +195,16 @@ def sniff_format(source: Readable) -> Sniffed | None:
 
 
 def folder_format(path: str, entries: Iterable[FolderEntry]) -> Format | None:
-    """The format of a folder with these entries, which makes it one checkpoint.
+    """The format of a folder with these entries, if the whole folder is one checkpoint.
 
-    It may be one that is refused, where none of the files is a checkpoint of its own.
+    The format may be one that ckptmove refuses, if no file in the folder is a separate checkpoint.
     """
     probe = Probe.folder(place_of(path), entries, new_session())
     return next((row.format for row in (*FORMATS, _STRANGE) if row.sniff(probe)), None)
 
 
 def looks_like(source: Readable) -> Format | None:
-    """The format that a file looks to be of, even if it holds no tensors or can't be read."""
+    """The format that a file seems to have, even if it holds no tensors or can't be read."""
     if source.nbytes == 0:
         return None
     with pause_collection():
@@ -213,7 +213,7 @@ def looks_like(source: Readable) -> Format | None:
 
 @contextlib.contextmanager
 def pause_collection() -> Iterator[None]:
-    """A context in which all that is built stays: to look for garbage takes longer than that."""
+    """A context without garbage collection: most new objects stay, so collecting wastes time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -224,12 +224,12 @@ def pause_collection() -> Iterator[None]:
 
 
 def new_session() -> ReadSession:
-    """A reading of one checkpoint, which opens what is nested in it."""
+    """A session that reads one checkpoint and opens the checkpoints nested in it."""
     return ReadSession(_open_nested)
 
 
 def read_probe(probe: Probe) -> Checkpoint:
-    """Read what was opened, of whatever format."""
+    """Read an opened file or folder of any format."""
     format = _format_of(probe)
     if format is None:
         from .unread_formats import refusal_of
@@ -245,7 +245,7 @@ def _format_of(probe: Probe) -> Format | None:
 
 
 def _open_nested(source: Readable, session: ReadSession) -> Container | None:
-    """What bytes within a pickle hold, if they are a checkpoint."""
+    """Open bytes from a pickle as a checkpoint; None if they are not a checkpoint."""
     format: PickledFormat | None = None
     try:
         probe = Probe(source, session)

@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 
 class Format(ABC):
-    """A way in which checkpoints lie on disk: a file, an index with its files, or a folder."""
+    """A way to store checkpoints on disk: a file, an index with its files, or a folder."""
 
     name: str
-    #: What its files are mostly named like.
+    #: The usual suffixes of its files.
     suffixes: tuple[str, ...] = ()
-    #: Who writes it.
+    #: Which programs write it.
     summary: str
-    #: What of it is refused, and why, in a few words.
+    #: What ckptmove refuses in this format, and why, in a few words.
     refused: str
     carries: Carries
-    #: Whether what it recognizes may hold no tensors: any tar looks like a checkpoint of torch 0.1.
+    #: Whether a file of this format may hold no tensors: any tar looks like a torch 0.1 checkpoint.
     vague = False
-    #: Whether it is a folder whose files are parts of one checkpoint, none of them one of its own.
+    #: Whether it is a folder whose files are parts of one checkpoint, and not separate checkpoints.
     in_parts = False
-    #: Whether it is a folder with all in folders below it, but for checkpoints of their own.
+    #: Whether subfolders belong to it, except those that are separate checkpoints.
     takes_folders = False
 
     @abstractmethod
     def sniff(self, probe: Probe) -> bool:
-        """Whether it is of this format, by its content.
+        """Whether a file or folder has this format, judged by its content.
 
-        CorruptError if it is, and would run something where it is loaded as another.
+        CorruptError if it does, but would run something if it were loaded as another format.
         """
 
     @abstractmethod
@@ -49,14 +49,14 @@ class Format(ABC):
         """Read everything but the tensors."""
 
     def files(self, probe: Probe) -> Sequence[str]:
-        """The names of the files that belong to it, beside the one that was recognized."""
+        """The names of the files that belong to it, besides the recognized one."""
         return ()
 
 
 def runs_nothing(probe: Probe) -> bool:
-    """True, or CorruptError if a file that is of another format would run something if unpickled.
+    """True; CorruptError if unpickling a file of another format would run something.
 
-    `torch.load` unpickles whatever is no zip, from its first byte.
+    `torch.load` unpickles every file that is not a zip, from its first byte.
     """
     found = list(not_surely_harmless(names_reached(probe.source, probe.session.budget)))
     if found:
@@ -67,7 +67,7 @@ def runs_nothing(probe: Probe) -> bool:
 
 
 class PickledFormat(Format):
-    """A format of one file: it says how the file is opened, and the rest is here."""
+    """A format of one file: a subclass only says how the file is opened."""
 
     @abstractmethod
     def open(self, probe: Probe) -> Container:
@@ -80,22 +80,23 @@ class PickledFormat(Format):
 class WritableFormat(Format):
     """A format in which checkpoints can be written."""
 
-    #: What its files are named like in a folder of a model.
+    #: The usual name, without suffix, of its files in the folder of a model.
     folder_stem: str
-    #: Whether it can be several files.
+    #: Whether one checkpoint can be divided into several files.
     shards: bool
-    #: Whether it has room for further text.
+    #: Whether it can store additional metadata strings.
     annotates: bool
-    #: Whether it is always a folder.
+    #: Whether the written checkpoint is always a folder.
     is_folder = False
-    #: Whether it is divided among as many ranks as one likes.
+    #: Whether the user chooses among how many ranks it is divided.
     of_ranks = False
-    #: What it may have around what a rank has of a tensor, which makes no result too large.
+    #: The most bytes that the format adds around a rank's part of a tensor; the limit of the total
+    #: size allows for them.
     item_nbytes = 0
 
     @abstractmethod
     def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
-        """What of a draft has no place in it."""
+        """The parts of a draft that this format cannot store."""
 
     @abstractmethod
     def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
@@ -103,5 +104,5 @@ class WritableFormat(Format):
 
 
 def bytes_behind(nbytes: int, what: str) -> str:
-    """The warning that bytes follow what a checkpoint ends with; no reader of it minds them."""
+    """The warning that bytes follow the end of a checkpoint; no loader objects to them."""
     return f"{nbytes:,} bytes follow {what}, as where two ranks wrote one file"

@@ -50,7 +50,7 @@ from .writing import WriteOptions, WritePlan
 
 _HEAD_NBYTES = 512
 _PROTO, _NEWEST_PROTOCOL = b"\x80", b"\5"
-_NAME_NBYTES = 300  # within which the name of a zip's first record ends
+_NAME_NBYTES = 300  # the name of a zip's first record ends within so many bytes
 
 
 class ZipBundle(PickledFormat, WritableFormat):
@@ -66,7 +66,7 @@ class ZipBundle(PickledFormat, WritableFormat):
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, probe: Probe) -> bool:
-        """A zip that torch did not lay out, with a record that torch.save wrote."""
+        """Whether it is a zip that torch did not lay out, with a record that torch.save wrote."""
         archive = probe.archive
         if archive is None or any(map(is_of_torch, archive.records)):
             return False
@@ -91,10 +91,10 @@ class BundleContainer(RecordsContainer):
     def __init__(self, archive: Archive, session: ReadSession) -> None:
         """Open every record that is a checkpoint."""
         super().__init__(archive, session, by_torch=False)
-        self.reached: list[str] = []  # what unpickling text that can't be read would import
+        self.reached: list[str] = []  # names that unpickling unreadable text would import
         self.in_text: list[Stream] = []  # pickles that a record keeps as text
-        self.texts: Counter[str] = Counter()  # how many of those there are, by record
-        self.tight = set[str]()  # what is compressed too tightly to be held
+        self.texts: Counter[str] = Counter()  # how many such pickles each record has
+        self.tight = set[str]()  # records that are compressed too tightly to be held in memory
         large = 0
         for record in archive.records.values():
             if not archive.may_be_parsed(record):
@@ -133,7 +133,7 @@ class BundleContainer(RecordsContainer):
                 self.reached += names_reached(pickle, self.session.budget)
 
     def _hold(self, record: Record) -> None:
-        """Show the bytes of a record; they are read where they are needed."""
+        """Show a record as bytes, which are read only when they are needed."""
         blob = Blob(0, record.nbytes, None)
         packed = record.method == DEFLATED
         window = self.archive.source.window
@@ -159,7 +159,7 @@ class BundleContainer(RecordsContainer):
             yield held._replace(in_tree=held.record.name not in self.tight)
 
     def _try(self, record: Record) -> bool:
-        """Open a record if it is a checkpoint, and return whether it is; it may hold anything."""
+        """Open a record of any content if it is a checkpoint, and return whether it is."""
         known = len(self.roots)
         try:
             container = self.add(record, (record.name,), needed=False)
@@ -174,7 +174,7 @@ class BundleContainer(RecordsContainer):
 
 
 class _Packed:
-    """The content of a compressed record, inflated when it is read first."""
+    """The content of a compressed record, inflated at the first read."""
 
     start = None
 
@@ -196,7 +196,7 @@ class _Packed:
         return self._content.window(start, nbytes)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Nothing, as it is read as a whole."""
+        """Does nothing: the record is read as a whole."""
 
 
 def _may_be_one(head: bytes) -> bool:
@@ -213,7 +213,7 @@ def _is_checkpoint(archive: Archive, record: Record, session: ReadSession) -> bo
         return starts(head)
     try:
         return TorchZip().sniff(Probe(content_of(archive, record), session))
-    except InputError:  # broken, or no zip at all; torch.save's begins with the pickle
+    except InputError:  # broken, or not a zip at all; a zip of torch.save begins with the pickle
         return b"/data.pkl" in head[:_NAME_NBYTES]
 
 

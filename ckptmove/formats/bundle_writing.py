@@ -39,7 +39,7 @@ from ..zips.layout import LaidOut, Member, directory, lay_out
 from .torch.zip import TorchZip
 from .writing import WriteOptions, WritePlan, assemble, join_plans, move_plan
 
-_STEM = "archive"  # of what torch.save writes into an open file
+_STEM = "archive"  # the folder in a zip that torch.save writes into an open file
 _PICKLES = (".pkl", ".pickle")
 _BY_TORCH = (".data/", "data.pkl", "archive_format", "model.json")
 _HEAD_NBYTES = 64  # of a record
@@ -49,11 +49,11 @@ _HINT = "write .pt or .safetensors instead"
 
 
 class _Part(NamedTuple):
-    """What becomes of a record."""
+    """How a record is written."""
 
     name: str
-    content: bytes | None = None  #: its bytes, where they are known
-    blob: Blob | None = None  #: or what points at them
+    content: bytes | None = None  #: its bytes, if they are known
+    blob: Blob | None = None  #: or a reference to its bytes
     writing: WritePlan | None = None  #: or how torch.save would write the object
 
     @property
@@ -70,7 +70,7 @@ class _Part(NamedTuple):
 
 
 def losses_of(draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
-    """What of a draft has no place in a bundle."""
+    """The parts of a draft that a bundle cannot store."""
     losses: list[Loss] = []
     if draft.metadata:
         named = ", ".join(map(repr, sorted(draft.metadata)))
@@ -97,7 +97,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     members = [_member(part) for part in parts]
     laid = lay_out(members)
     pieces, measures, inner = Pieces(), list[CrcRange](), list[Plan]()
-    spans: list[tuple[int, int]] = []  # which measures are of which record
+    spans: list[tuple[int, int]] = []  # the range of measures that belongs to each record
     for part, place in zip(parts, laid, strict=True):
         pieces.write(place.at, place.header)
         first = len(measures)
@@ -131,7 +131,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
 
 
 def _fill_checkpoints(draft: CheckpointGraph, records: Sequence[tuple[str, Node]]) -> None:
-    """Hold the bytes of records that may be pickles, so that what they name can be listed."""
+    """Load the bytes of records that may be pickles, so that their callables can be listed."""
     for _, node in records:
         if isinstance(node, Blob) and node.content is None:
             window = draft.blobs[id(node)]
@@ -142,10 +142,11 @@ def _fill_checkpoints(draft: CheckpointGraph, records: Sequence[tuple[str, Node]
 def _pickle_of_imports(
     draft: CheckpointGraph, records: Sequence[tuple[str, Node]]
 ) -> tuple[bytes, list[Place]]:
-    """A pickle that names what loading the records would import, whichever is loaded.
+    """A pickle that names everything that loading any of the records would import.
 
-    With it, the records of bytes that name a callable not known to be harmless. A library may
-    unpickle a record of bytes, too, be it short, in an old protocol, or base64 text.
+    The second result lists the records of bytes that name a callable not known to be harmless: a
+    library may unpickle a record of bytes too, even if it is short, in an old protocol, or base64
+    text.
     """
     assert isinstance(draft.graph.root, Dict)
     held, places, budget = list[Node](), list[Place](), Budget()
@@ -164,7 +165,7 @@ def _pickle_of_imports(
 
 
 def _risky_imports(draft: CheckpointGraph, node: Node, budget: Budget) -> list[Global]:
-    """What unpickling a record of bytes would import, and may misuse."""
+    """The callables that unpickling a record of bytes would import and could misuse."""
     content = node.content if isinstance(node, Blob) else bytes_of(node)
     source: Readable
     if content is not None:
@@ -180,7 +181,7 @@ def _risky_imports(draft: CheckpointGraph, node: Node, budget: Budget) -> list[G
 
 
 def _records_of(draft: CheckpointGraph) -> list[tuple[str, Node]]:
-    """The records that a draft is to become; RefusedError if it is no dict of files."""
+    """The records that a draft will become; RefusedError if it is not a dict of files."""
     root = draft.graph.root
     recogniser = draft.graph.recogniser
     pairs = list(root.pairs) if isinstance(root, Dict) else []
@@ -199,7 +200,7 @@ def _records_of(draft: CheckpointGraph) -> list[tuple[str, Node]]:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a record may be called so, and the zip is no file of torch's for it."""
+    """Whether a record may have this name, without making the zip look like a file of torch."""
     try:
         raw = name.encode("utf-8")
     except UnicodeEncodeError:
@@ -208,12 +209,12 @@ def _is_name(name: str) -> bool:
 
 
 def is_of_torch(name: str) -> bool:
-    """Whether a record is called as in a zip that torch lays out."""
+    """Whether a record has a name as in a zip that torch lays out."""
     return name.startswith(_BY_TORCH) or name.partition("/")[2].startswith(_BY_TORCH)
 
 
 def is_bytes(node: Node) -> bool:
-    """Whether a node is bytes, however they are spelled."""
+    """Whether a node is bytes, in any spelling."""
     return isinstance(node, Blob) or (not isinstance(node, str) and bytes_of(node) is not None)
 
 
@@ -243,7 +244,7 @@ def _member(part: _Part) -> Member:
 def _last_writes(
     parts: Sequence[_Part], laid: Sequence[LaidOut], sums: Sequence[Sequence[int]]
 ) -> list[Write]:
-    """What can only be written once all checksums, those of each part's measures, are known."""
+    """The writes that need all checksums; `sums` are those of each part's measures."""
     writes: list[Write] = []
     members: list[Member] = []
     for part, place, crcs in zip(parts, laid, sums, strict=True):
@@ -266,10 +267,10 @@ def _last_writes(
 
 
 def _crc_of(plan: Plan, crcs: Sequence[int], last: Sequence[Write]) -> int:
-    """The CRC-32 of all that a plan writes: from those of its parts, in order."""
+    """The CRC-32 of all bytes of a plan, combined from the checksums of its parts in order."""
     crc32 = at = 0
     for start, nbytes, each in sorted(_checksums(plan, crcs, last)):
-        if start > at:  # nothing but zeros lies between
+        if start > at:  # only zeros lie between the parts
             crc32 = combine_crc32(crc32, zlib.crc32(bytes(start - at)), start - at)
         crc32, at = combine_crc32(crc32, each, nbytes), start + nbytes
     return crc32
@@ -278,7 +279,7 @@ def _crc_of(plan: Plan, crcs: Sequence[int], last: Sequence[Write]) -> int:
 def _checksums(
     plan: Plan, crcs: Sequence[int], last: Sequence[Write]
 ) -> Iterator[tuple[int, int, int]]:
-    """Offset, size and CRC-32 of each part of what a plan writes."""
+    """Offset, size and CRC-32 of each part of a plan."""
     for write in (*plan.writes, *last):
         yield write.at, len(write.data), zlib.crc32(write.data)
     for measure, crc32 in zip(plan.measures, crcs, strict=True):
@@ -290,7 +291,7 @@ def _checksums(
 
 
 def _check(source: Readable, parts: Sequence[_Part]) -> None:
-    """Raises WriteError unless a file that was written can be read, and holds what it should."""
+    """Raises WriteError unless a written file can be read and holds the planned records."""
     archive = Archive(source)
     archive.check_layout()
     if list(archive.records) != [part.name for part in parts]:

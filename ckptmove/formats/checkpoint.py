@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ..placement.place import Moves
     from ..plans.plan import Plan
 
-#: What holds a rank's part of a tensor.
+#: The classes that hold one rank's part of a tensor.
 _DIVIDED = re.compile(r"torch\.distributed\.[\w.]*\.(DTensor|ShardedTensor)")
 
 
 class Carries(NamedTuple):
-    """What a format can hold. What it can't is a loss, to be named before anything is written."""
+    """What a format can store. Everything else is a loss, listed before anything is written."""
 
     #: The device of each tensor.
     devices: bool
@@ -43,34 +43,34 @@ class Carries(NamedTuple):
     aliases: bool
     #: Tensors that are not contiguous.
     strides: bool
-    #: Anything besides tensors.
+    #: Objects other than tensors.
     objects: bool
-    #: What dtypes, in words.
+    #: The dtypes it can store, in words.
     dtypes: str
 
 
 class Folder(NamedTuple):
-    """The folder that a user named, of which a checkpoint is a part."""
+    """The folder that a user named, when the checkpoint is only a part of it."""
 
     path: str
-    #: What the weights are called, without what says the format.
+    #: The name of the weights, without the part that states the format.
     stem: str
-    #: Names of files that hold the weights once more.
+    #: Names of files that hold the same weights in another format.
     copies: tuple[str, ...] = ()
-    #: Whether no other file in it is named like a checkpoint, and none is missing.
+    #: Whether the folder has no other file named like a checkpoint, and none is missing.
     is_all: bool = False
 
 
 class Checkpoint:
     """What a container holds, for any format; it can be read as long as its files are open."""
 
-    #: Whether it is all that a folder holds, as a `FolderCheckpoint`.
+    #: Whether it is everything in a folder, a `FolderCheckpoint`.
     spans_folder = False
-    #: The folder that it was found in, if that is what the user named.
+    #: The folder that holds it, if the user named the folder.
     folder: Folder | None = None
-    #: What the user should know of how it was found.
+    #: What the user should know about how it was found.
     notes: Sequence[str] = ()
-    #: Files in its folder that are called like checkpoints, and are no part of it.
+    #: Files in its folder that are named like checkpoints but are not part of it.
     left: Sequence[str] = ()
 
     def __init__(
@@ -81,7 +81,7 @@ class Checkpoint:
         files: Sequence[Source] | None = None,
         indexes: Sequence[Source] = (),
     ) -> None:
-        """`files` are numbered as in its extents; `indexes` only say what is in them."""
+        """`files` have the numbers that extents use; `indexes` only describe these files."""
         self.format = format
         self.container = container
         self.carries = carries
@@ -95,12 +95,12 @@ class Checkpoint:
 
     @property
     def is_from_folder(self) -> bool:
-        """Whether a folder was named, which may have more in it."""
+        """Whether the user named a folder, which may hold more than this checkpoint."""
         return bool(self.spans_folder or self.folder or self.left)
 
     @property
     def fetch_stats(self) -> FetchStats | None:
-        """What was fetched of its files so far, or None if they are here."""
+        """What was fetched from its files so far; None if all files are local."""
         parts = [source.fetch_stats for source in self.sources]
         away = [part for part in parts if part is not None]
         return FetchStats(*map(sum, zip(*away, strict=True))) if away else None
@@ -112,17 +112,17 @@ class Checkpoint:
 
     @cached_property
     def whole(self) -> Whole:
-        """What its containers hold together."""
+        """The pickles and storages of all its containers together."""
         return whole(self.container)
 
     @cached_property
     def contents(self) -> Contents:
-        """What the pickles hold, and the nodes that spell devices."""
+        """The contents of the pickles, and the nodes that spell devices."""
         return contents_of(self.container, self.whole)
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What it holds."""
+        """The manifest of the checkpoint."""
         contents, container, streams = self.contents, self.container, self.whole.streams
         names = [name.qualname for stream in streams for name in stream.pickle.globals]
         names, tags = list(dict.fromkeys(names)), self._tags()
@@ -167,7 +167,7 @@ class Checkpoint:
         )
 
     def _tags(self) -> dict[str, tuple[str, ...]]:
-        """The devices that files of ranks say of what is made of them, by the ids of storages."""
+        """Storage id → devices named in the rank files that the storage was assembled from."""
         found = (each.tags() for each in self.container.everything())
         return {key: said for tags in found for key, said in tags.items()}
 
@@ -178,8 +178,8 @@ class Checkpoint:
         divided = sorted(filter(_DIVIDED.fullmatch, names))
         if divided and all(each.tags_storages for each in every):  # they were not put together
             yield (
-                f"of tensors that ranks divided ({divided[0].rpartition('.')[2]}), it may have but "
-                "the part of one rank: the files of all belong into one folder"
+                f"ranks divided its tensors ({divided[0].rpartition('.')[2]}), and it may hold only "
+                "the part of one rank: put the files of all ranks into one folder"
             )
         unread = sum(stream.unread for stream in self.container.streams)
         if unread:
@@ -189,7 +189,7 @@ class Checkpoint:
             )
 
     def _nested(self) -> dict[int, list[tuple[Path, Node]]]:
-        """What is saved in bytes, each as one tree."""
+        """The contents of the nested checkpoints, each as one tree."""
         grafts = self.whole.grafts
         trees = {id(roots): join_roots(roots) for roots in grafts.values()}
         return {node: [((), trees[id(roots)])] for node, roots in grafts.items()}
@@ -199,7 +199,7 @@ class Checkpoint:
         return self.container.plan(self.spelling(moves))
 
     def spelling(self, moves: Moves) -> LocationEdits:
-        """What its nodes say once everything is where it goes; it is found once."""
+        """The new spelling of the nodes that change with these moves; computed once per `moves`."""
         if self._spelled is None or self._spelled[0] is not moves:
             self._spelled = moves, self._spelling(moves)
         return self._spelled[1]
@@ -223,7 +223,7 @@ class Checkpoint:
         return spelling
 
     def _within(self) -> Iterator[tuple[str, Container]]:
-        """Its containers, and what the names of their records start with."""
+        """Each of its containers, with the prefix of the names of its records."""
         todo, met = [("", self.container)], set[int]()
         while todo:
             prefix, container = todo.pop()
@@ -240,10 +240,10 @@ class Checkpoint:
                 yield held._replace(record=held.record._replace(name=name))
 
     def draft(self, *, nested: bool = False, program: bool = False) -> CheckpointGraph:
-        """What it holds, to be written in another form; the checkpoint is of no use afterwards.
+        """The contents, to be written in another format; the checkpoint can't be used afterwards.
 
-        `nested` looks into bytes that hold checkpoints, to compare these. `program` keeps all that
-        is saved of a program, not only a state dict of its tensors.
+        `nested` also opens bytes that hold checkpoints, to compare them. `program` keeps everything
+        that is saved of a program, not only a state dict of its tensors.
         """
         from ..graph.draft import CheckpointGraph
         from ..reports.convert import Loss
@@ -302,21 +302,21 @@ class Checkpoint:
         )
 
     def files_left(self) -> tuple[FolderFile, ...]:
-        """The files in its folder that are called like checkpoints, and were not looked at."""
+        """The files in its folder that are named like checkpoints but were not read."""
         return tuple(FolderFile(name, not_read=NO_PART) for name in self.left)
 
     def _forget(self) -> None:
-        """Let go of what a draft has in a form of its own: it may be of very many tensors."""
+        """Release what the draft holds in its own form: there may be very many tensors."""
         for each in list(self.container.everything()):
             each.streams, each.ids, each.storages = [], {}, {}
         for name in ("whole", "contents", "manifest"):
             vars(self).pop(name, None)
 
     def _runs(self) -> frozenset[str] | None:
-        """The unknown callables that loading it would run; None if whatever it names may be run.
+        """The unknown callables that loading would run; None if it may run any callable it names.
 
-        Where loaders run nothing of some files, it is only what the others name, and what these
-        have in bytes.
+        If loaders run nothing in some of the files (`inert`), these are only the callables of the
+        other files and of the checkpoints nested in those.
         """
         if self.container.inert:
             return frozenset()
@@ -334,7 +334,7 @@ class Checkpoint:
         return frozenset(name for each in run for name in each.unknown_callables())
 
     def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
-        """What it holds, in canonical form; the arguments are those of `draft`."""
+        """The contents in canonical form; the arguments are those of `draft`."""
         _, ids, storages, _, tensors = self.whole
         if self.container.program and not program:
             from ..graph.program_tensors import state_dict
@@ -352,7 +352,7 @@ class Checkpoint:
         return graph
 
     def _nested_trees(self) -> dict[int, Node]:
-        """What is saved in bytes, as one tree each; not what is but the bytes of a storage."""
+        """Each nested checkpoint as one tree, except where the bytes only hold a storage."""
         all_nested = [nested for stream in self.whole.streams for nested in stream.nested]
         containers = {id(nested.container): nested.container for nested in all_nested}
         trees = {known: join_roots(each.roots) for known, each in containers.items()}
@@ -363,7 +363,7 @@ class Checkpoint:
         return ()
 
     def _blobs(self) -> dict[int, Readable]:
-        """The bytes that are not held in memory."""
+        """The byte strings that are not held in memory."""
         found: dict[int, Readable] = {}
         for each in self.container.everything():
             found.update(each.blobs)
@@ -372,11 +372,11 @@ class Checkpoint:
         return found
 
     def _origins(self) -> dict[str, Container]:
-        """Which container holds each storage."""
+        """Storage id → the container that holds it."""
         return {key: each for each in self.container.everything() for key in each.storages}
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
-        """What is wrong with its bytes by its own checksums, a sentence each.
+        """The damage that the checkpoint's own checksums show, one sentence each.
 
         `report` is called with how many bytes were read since its last call.
         """
@@ -384,7 +384,7 @@ class Checkpoint:
             yield from each.damage(report)
 
     def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
-        """Compare with what was written: WriteError if they differ in more than the moves."""
+        """Compare with the written file: WriteError if they differ in more than the moves."""
         from .relocation_check import check_container
 
         if other.format != self.format:
@@ -392,10 +392,11 @@ class Checkpoint:
         check_container(self.container, other.container, self.spelling(moves), moves)
 
     def check_patched(self, written: Source, moves: Moves) -> bool:
-        """As `check_relocated`, for a copy that differs in its pickles alone; whether it is one.
+        """Like `check_relocated`, but reads only the pickles.
 
-        It is not read as a file of its own: what else is in it is what it was, byte for byte, so
-        that its records are where they were.
+        False if the file can't be checked so. For a copy that differs from the source only in its
+        pickles. The copy is not opened as a checkpoint: all its other bytes are unchanged, so its
+        records are at the same offsets.
         """
         pickles = None if len(self.whole.streams) != 1 else self.container.patched_pickles(written)
         if pickles is None:
@@ -413,7 +414,7 @@ class Checkpoint:
 
 
 def _raw_tensor(graph: Graph, entry: TensorEntry, storages: Mapping[str, Storage]) -> Call:
-    """A tensor that is saved as raw bytes, as a node."""
+    """A node for a tensor that is saved as raw bytes."""
     assert entry.storage is not None
     held = storages[entry.storage]
     storage = graph.storage(held.id, held.dtype, held.nbytes, held.location)

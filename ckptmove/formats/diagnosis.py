@@ -1,7 +1,7 @@
-"""Tell what happened to a file that can't be read: cut short, a full disk, two writers.
+"""Find out what happened to a file that can't be read: cut short, a full disk, two writers.
 
-Only the head and the tail of the file are looked at, and its first pickles. What is said is what it
-looks like: nothing proves it.
+Only the head, the tail and the first pickles of the file are read. The result is a guess from
+these, not a proof.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from .safetensors.header import LENGTH_NBYTES, LONGEST
 from .torch.legacy import starts
 
 _HEAD, _TAIL = 512, (1 << 16) + END.size
-_LONGEST_PICKLE = 64 << 20  # bytes at the start in which the pickle of a zip ends
-_ZEROS = 512  # bytes of zeros at the end that no writer of zips leaves there
-_MOST_ENDS = 100  # end records of a zip that are looked at
-_PAGE = 4096  # bytes of zeros that are more than the last elements of a tensor
-_MOST_ZEROS = 64 << 20  # bytes in which they are counted
+_LONGEST_PICKLE = 64 << 20  # the pickle of a zip ends within so many bytes of the start
+_ZEROS = 512  # more zeros at the end than any writer of zips leaves there
+_MOST_ENDS = 100  # the most end records of a zip that are checked
+_PAGE = 4096  # more zeros than the last elements of a tensor are likely to have
+_MOST_ZEROS = 64 << 20  # zeros are counted only in so many bytes
 _SALVAGE = "ckptmove salvage"
-_SHARD = ".distcp"  # of torch.distributed.checkpoint: zips in a row, as else two writers leave
+_SHARD = ".distcp"  # of torch.distributed.checkpoint: several zips in a row are normal there
 _TWO_WRITERS = "two ranks wrote one file"
 _SEVERAL_SAVES = "several saves went into one open file, one after the other"
 _FULL_DISK = "a full disk while saving"
@@ -56,9 +56,10 @@ _END_OF_TENSOR = re.compile(
 
 
 def explain(error: InputError, named: str, first: Source | None) -> None:
-    """Have an error say what its file looks like and what can be done, if that is known.
+    """Add to an error what happened to its file and what can be done, if that is known.
 
-    `named` is what the user named: a file, an index or a folder; `first` is that file, or None.
+    `named` is the path that the user named: a file, an index or a folder. `first` is the file that
+    was opened first, or None.
     """
     if isinstance(error, Excess) or not isinstance(error, (CorruptError, UnsupportedError)):
         return
@@ -88,7 +89,7 @@ def _is_of(error: InputError, named: str, first: Source | None) -> bool:
 
 
 def _damage(error: InputError, named: str, first: Source | None) -> str | None:
-    """What the file of an error looks like; None if it was written to meanwhile, or is unknown."""
+    """What happened to the file of an error; None if unknown, or if the file changed meanwhile."""
     if isinstance(error, IncompleteError):
         return _NOT_ALL
     if error.path is None or error.path == named:
@@ -103,9 +104,9 @@ def _damage_unless_changed(source: Source) -> str | None:
 
 
 def damage_of(source: Readable) -> str | None:
-    """What happened to a file, as far as it shows: empty if it does not, None if it is no format.
+    """What happened to a file: empty if nothing shows, None if the file has no known format.
 
-    The sentence goes on from "it looks like".
+    The text continues the phrase "it looks like".
     """
     head = source.read(0, min(_HEAD, source.nbytes))
     if not head:
@@ -135,13 +136,13 @@ def damage_of(source: Readable) -> str | None:
 
 
 def data_end(source: Readable) -> int:
-    """Where what was written seems to end: before the zeros of a full disk, or where all ends."""
+    """Where the written data seems to end; the zeros that a full disk leaves do not count."""
     zeros = _zeros_at_end(source)
     return source.nbytes - (zeros if zeros >= _PAGE else 0)
 
 
 def ending_in_zeros(source: Readable) -> str:
-    """What a file looks like that can be read, by the zeros at its end; empty if there are few."""
+    """What happened to a readable file, judged by the zeros at its end; empty if there are few."""
     return _full_disk(_zeros_at_end(source))
 
 
@@ -152,14 +153,14 @@ def _full_disk(zeros: int, least: int = _PAGE) -> str:
 
 
 def cut_short(source: Readable, nbytes: int | None, *, at_least: bool = False) -> str:
-    """What a file looks like that should have so many bytes."""
+    """What happened to a file that should have `nbytes` bytes but has fewer."""
     known = nbytes is not None and nbytes > source.nbytes
     more = "" if not known else f" of {'at least ' if at_least else ''}{nbytes:,}"
     return f"an interrupted upload: the file is cut short after {source.nbytes:,}{more} bytes"
 
 
 def _by_size(source: Readable, nbytes: int | None, zeros: int) -> str:
-    """What a file looks like that should be so long; None if that is not known."""
+    """What happened to a file that should have `nbytes` bytes; None means it is cut short."""
     if nbytes is None or nbytes > source.nbytes:
         return cut_short(source, nbytes)
     if nbytes < source.nbytes:
@@ -207,7 +208,7 @@ def _of_zip(source: Readable, zeros: int) -> str:
 
 
 def _of_items(source: Readable, zeros: int) -> str:
-    """What zips in a row look like."""
+    """What happened to a file of several zips in a row."""
     tail = source.read(max(0, source.nbytes - END.size), min(source.nbytes, END.size))
     if tail.startswith(END_MAGIC):
         return ""
@@ -215,7 +216,7 @@ def _of_items(source: Readable, zeros: int) -> str:
 
 
 def _is_in_place(source: Readable, tail: bytes, start: int, end: int) -> bool:
-    """Whether an end record lies behind the directory that it tells of, counted from the start."""
+    """Whether an end record lies right behind the directory that it describes."""
     _, _, _, _, _, nbytes, at, _ = END.unpack_from(tail, end)
     locator, directory_end = end - LOCATOR.size, start + end
     if locator >= 0 and tail.startswith(LOCATOR_MAGIC, locator):
@@ -227,7 +228,7 @@ def _is_in_place(source: Readable, tail: bytes, start: int, end: int) -> bool:
 
 
 def _zip_nbytes(source: Readable) -> int | None:
-    """How long a zip is at least whose first record names the storages that follow; or None."""
+    """The least size of a zip whose first record names the storages that follow; or None."""
     *_, name_nbytes, extra_nbytes = LOCAL.unpack(source.read(0, LOCAL.size))
     data_at: int = LOCAL.size + name_nbytes + extra_nbytes
     if not source.read(LOCAL.size, name_nbytes).endswith(b"data.pkl"):
@@ -241,7 +242,7 @@ def _zip_nbytes(source: Readable) -> int | None:
 
 
 def _of_tar(source: Readable, zeros: int) -> str:
-    """What a tar looks like, whose end has two blocks of zeros."""
+    """What happened to a tar, which should end in two blocks of zeros."""
     end = 0
     try:
         for member in walk_members(source, folders=True, broken=True):
@@ -267,7 +268,7 @@ def _of_pickle(source: Readable, zeros: int) -> str:
 
 
 def _legacy_nbytes(source: Readable) -> int | None:
-    """How long a file of torch before zip should be; None if its pickles are cut short."""
+    """The right size of a torch-legacy file; None if its pickles are cut short."""
     try:
         at, wanted = 0, dict[str, int]()
         for n in range(5):
@@ -289,7 +290,7 @@ def _walked(source: Readable, at: int) -> Pickle:
 
 
 def _storages(found: Pickle) -> dict[str, int]:
-    """Key of a storage that a pickle names → how many bytes it has."""
+    """Key of each storage that a pickle names → its size in bytes."""
     return dict(filter(None, map(_storage, found.persistents)))
 
 
@@ -303,7 +304,7 @@ def _storage(node: Persistent) -> tuple[str, int] | None:
 
 
 def _safetensors_nbytes(source: Readable) -> int | None:
-    """How long a safetensors file should be; None if only its start is there."""
+    """The right size of a safetensors file; None if its header is cut short."""
     length = int.from_bytes(source.read(0, LENGTH_NBYTES), "little")
     data_at = LENGTH_NBYTES + length
     if length > LONGEST:

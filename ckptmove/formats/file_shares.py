@@ -1,4 +1,4 @@
-"""Tell in which of several files the bytes of each tensor lie."""
+"""Find in which of several files the bytes of each tensor lie."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def shares_of(
     chunks: Iterable[Chunk],
     files: Sequence[Source],
 ) -> tuple[tuple[FileShare, ...], dict[str, str]]:
-    """What each file has of the tensors, and the file of each tensor by its name.
+    """How many bytes of tensors each file holds, and the file of each tensor by its name.
 
-    `files` are numbered as in the extents of `storages`; `chunks` name theirs. Nothing is told of a
-    checkpoint of one file. Bytes that tensors share count once.
+    Extents of `storages` give a number in `files`; `chunks` name their file. Both results are empty
+    if the checkpoint has one file. Bytes that tensors share count once.
     """
     held = dict[str, dict[str, int]]()  # file → tensor → bytes
     ranks, over = dict[str, int | None](), dict[str, set[str]]()
@@ -57,7 +57,7 @@ def shares_of(
 
 
 def _short(paths: Sequence[str]) -> list[str]:
-    """The paths within the folder that all of them are in."""
+    """The paths relative to the folder that holds all of them."""
     folders = (path.replace("\\", "/").rpartition("/")[0] + "/" for path in paths)
     whole = commonprefix(list(folders))  # noqa: RUF071 cut at a slash
     return [path[whole.rfind("/") + 1 :].replace("\\", "/") for path in paths]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _Plain: TypeAlias = "tuple[Node, int, tuple[int, ...], tuple[int, ...], bool]"
 
-#: What a pickle of plain tensors calls, besides what makes these.
+#: The only callable besides tensors that a pickle of plain tensors calls.
 _ORDERED = "collections.OrderedDict"
 _ARGUMENTS = 6  # of `_rebuild_tensor_v2`, without metadata
 
@@ -37,10 +37,10 @@ def object_in(
     weights: str | None = None,
     strict: bool = False,
 ) -> object:
-    """The object that a checkpoint holds, of which nothing is executed.
+    """Build the object that a checkpoint holds; nothing in the checkpoint is executed.
 
-    UntrustedError if `strict` and something would stay an `Opaque`; DeviceError if a device that
-    it is tagged with, or mapped to, is not there.
+    UntrustedError if `strict` and something would stay an `Opaque`; DeviceError if a device that it
+    is tagged with, or mapped to, is not available.
     """
     from ..runtime.build import build_object
     from ..runtime.mapped_tensors import MappedTensors, Odd
@@ -50,7 +50,7 @@ def object_in(
         mapped = MappedTensors(found.sources, restoring)
         try:
             plain = _plain_object(found, mapped)
-        except Odd:  # which left all as it was
+        except Odd:  # nothing was changed before it was raised
             pass
         else:
             found.check_unchanged()
@@ -74,11 +74,10 @@ def object_in(
 
 
 def _plain_object(found: Checkpoint, mapped: MappedTensors) -> object:
-    """What a checkpoint holds that is usual throughout, without a draft of it; Odd if it is not.
+    """The object of a common checkpoint, built without a draft; Odd if the checkpoint is unusual.
 
-    That is a safetensors file right from its header, where each tensor has a storage of its own;
-    and a file of torch.save whose pickle names nothing but plain tensors and ordered dicts, which
-    has the form of a draft as it is.
+    Common are a safetensors file, built from its header, in which each tensor has its own storage;
+    and a file of torch.save whose pickle names only plain tensors and ordered dicts.
     """
     from ..runtime.build import build_object
     from ..runtime.mapped_tensors import Odd
@@ -118,7 +117,7 @@ def _plain_object(found: Checkpoint, mapped: MappedTensors) -> object:
 def _plain_form(call: Call) -> _Plain | None:
     """The storage of a plain tensor; its offset, shape and stride; whether it requires a gradient.
 
-    None of any other call. Of many tensors only the first are not compact.
+    None for any other call. When there are many tensors, only the first have no compact form.
     """
     form = compact_form(call)
     if form is not None and isinstance(call, PlainTensor):

@@ -27,8 +27,8 @@ from .base import PickledFormat, bytes_behind
 from .checkpoint import Carries
 from .probe import Probe
 
-PROTO = b"\x80"  #: what all pickles since protocol 2 start with
-_TEXTUAL = frozenset(b"(c]}lditIFLVSN")  # what protocols 0 and 1 start with
+PROTO = b"\x80"  #: the first byte of all pickles since protocol 2
+_TEXTUAL = frozenset(b"(c]}lditIFLVSN")  # first bytes of pickles of protocols 0 and 1
 
 
 class PlainPickle(PickledFormat):
@@ -42,7 +42,7 @@ class PlainPickle(PickledFormat):
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, probe: Probe) -> bool:
-        """A PROTO opcode comes first; or an opcode of old, and the file ends with STOP."""
+        """Whether it starts with PROTO; or with an older opcode, and the file ends with STOP."""
         head, source = probe.head, probe.source
         if head[:1] == PROTO:
             return len(head) > 1 and head[1] <= 5
@@ -65,7 +65,7 @@ class PickleContainer(Container):
         """Read the pickles."""
         super().__init__(probe.source)
         probe.session.folder()
-        self.reached: list[str] = []  # what unpickling the bytes that follow would import
+        self.reached: list[str] = []  # names that unpickling the bytes behind the end would import
         at = 0
         roots: list[Node] = []
         while at < self.source.nbytes:
@@ -93,7 +93,7 @@ class PickleContainer(Container):
         yield from not_surely_harmless(self.reached)
 
     def _says_so(self, at: int) -> bool:
-        """Whether what follows says that it is a pickle, as all since protocol 2 do."""
+        """Whether the bytes that follow start with PROTO, as all pickles since protocol 2 do."""
         head = self.source.read(at, min(2, self.source.nbytes - at))
         return len(head) == 2 and head[:1] == PROTO and head[1] <= 5
 

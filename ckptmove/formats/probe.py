@@ -1,4 +1,4 @@
-"""What a format may look at of a location, and how the files of a location are opened."""
+"""What a format may read to recognize a file or folder, and how a checkpoint's files are opened."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _JSON_SPACE = b" \t\r\n"
 
 
 class Probe:
-    """A file, bytes within one, or a folder: what a format may look at to recognize itself.
+    """A file, bytes within a file, or a folder, which a format examines to recognize its own.
 
-    A format goes by the content of a file, never by its name; of a folder, by the names in it.
+    Formats recognize a file by its content, never by its name, and a folder by the names in it.
     """
 
     def __init__(
@@ -35,43 +35,43 @@ class Probe:
         *,
         is_alone: bool | None = None,
     ) -> None:
-        #: The bytes; none of a folder.
+        #: The bytes; empty for a folder.
         self.source = source
         self.session = session
-        #: Whether no other file counts: the bytes are all that there is.
+        #: Whether the bytes are everything: no other file belongs to them.
         self.is_alone = opener is None if is_alone is None else is_alone
         self._opener = opener
         self.is_folder = entries is not None
-        #: What is in a folder, by name.
+        #: The entries of a folder, by name.
         self.entries = {each.name: each for each in entries or ()}
         self._sniffed: dict[str, bool] = {}
 
     @classmethod
     def folder(cls, place: Place, entries: Iterable[FolderEntry], session: ReadSession) -> Probe:
-        """A folder of which nothing is opened."""
+        """A probe of a folder, without means to open its files."""
         return cls(Memory(b"", place.path), session, None, entries)
 
     @property
     def path(self) -> str:
-        """Where it is, for messages."""
+        """The path, for messages."""
         return self.source.path
 
     @property
     def file(self) -> Source:
-        """Its source, where it is a file of its own."""
+        """Its source, if it is a whole file."""
         assert isinstance(self.source, Source)
         return self.source
 
     @cached_property
     def entries_below(self) -> list[FolderEntry]:
-        """What is in a folder, however deep, sorted by name; links to folders are not followed.
+        """All entries below a folder, sorted by name; links to folders are not followed.
 
-        UnsupportedError if that is more than a checkpoint has.
+        UnsupportedError if there are more than a checkpoint has.
         """
         return sorted(place_of(self.path).files_below(most=_MOST_FILES))
 
     def names_below(self) -> list[str]:
-        """The names of what is in a folder, however deep."""
+        """The names of all entries below a folder."""
         return [each.name for each in self.entries_below]
 
     @cached_property
@@ -88,13 +88,13 @@ class Probe:
 
     @cached_property
     def is_json(self) -> bool:
-        """Whether it starts as a JSON object does."""
+        """Whether it starts like a JSON object."""
         return self.head.lstrip(_JSON_SPACE)[:1] == b"{" and b"\0" not in self.head
 
     def open(self, name: str) -> Probe:
-        """The file of this name: in the folder, or beside the file.
+        """Open the file of this name in the folder, or beside the file.
 
-        UnsupportedError if it is a link that leads elsewhere, and was not to be followed.
+        UnsupportedError if it is a link that leads elsewhere and links are not followed.
         """
         assert self._opener is not None
         place = place_of(self.path)
@@ -102,7 +102,7 @@ class Probe:
         return Probe(self._opener.open(folder.child(name), folder), self.session, self._opener)
 
     def content(self, name: str, most: int) -> bytes:
-        """All of a small file in the folder, which is closed again; raises as `open`.
+        """Read a small file in the folder and close it again; raises the same errors as `open`.
 
         UnsupportedError if it has more than `most` bytes.
         """
@@ -116,7 +116,7 @@ class Probe:
     def is_checkpoint(self, name: str) -> bool:
         """Whether a file in the folder is a checkpoint by its content, even a damaged one.
 
-        False if it can't be read. It is closed again, and looked into once.
+        False if it can't be read. The file is closed again; each file is examined once.
         """
         if name not in self._sniffed:
             self._sniffed[name] = self._is_checkpoint(name)
@@ -135,17 +135,23 @@ class Probe:
             return False
 
     def open_folder(self, name: str) -> Probe:
-        """The folder of this name in the folder."""
+        """Open the folder of this name in the folder."""
         assert self._opener is not None
         place = place_of(self.path).child(name)
         return Probe(Memory(b"", place.path), self.session, self._opener, place.entries())
 
     def read(self, name: str) -> Checkpoint:
-        """The checkpoint in the file of this name; raises as `open` and `formats.read`."""
+        """Read the checkpoint in the file of this name.
+
+        Raises the same as `open` and `formats.read`.
+        """
         return self.read_from(self.open(name))
 
     def read_from(self, found: Probe) -> Checkpoint:
-        """The checkpoint in a file or folder that was opened; raises as `formats.read`."""
+        """Read the checkpoint in an opened file or folder.
+
+        Raises the same errors as `formats.read`.
+        """
         assert self._opener is not None
         try:
             return self._opener.read(found)
@@ -154,14 +160,14 @@ class Probe:
             raise
 
     def note(self, *notes: str) -> None:
-        """Tell the user of something that is odd about the location, not about a file."""
+        """Tell the user about something unusual in the place of the checkpoint, not in a file."""
         if self._opener is not None:
             self._opener.notes += notes
 
     def leave(self, names: Iterable[str]) -> None:
-        """Keep in mind which files of a folder are not looked at, of those called like checkpoints.
+        """Record which files named like checkpoints are not read.
 
-        `names`: of what is in the folder itself; a folder stands for all that is in it.
+        `names`: entries of the folder itself; a subfolder stands for everything below it.
         """
         from .folders.run_folders import LIKE_CHECKPOINTS
 
@@ -189,23 +195,23 @@ class Opener:
         *,
         follow_links: bool,
     ) -> None:
-        """`sniff` gives None of a file that is no checkpoint; raises InputError.
+        """`sniff` returns None for a file that is not a checkpoint; it raises InputError.
 
         `follow_links`: whether links may lead out of the folder that they are in.
         """
         self.read = read
         self.sniff = sniff
         self.notes: list[str] = []
-        #: files that are called like checkpoints, and were not looked at
+        #: files that are named like checkpoints but were not read
         self.left: list[str] = []
-        #: what the path of a file starts with that is in the folder
+        #: the common start of the paths of files in the folder
         self.root = ""
         self._stack = stack
         self._follow_links = follow_links
         self._is_first = True
 
     def probe(self, path: StrPath, session: ReadSession) -> Probe:
-        """What a user named: a file, or a folder."""
+        """Open the file or folder that a user named."""
         place = place_of(path)
         if place.is_folder():
             from .folders.run_folders import checkpoint_in
@@ -220,18 +226,19 @@ class Opener:
         return Probe(self.open(place), session, self)
 
     def open(self, place: Place, folder: Place | None = None) -> Source:
-        """Open a file, through no link out of `folder`; first undo an interrupted change in it."""
+        """Open a file, after undoing an interrupted change in it; refuse links out of `folder`."""
         first, self._is_first = self._is_first, False
         start = "" if first else f"{place.name}: "
         source = self.open_unclosed(place, folder, start)
         if first:
             self._stack.enter_context(source)
         else:
-            self._stack.callback(source.__exit__, None, None, None)  # it blames itself for no error
+            # such a file adds its path to no error
+            self._stack.callback(source.__exit__, None, None, None)
         return source
 
     def open_unclosed(self, place: Place, folder: Place | None, start: str = "") -> Source:
-        """As `open`, for whoever closes it; notes begin with `start`."""
+        """Like `open`, but the caller closes the file; notes begin with `start`."""
         checked = None if self._follow_links else folder
         if checked is not None:
             place.check_link(checked)

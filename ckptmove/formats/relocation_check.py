@@ -1,4 +1,4 @@
-"""Compare what a relocation wrote with what was meant."""
+"""Compare a relocated checkpoint with the planned one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..torch_pickle.whole import whole
 
 
 def check_container(old: Container, new: Container, spelling: LocationEdits, moves: Moves) -> None:
-    """Compare a container with what was written: WriteError if more differs than its spelling.
+    """Compare a container with the written one: WriteError if more differs than the spelling.
 
-    The ids of its storages may start with the name of its file, where that is one of several.
+    Storage ids are compared by their ends: in one file of several, they may start with its name.
     """
     mine, theirs = whole(old), whole(new)
     if len(mine.streams) != len(theirs.streams):
@@ -32,7 +32,7 @@ def check_container(old: Container, new: Container, spelling: LocationEdits, mov
 
 
 def difference_in(old: Stream, new: Stream, spelling: LocationEdits) -> str | None:
-    """The first difference of two pickles but for the spelling, and for what is nested."""
+    """The first difference of two pickles, except in spelling and nested checkpoints."""
     if len(old.nested) != len(new.nested):
         return "the number of checkpoints in its byte strings"
     nested = {id(a.node): b.node for a, b in zip(old.nested, new.nested, strict=True)}

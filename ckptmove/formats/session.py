@@ -14,7 +14,7 @@ from ..torch_pickle.callables.uses import LOADER
 from ..torch_pickle.streams import Candidate, Container, Nested, Stream
 from ..torch_pickle.whole import loaded_from
 
-_DEEPEST = 8  # checkpoints within the bytes of each other
+_DEEPEST = 8  # levels of checkpoints nested in bytes
 _NO_STORAGE = "the pickle loads a storage from bytes that are not a storage"
 
 
@@ -22,35 +22,35 @@ class ReadSession:
     """One reading of a checkpoint: numbers its pickles, and opens what is nested in them."""
 
     def __init__(self, open_nested: Callable[[Readable, ReadSession], Container | None]) -> None:
-        """`open_nested` reads bytes as a container, or gives None where they are none."""
+        """`open_nested` reads bytes as a container; None if they are not a checkpoint."""
         self._open_nested = open_nested
-        #: what the file, and all that is nested in it, may still make us build
+        #: the remaining budget of objects for the file and everything nested in it
         self.budget = Budget()
         self._streams = count()
         self._containers = count()
-        #: which weights of ZeRO are wanted: `master` or `module`; None leaves it to the format
+        #: the ZeRO weights to read: `master` or `module`; None leaves it to the format
         self.weights: str | None = None
-        self.has_two_weights = False  #: whether there were such to choose from
-        self.unread = 0  #: how many checkpoints within bytes could not be read
-        #: what unpickling those would import
+        self.has_two_weights = False  #: whether the checkpoint has both
+        self.unread = 0  #: how many nested checkpoints could not be read
+        #: names that unpickling these would import
         self.reached: list[str] = []
         self._base = ""
         self._depth = 0
-        self.too_deep = False  #: whether there were more levels of checkpoints than are opened
+        self.too_deep = False  #: whether checkpoints are nested deeper than they are opened
 
     def begin_file(self, name: str) -> None:
-        """Have the ids of storages from here on start with the name of a file of several."""
+        """Start the ids of all further storages with the name of a file, one of several."""
         self._base, self._containers = f"{name}/", count()
 
     def folder(self) -> str:
-        """What the ids of a new container's storages start with."""
+        """The prefix of the storage ids of a new container."""
         number = next(self._containers)
         return f"{self._base}nested/{number}/" if number else self._base
 
     def stream(self, source: Readable, start: int = 0, *, broken: bool = False) -> Stream:
-        """Read the pickle that starts there, and whatever is nested in it.
+        """Read the pickle at `start`, and the checkpoints nested in it.
 
-        Of a `broken` one, and of what is nested in it, as much as makes sense.
+        If `broken`, as much of both as makes sense.
         """
         stream = Stream(source, start, next(self._streams), self.budget, broken=broken)
         unread, reached = self.unread, len(self.reached)
@@ -72,7 +72,10 @@ class ReadSession:
         return stream
 
     def plain(self, source: Readable, start: int) -> Stream:
-        """Read a pickle beside that of the object, which imports nothing and looks nothing up."""
+        """Read a pickle that must hold only plain data.
+
+        CorruptError if it imports or calls anything.
+        """
         stream = self.stream(source, start)
         pickle = stream.pickle
         if pickle.globals or pickle.calls or pickle.persistents:
@@ -85,13 +88,13 @@ class ReadSession:
         return stream
 
     def open(self, source: Readable) -> Container | None:
-        """What bytes hold, or None if they are no checkpoint."""
+        """Open bytes as a checkpoint; None if they are not one."""
         with self.inside():
             return self._open_nested(source, self)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Count what is opened meanwhile as nested; UnsupportedError if that is too deep."""
+        """Count everything opened in this context as nested; UnsupportedError if it is too deep."""
         if self._depth == _DEEPEST:
             self.too_deep = True
             raise UnsupportedError(f"checkpoints are nested more than {_DEEPEST} levels deep")
@@ -102,7 +105,7 @@ class ReadSession:
             self._depth -= 1
 
     def _nested(self, candidate: Candidate, *, needed: bool) -> Container | None:
-        """What is in bytes. Those that torch would load (`needed`) must be a checkpoint."""
+        """Open nested bytes. Bytes that torch would load (`needed`) must be a checkpoint."""
         try:
             container = self.open(candidate.source)
         except InputError as error:

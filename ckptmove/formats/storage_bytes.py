@@ -1,4 +1,4 @@
-"""Where the bytes of storages come from."""
+"""Locate the bytes of storages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from ..torch_pickle.streams import Container
 
 
 def stored_bytes(container: Container, storage: Storage) -> StorageBytes:
-    """Where the bytes of a storage come from."""
+    """The location of a storage's bytes.
+
+    Or the bytes themselves, if they are not in a file as is.
+    """
     if storage.extent is None and storage.nbytes:
         content = container.content(storage.id)
         return StorageBytes(
@@ -24,7 +27,7 @@ def stored_bytes(container: Container, storage: Storage) -> StorageBytes:
             big_endian=container.big_endian,
         )
     start, _, source = storage.extent or Extent(0, 0)
-    return StorageBytes(  # by place, since there may be very many
+    return StorageBytes(  # positional arguments, as there may be very many storages
         *(storage.id, storage.location, storage.dtype, storage.nbytes, source, start),
         container.crc32(storage.id),
         None,
@@ -35,7 +38,7 @@ def stored_bytes(container: Container, storage: Storage) -> StorageBytes:
 
 
 def _proofs(container: Container, storage: Storage) -> Sequence[Proof]:
-    """The checksums of a storage's parts, by the numbers that its files have among all."""
+    """The checksums of a storage's parts, with file numbers as in the whole checkpoint."""
     proofs = container.proofs(storage.id)
     first = 0 if storage.extent is None else storage.extent.source
     return [each._replace(source=first + each.source) for each in proofs] if first else proofs
@@ -44,7 +47,7 @@ def _proofs(container: Container, storage: Storage) -> Sequence[Proof]:
 def bytes_of_part(
     key: str, cut: StorageSlice, origins: Mapping[str, Container], storages: Mapping[str, Storage]
 ) -> StorageBytes:
-    """A part of a storage as one of its own."""
+    """The location of the bytes of a part of a storage, as a separate storage."""
     whole = stored_bytes(origins[cut.storage], storages[cut.storage])
     content = whole.content
     return whole._replace(

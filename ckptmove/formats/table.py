@@ -1,7 +1,7 @@
-"""A row of the table of formats: its name, what it lies in, and where its class is.
+"""A row of the table of formats: name, kind of container, and where the class is.
 
-Most formats are never met by a process: a class is imported when something may be of its format, as
-far as the kind of container shows.
+A process needs only a few of the formats: a format's class is imported only when the kind of
+container fits.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A format that is known; its class is imported when it is asked for."""
+    """A known format; its class is imported on first use."""
 
     name: str
-    lies_in: Callable[[Probe], bool]  #: whether a container is of the kind that the format is in
-    place: str  #: of the class: its module, from this room, and its name
-    nestable: bool = False  #: whether it may also lie within the bytes of a pickle
+    #: whether a file or folder is the kind of container that the format uses
+    lies_in: Callable[[Probe], bool]
+    place: str  #: module and name of the class, relative to this package
+    nestable: bool = False  #: whether it may also be nested in the bytes of a pickle
 
     @property
     def format(self) -> Format:
@@ -30,7 +31,7 @@ class Row(NamedTuple):
         return _made(self.place)
 
     def sniff(self, probe: Probe) -> bool:
-        """Whether something is of this format; raises as `Format.sniff`."""
+        """Whether a file or folder has this format; raises the same errors as `Format.sniff`."""
         return self.lies_in(probe) and self.format.sniff(probe)
 
 
@@ -47,7 +48,7 @@ def in_folder(probe: Probe) -> bool:
 
 
 def in_index(probe: Probe) -> bool:
-    """JSON beside other files."""
+    """A JSON file beside other files."""
     return probe.is_json and not probe.is_alone
 
 
@@ -64,5 +65,5 @@ def in_tar(probe: Probe) -> bool:
 
 
 def in_file(probe: Probe) -> bool:
-    """Any file, or bytes within one."""
+    """Any file, or bytes within a file."""
     return not probe.is_folder

@@ -1,4 +1,4 @@
-"""Files and folders of formats that are not read: what they are, and what to do with them."""
+"""Formats that ckptmove does not read: how to recognize them, and what to do with them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .base import Format
 from .checkpoint import Carries, Checkpoint
 from .probe import Probe
 
-#: Those that are weights, or should be.
+#: The magic numbers of files that hold weights, or should.
 _WEIGHTS = (b"GGUF", b"\x89HDF", b"version https://git-lfs", b'{"')
-#: By how they start.
+#: Offset, magic number, what the file is, and what to do with it.
 _UNREAD_FILES: tuple[tuple[int, bytes, str, str | None], ...] = (
     (0, b"\x1f\x8b", "is compressed with gzip", "decompress it first: gunzip < FILE > DST"),
     (0, b"7z\xbc\xaf\x27\x1c", "is a 7z archive", "unpack it first"),
@@ -35,16 +35,16 @@ _UNREAD_FILES: tuple[tuple[int, bytes, str, str | None], ...] = (
 
 
 def kind_of_weights(head: bytes) -> str:
-    """What a file with this start is, if it has weights in a format that is not read; or nothing.
+    """What a file with this start is, if it has weights in a format that is not read; else empty.
 
-    The sentence goes on from the name of the file.
+    The text continues a sentence that starts with the name of the file.
     """
     starts = (each for each in _UNREAD_FILES if each[1] in _WEIGHTS)
     return next((what for at, magic, what, _ in starts if head.startswith(magic, at)), "")
 
 
 def refusal_of(probe: Probe) -> UnsupportedError:
-    """Why something is no checkpoint, and what it is if that is known."""
+    """Why a file or folder is not a checkpoint, and what it is if that is known."""
     if not probe.source.nbytes:
         return UnsupportedError("is empty")
     if probe.is_json:
@@ -64,10 +64,10 @@ def refusal_of(probe: Probe) -> UnsupportedError:
 class KindOfFolder(NamedTuple):
     """A kind of folder that is not read."""
 
-    pattern: str  #: matches the name of something in it
+    pattern: str  #: a regular expression for the name of an entry
     what: str
     hint: str | None = None  #: what to do then; `DIR` is the folder
-    #: whether its files are parts of one checkpoint, none of which is a checkpoint of its own
+    #: whether its files are parts of one checkpoint, and not separate checkpoints
     is_one: bool = False
 
 
@@ -105,7 +105,7 @@ _UNREAD_FOLDERS: tuple[KindOfFolder, ...] = (
 
 
 def unread_folder(probe: Probe) -> KindOfFolder | None:
-    """What a folder is by the names in it, if it is of a kind that is not read."""
+    """The kind of a folder, judged by the names in it; None if no unread kind fits."""
     for each in _UNREAD_FOLDERS:
         if any(re.fullmatch(each.pattern, name) for name in probe.entries):
             return each
@@ -123,7 +123,7 @@ def refuse_unread_folder(probe: Probe) -> None:
 class StrangeFolder(Format):
     """A folder whose files are parts of one checkpoint that is not read.
 
-    In a tree it is one item, which is refused: none of its files is taken for a checkpoint.
+    In a tree it is one item, which is refused; none of its files counts as a separate checkpoint.
     """
 
     name = "strange-folder"

@@ -14,53 +14,56 @@ if TYPE_CHECKING:
     from ..graph.draft import Pieces
     from ..graph.edit.callables import Place
 
-#: The key of metadata under which a file tells of the folder that it was made of.
+#: The metadata key under which a file stores the folder that it was made from.
 FOLDER = "ckptmove-folder"
-#: What can become of bytes that tensors share.
+#: The choices for bytes that tensors share.
 _SHARED = ("keep", "duplicate", "error")
-#: Looks at files that were written.
+#: Checks written files.
 Check = Callable[[Mapping[str, Readable]], None]
 
 
 class WriteOptions(NamedTuple):
-    """How a checkpoint is to be written."""
+    """How to write a checkpoint."""
 
-    stem: str  #: of the file that it is written to, without its suffix
-    #: what becomes of bytes that tensors share: `keep`, `duplicate` or `error`
+    stem: str  #: the name of the written file, without its suffix
+    #: how to write bytes that tensors share: `keep`, `duplicate` or `error`
     shared: str = "keep"
-    bare: bool = False  #: whether to write tensors alone, without the tree that leads back
-    metadata: Mapping[str, str] = {}  #: further strings, for formats that have room for them
-    #: the most bytes of tensors in one file, or None for one file
+    bare: bool = False  #: whether to write only tensors, without the tree that leads back
+    metadata: Mapping[str, str] = {}  #: additional strings, for formats that can store them
+    #: the most tensor bytes in one file; None for a single file
     max_shard_nbytes: int | None = None
-    in_folder: bool = False  #: whether files have names of their own, in a folder
-    most_nbytes: int | None = None  #: how large all files together may be, or None
-    ranks: int = 1  #: among how many processes it is divided, in a format of ranks
+    in_folder: bool = False  #: whether the files have their own names, in a folder
+    most_nbytes: int | None = None  #: the most bytes of all files together, or None
+    ranks: int = 1  #: the number of ranks to divide it among, if the format has ranks
 
 
 class WritePlan(NamedTuple):
-    """How a checkpoint is written."""
+    """How a checkpoint will be written."""
 
-    files: Mapping[str, Plan]  #: what is written: of a folder by name, of a single file under ""
+    files: Mapping[str, Plan]  #: the plan of each file by its name; a single file is under ""
     tensors: int
     #: names of tensors whose bytes are written under another's → that name
     shared: Mapping[str, str]
-    duplicates: tuple[str, ...]  #: names under which shared bytes are written once more
-    check: Check  #: raises WriteError unless files, read again, hold what the draft does
-    pickle: bytes = b""  #: what loading it unpickles; empty where that runs nothing
-    is_harmless: bool = False  #: whether the pickle is sure to hold no unknown callable
-    #: values that are bytes here, and that a library may unpickle, with a callable in each that is
-    #: not known to be harmless; the pickle names all of these
+    duplicates: tuple[str, ...]  #: names under which shared bytes are written again
+    check: Check  #: raises WriteError unless the files, read again, hold the contents of the draft
+    #: the pickle that loading the result unpickles; empty if loading runs nothing
+    pickle: bytes = b""
+    is_harmless: bool = False  #: whether the pickle surely holds no unknown callable
+    #: byte strings that a library may unpickle, each with a callable in it that is not known to be
+    #: harmless; the pickle names all of these callables
     places: tuple[Place, ...] = ()
-    warnings: tuple[str, ...] = ()  #: what the format does not store, and hardly anybody misses
-    #: raises CorruptError if what was written is not what its sources say; called once all is
+    #: details that the format does not store and that hardly anybody misses
+    warnings: tuple[str, ...] = ()
+    #: raises CorruptError if the written bytes differ from the checksums of the sources; called
+    #: once everything is written
     prove: Callable[[], None] = lambda: None
-    #: as `check`, of files that are checked one by one, under "", as soon as each is written; they
-    #: may be more than can be open at once, and `check` does not get them
+    #: like `check`, for files that are checked one by one, under "", as soon as each is written;
+    #: they may be too many to open at once, and `check` does not get them
     checks: Mapping[str, Check] = {}
 
 
 def assemble(nbytes: int, pieces: Pieces) -> Plan:
-    """A plan made of pieces, each in its place."""
+    """A plan made of pieces, each at its offset."""
     return Plan(
         method="relay",
         reads_all=True,
@@ -74,7 +77,7 @@ def assemble(nbytes: int, pieces: Pieces) -> Plan:
 
 
 def move_plan(plan: Plan, by: int) -> Plan:
-    """A plan for a part of a larger file, from an offset of that on."""
+    """Shift a plan for a part of a larger file to its offset in that file."""
     return plan._replace(
         copies=tuple(each._replace(at=each.at + by) for each in plan.copies),
         writes=tuple(each._replace(at=each.at + by) for each in plan.writes),
@@ -85,7 +88,7 @@ def move_plan(plan: Plan, by: int) -> Plan:
 
 
 def join_plans(outer: Plan, inner: Sequence[Plan]) -> Plan:
-    """The plan of a file, and those of what is in it; measures and seals are left to the caller."""
+    """Join the plan of a file with the plans of its parts; the caller adds measures and seals."""
     plans = [outer, *inner]
     return outer._replace(
         copies=tuple(sorted((e for plan in plans for e in plan.copies), key=lambda e: e.at)),
@@ -97,14 +100,14 @@ def join_plans(outer: Plan, inner: Sequence[Plan]) -> Plan:
 
 
 def check_shared(shared: str) -> str:
-    """The choice of what becomes of shared bytes; UsageError if there is no such choice."""
+    """Return the choice for shared bytes; UsageError if it is not a known choice."""
     if shared not in _SHARED:
         raise UsageError(f"shared is one of {', '.join(_SHARED)}, not {shared!r}")
     return shared
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Text for the header of a file; UsageError if it is none, or under a name with a meaning."""
+    """Check metadata for a file; UsageError if it is not text, or if a key is reserved."""
     found = dict(metadata or {})
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, str):

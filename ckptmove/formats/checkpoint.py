@@ -178,8 +178,8 @@ class Checkpoint:
         divided = sorted(filter(_DIVIDED.fullmatch, names))
         if divided and all(each.tags_storages for each in every):  # they were not put together
             yield (
-                f"ranks divided its tensors ({divided[0].rpartition('.')[2]}), and it may hold only "
-                "the part of one rank: put the files of all ranks into one folder"
+                f"ranks divided its tensors ({divided[0].rpartition('.')[2]}), and it may hold "
+                "only the part of one rank: put the files of all ranks into one folder"
             )
         unread = sum(stream.unread for stream in self.container.streams)
         if unread:

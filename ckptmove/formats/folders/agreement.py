@@ -1,4 +1,4 @@
-"""Whether the files of a folder belong together, and whether all are there."""
+"""Check whether the files of a folder belong together, and whether all are there."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .training_folder import FolderCheckpoint
 _ARGUMENTS = "training_args"
 _MOST_PROCESSES = 1_000_000
 _MOST_GONE = 1_000
-#: State that has the shape of its parameter in every optimizer of torch that keeps it.
+#: State that has the shape of its parameter, in every torch optimizer that keeps it.
 _SHAPED = ("exp_avg", "momentum_buffer", "square_avg")
 
 
 def disagreements(found: FolderCheckpoint) -> Iterator[str]:
-    """What contradicts each other in the files, is missing or can't be read, a sentence each."""
+    """Whatever is contradictory, missing or unreadable in the files, one sentence each."""
     for unread in found.not_looked_at:
         yield f"{unread.name} was not checked: {unread.why}"
     for missing in found.missing:
@@ -32,7 +32,7 @@ def disagreements(found: FolderCheckpoint) -> Iterator[str]:
 
 
 def _missing_for_training(found: FolderCheckpoint) -> Iterator[str]:
-    """What a folder lacks without which its library can't go on, or not as before."""
+    """Files without which the library can't resume training, or not from the same state."""
     layout = found.layout_rules
     if layout is None or not layout.weights:
         return
@@ -53,19 +53,19 @@ def _missing_for_training(found: FolderCheckpoint) -> Iterator[str]:
 
 
 def _missing_processes(found: FolderCheckpoint) -> Iterator[str]:
-    """RNG states of processes that the arguments of a Trainer count."""
+    """Missing RNG states, by the number of processes in the arguments of a Trainer."""
     world, numbered = _processes_of(found), _numbered_states(found)
     if world is None or world == 1 or not numbered:
         return
     gone = [n for n in range(world) if n not in numbered]
-    known = {each.name for each in found.missing}  # which other names of files tell
+    known = {each.name for each in found.missing}  # missing by the names of other files
     for name in (f"rng_state_{n}.pth" for n in gone[:_MOST_GONE]):
         if name not in known:
             yield f"{name} is missing: {_ARGUMENTS}.bin says that there were {world:,} processes"
 
 
 def uncounted(found: FolderCheckpoint) -> str | None:
-    """That nothing says whether RNG states of more processes should be there, in a sentence."""
+    """A sentence that no file says how many processes had RNG states; None if one does."""
     numbered = _numbered_states(found)
     if not numbered or _processes_of(found) is not None:
         return None
@@ -74,13 +74,13 @@ def uncounted(found: FolderCheckpoint) -> str | None:
 
 
 def _numbered_states(found: FolderCheckpoint) -> set[int]:
-    """The processes of which RNG states are there."""
+    """The numbers of the processes whose RNG states are in the folder."""
     keys = [part.keys for part in found.parts if part.section is Section.RNG]
     return {n for each in keys if len(each) == 2 and isinstance(n := each[1], int)}
 
 
 def _processes_of(found: FolderCheckpoint) -> int | None:
-    """How many processes there were, as accelerate's state in the arguments of a Trainer says."""
+    """The number of processes, from accelerate's state in the arguments of a Trainer."""
     for part in found.parts:
         if part.keys != (_ARGUMENTS,):
             continue
@@ -95,7 +95,7 @@ def _processes_of(found: FolderCheckpoint) -> int | None:
 
 
 def _shapes_of_model(found: FolderCheckpoint) -> Counter[tuple[int, ...]]:
-    """How many tensors of each shape the model has; those of its copies do not count."""
+    """How many tensors of each shape the model has; copies of its weights do not count."""
     copies = {part.keys for part in found.parts if part.copy_of is not None}
     return Counter(
         each.shape
@@ -140,7 +140,7 @@ def _miscounted_groups(found: FolderCheckpoint, of_model: int) -> Iterator[str]:
             lists = [each.get("params") for each in groups.items if isinstance(each, Dict)]
             grouped = {n for each in lists if isinstance(each, List) for n in each.items}
             if not grouped or not all(type(n) is int for n in grouped):
-                continue  # other libraries call parameters by their names
+                continue  # other libraries identify parameters by name
             if 0 < of_model < len(grouped):
                 yield (
                     f"{part.name} is not of this model: its param_groups list "

@@ -27,12 +27,12 @@ from ..safetensors.header import Json, read_json
 from .training_folder import FolderCheckpoint
 from .weight_names import usual_name
 
-_MOST_NBYTES = 64 << 20  # of a file, such as that of a tokenizer
-_LONGEST_CLASS = 200  # characters; patterns would take the square of that
-_MOST_NAMED = 1 << 10  # bytes of a file that names another
+_MOST_NBYTES = 64 << 20  # the most bytes of a file; tokenizers are large
+_LONGEST_CLASS = 200  # characters; the time of the patterns grows with the square of the length
+_MOST_NAMED = 1 << 10  # the most bytes of a file that contains the name of another
 _NAMING = ("latest", "last_checkpoint")
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
-#: A line of YAML that is not indented, by how it begins or by its key; or within brackets that are.
+#: A line of YAML without indentation, by its start or its key; brackets may hold other lines.
 _YAML = re.compile(r"[\s#\]})%{\[]|-(?:\s|\Z)|---|\.\.\.")
 _YAML_KEY = re.compile(r":(?:\s|\Z)")
 _OBJECTS = (
@@ -40,16 +40,16 @@ _OBJECTS = (
     *("model_index.json", "scheduler_config.json", "tokenizer_config.json", "tokenizer.json"),
     *("preprocessor_config.json", "processor_config.json", "params.json"),
 )
-#: What no person writes, and its library ends with a new line.
+#: YAML files that only libraries write, with a newline at the end.
 _YAML_OF_LIBRARIES = ("hparams.yaml",)
-#: Components of a pipeline that have no weights, by their class, and the file that they have.
+#: Components of a pipeline without weights, by their class, and the file that each has.
 _WITHOUT_WEIGHTS = (
     (re.compile(r".*Scheduler\w*"), "scheduler_config.json"),
     (re.compile(r".*Tokenizer\w*"), "tokenizer_config.json"),
     (re.compile(r".*(FeatureExtractor|ImageProcessor)\w*"), "preprocessor_config.json"),
     (re.compile(r".*Processor\w*"), ""),
 )
-#: Modules of a sentence-transformer with weights, and those that may have no file.
+#: Modules of a sentence-transformer that have weights, and those that may have no file.
 _WITH_WEIGHTS = (
     *("Transformer", "Dense", "CNN", "LSTM", "LayerNorm", "WeightedLayerPooling"),
     *("StaticEmbedding", "WordEmbeddings"),
@@ -57,20 +57,20 @@ _WITH_WEIGHTS = (
 _WITHOUT_FILES = ("Normalize", "Dropout")
 
 
-#: Weights of other runtimes.
+#: Suffixes of the weights of other runtimes.
 _OTHER_WEIGHTS = (".onnx", ".h5", ".msgpack", ".gguf", ".xml", ".tflite")
 
 
 class Companions(NamedTuple):
-    """What came out of a look at the files that are no checkpoints."""
+    """The result of checking the files that are not checkpoints."""
 
     faults: list[str]
-    not_checked: list[str]  #: names of files of which nothing is known
-    without_end: list[str]  #: names of files of a person whose last line may be cut short
+    not_checked: list[str]  #: names of files in a form that ckptmove does not know
+    without_end: list[str]  #: names of user-written files whose last line may be cut short
 
 
 def check_companions(found: FolderCheckpoint) -> Companions:
-    """Read each configuration of a folder; nothing of a file whose form is not known."""
+    """Check each configuration file of a folder; skip files in an unknown form."""
     faults, not_checked = list[str](), list[str]()
     folder = _Folder(found)
     for each in found.others:
@@ -90,7 +90,7 @@ def check_companions(found: FolderCheckpoint) -> Companions:
 
 
 class _Folder:
-    """The names in a folder, and what its checkpoints are called."""
+    """The names in a folder, and those of its checkpoints."""
 
     def __init__(self, found: FolderCheckpoint) -> None:
         self.files = {each.name for each in found.others if each.kind is EntryKind.FILE}
@@ -98,18 +98,21 @@ class _Folder:
         self.unread = {each.name for each in found.not_looked_at}
         self._names = self.files | self.parts | self.unread | set(found.source_names)
         self._folders = {folder for name in self._names for folder in folders_above(name)}
-        self.without_end = list[str]()  # which reading them fills
-        self._weights = dict[str, bool]()  # of folders that were asked about
+        self.without_end = list[str]()  # filled as files are checked
+        self._weights = dict[str, bool]()  # the folders that were asked about so far
 
     def has(self, name: str) -> bool:
-        """Whether a file is there, or a folder with files."""
+        """Whether a file exists, or a folder with files in it."""
         return name in self._names or self.has_files_in(name)
 
     def has_files_in(self, folder: str) -> bool:
         return folder in self._folders
 
     def has_weights_in(self, folder: str) -> bool:
-        """Whether a checkpoint is in a folder; of the folder itself only what is right in it."""
+        """Whether a folder has a checkpoint.
+
+        For the top folder "", only files directly in it count.
+        """
         if folder not in self._weights:
             self._weights[folder] = self._find_weights(folder)
         return self._weights[folder]
@@ -125,7 +128,7 @@ class _Folder:
 
     @cached_property
     def configured(self) -> Set[str]:
-        """The folders with a configuration in them, or below."""
+        """The folders with a configuration in them or below them."""
         names = (name for name in self.files if name.endswith("config.json"))
         return {folder for name in names for folder in folders_above(name)}
 
@@ -166,7 +169,7 @@ def _is(file: str, inside: str, folder: _Folder) -> bool:
 
 
 def _are_lines(content: bytes) -> bool:
-    """Whether each line is a value of JSON, as MMEngine and others write their logs."""
+    """Whether each line is a JSON value, as in the logs of MMEngine and others."""
     lines = [line for line in content.splitlines() if line.strip()]
     try:
         for line in lines:
@@ -265,7 +268,7 @@ def _is_yaml(line: str) -> bool:
 
 
 def _named_faults(content: bytes, entry: FolderEntry, folder: _Folder) -> Iterator[str]:
-    """A file that holds the name of another, which is beside it."""
+    """Check a file that contains the name of a file beside it."""
     if len(content) > _MOST_NAMED:
         yield "it is too long for a name"
         return

@@ -1,4 +1,4 @@
-"""What a checkpoint of one file tells of the folder that it was made of, to lead back there.
+"""Read and write the record, in a one-file checkpoint, of the folder that it was made from.
 
 It is text in the metadata of safetensors, or in the record of metadata of a torch-zip file, under
 the key `ckptmove-folder`:
@@ -6,9 +6,9 @@ the key `ckptmove-folder`:
     {"version": 1, "parts": [[NAME, [KEY, …], FORMAT], …], "files": {NAME: BASE64, …}}
 
 A part is a checkpoint in the folder: the name of its file, the keys that lead to it in the tree,
-and `torch-zip` or `safetensors`. The other files, such as `trainer_state.json`, are here as a
-whole; in base64, since readers of JSON limit quotation marks. No two parts have the same keys, and
-none has keys that begin with those of another.
+and `torch-zip` or `safetensors`. The content of the other files, such as `trainer_state.json`, is
+included; in base64, since readers of JSON limit quotation marks. No two parts have the same keys,
+and no keys of a part begin with the keys of another part.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _OURS = (HIDDEN, SUFFIX)
 class RecordedPart(NamedTuple):
     """A checkpoint that was in the folder."""
 
-    name: str  #: of its file
-    keys: Path  #: that lead to it in the tree
+    name: str  #: name of its file
+    keys: Path  #: keys that lead to it in the tree
     format: str  #: `torch-zip` or `safetensors`
 
 
 class FolderRecord(NamedTuple):
-    """What was in the folder."""
+    """The files that were in the folder."""
 
     parts: Sequence[RecordedPart]
     files: Mapping[str, bytes]
@@ -58,7 +58,7 @@ class FolderRecord(NamedTuple):
 
 
 def read_record(text: str) -> FolderRecord:
-    """Read that text; raises CorruptError if it is malformed."""
+    """Read the text of `to_text`; raises CorruptError if it is malformed."""
     said = read_json(text.encode("utf-8", "surrogatepass"), _WHAT)
     if not isinstance(said, dict) or said.keys() != {"version", "parts", "files"}:
         raise _malformed()
@@ -80,7 +80,7 @@ def read_record(text: str) -> FolderRecord:
 
 
 def is_name(name: str) -> bool:
-    """Whether a file in a folder may have this name, with the folders that it is in."""
+    """Whether a file in a folder may have this name, which includes its subfolders."""
     try:
         levels = name.encode("utf-8").split(b"/")
     except UnicodeEncodeError:
@@ -96,7 +96,7 @@ def is_name(name: str) -> bool:
 
 
 def mixed_parts(parts: Sequence[RecordedPart]) -> list[tuple[str, str]]:
-    """Names of parts that are within another part, each with that, or have the same keys."""
+    """Pairs of part names: a part that is within another or has the same keys, and the other."""
     names: dict[Path, str] = {}
     for part in parts:
         names.setdefault(part.keys, part.name)
@@ -110,7 +110,7 @@ def mixed_parts(parts: Sequence[RecordedPart]) -> list[tuple[str, str]]:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raises CorruptError if a folder can't have files of these names."""
+    """Raises CorruptError if files of these names can't exist in one folder."""
     for name in names:
         if not is_name(name):
             raise CorruptError(f"{_WHAT} names {name!r:.100}, which is not a valid file name")

@@ -1,10 +1,10 @@
-"""The layouts of folders that libraries write: what the name of each file in them says.
+"""The layouts of folders that libraries write, and the meaning of the file names in them.
 
-A rule maps a pattern of names, within the folder and with `/`, to the section that all in the file
-belongs to, and to the keys under which it is in the tree of the folder. Keys are separated by `/`
-in a template, and those of digits are numbers: `rng_state_1.pth` is at `("rng", 1)`. A section of
-OTHER leaves it to the content of the file. The first layout of which a mark is there tells what
-the folder is; what its rules leave open, those of `ANY` say, and else the name of the file.
+A rule maps a pattern of names (relative to the folder, with `/`) to the section of everything in
+the file, and to its keys in the tree of the folder. In a template, keys are separated by `/`, and
+keys of digits are numbers: `rng_state_1.pth` is at `("rng", 1)`. With the section OTHER, the
+content of the file decides. The first layout with a mark in the folder applies. Names without a
+rule in it follow the rules of `ANY`, and otherwise the name of the file gives the key.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from .weight_names import FAMILIES, INDEX
 
 
 class Rule(NamedTuple):
-    """What is in the files that are called so."""
+    """The meaning of the file names that match a pattern."""
 
     pattern: str
     section: Section
-    keys: str  #: with the groups of the pattern
+    keys: str  #: a template that uses the groups of the pattern
 
 
 class Layout(NamedTuple):
-    """How a library lays out a folder."""
+    """The layout of the folders that one library writes."""
 
     name: str
-    #: Patterns of names of files or folders right in it, of which one has to be there.
+    #: Patterns of file or folder names directly in the folder; one of them has to match.
     marks: tuple[str, ...]
     rules: tuple[Rule, ...] = ()
-    #: Whether it is more than the weights of one model, by its marks alone.
+    #: Whether the marks alone show that it holds more than the weights of one model.
     is_several: bool = True
-    #: Whether models of their own may be in folders of it.
+    #: Whether its subfolders may hold separate models.
     has_folders: bool = False
-    #: What training always saves, by its usual names; without weights it is not checked for any.
+    #: Usual names of the files that training always saves. If `weights` is empty, missing files are
+    #: not reported.
     weights: str = ""
     optimizer: str = "optimizer.pt"
     rng: str = ""
-    #: Files of which one shows that the library wrote all of it; others call files so, too.
+    #: Files that only this library writes; one of them shows that it wrote the whole folder.
     witnesses: tuple[str, ...] = ()
 
 
@@ -59,12 +60,12 @@ _COMPONENTS = (
     Rule(rf"([^/]+)/(?:diffusion_pytorch_)?model\.\w+{_WHOLE}", Section.MODEL, r"\1"),
 )
 
-#: A folder of torch.distributed.checkpoint; a file may be called so, too, and be anything.
+#: A folder of torch.distributed.checkpoint; a file with this name could be anything.
 _DISTRIBUTED_OPTIMIZERS = (
     Rule(r"optimizer(?:_0)?", Section.OPTIMIZER, "optimizer"),
     Rule(r"optimizer(_\d+)", Section.OPTIMIZER, r"optimizer\1"),
 )
-#: What files are called whichever library writes them.
+#: File names with the same meaning in every library.
 ANY = (
     *_MODELS,
     # accelerate/utils/fsdp_utils.py: a folder of torch.distributed.checkpoint, or the whole
@@ -178,7 +179,7 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
 )
 
-#: What is trained with, not the model; a file that says so makes a folder one of training.
+#: Files of training, not of the model; one of them makes the folder a training-folder.
 _OF_TRAINING = tuple(
     rule.pattern
     for rule in (*ANY, *(rule for layout in LAYOUTS for rule in layout.rules))
@@ -192,23 +193,24 @@ _SUFFIX = re.compile(r"(\.(safetensors|bin|pt|pth|ckpt|pkl|tar|pt2|index\.json))
 
 
 class NameMeaning(NamedTuple):
-    """What a name says of what is in the file or folder."""
+    """The meaning of the name of a file or folder."""
 
-    rank: int  #: of the rule: of two with the same keys the lower one is preferred
+    rank: int  #: of the rule: among names with the same keys, the lowest rank is preferred
     section: Section
     keys: Path
-    is_known: bool  #: whether it is surely a checkpoint, by its name
+    is_known: bool  #: whether the name alone shows that it is a checkpoint
 
 
 def layout_of(names: Collection[str]) -> Layout | None:
-    """The layout of a folder, by what is right in it."""
+    """The layout of a folder, by the names directly in it."""
     return next((each for each in LAYOUTS if _any(each.marks, names)), None)
 
 
 def layout_below(names: Collection[str]) -> tuple[str, Layout | None]:
-    """The layout of a folder by all in it, and where it begins: `state/` if all is in that folder.
+    """The layout of a folder by all names in it, and where it begins: `state/` if all is in there.
 
-    Only a folder that has a layout is where one begins; otherwise that is the outermost one.
+    If the folder itself has a layout, the layout begins there. Otherwise it may begin in the
+    innermost folder that has all files; `("", None)` if that has no layout either.
     """
     layout = layout_of(_right_in("", names))
     start = common_folder(names)
@@ -217,7 +219,7 @@ def layout_below(names: Collection[str]) -> tuple[str, Layout | None]:
 
 
 def common_folder(names: Collection[str]) -> str:
-    """The innermost folder that has all the files in it, with a `/` at its end, or nothing."""
+    """The innermost folder that has all the files in it, with a final `/`; or an empty string."""
     folders = {tuple(name.split("/")[:-1]) for name in names} or {()}
     same = takewhile(lambda pair: pair[0] == pair[1], zip(min(folders), max(folders), strict=False))
     return "".join(f"{each}/" for each, _ in same)
@@ -228,18 +230,18 @@ def _right_in(folder: str, names: Collection[str]) -> set[str]:
 
 
 def is_several(names: Collection[str]) -> bool:
-    """Whether a folder surely holds more than the weights of one model, by what is right in it."""
+    """Whether the names directly in a folder prove that it has more than one model's weights."""
     found = layout_of(names)
     return (found is not None and found.is_several) or _any(_OF_TRAINING, names)
 
 
 def has_components(names: Collection[str]) -> bool:
-    """Whether models are in folders of a folder."""
+    """Whether subfolders of a folder hold models."""
     return _any([rule.pattern for rule in _COMPONENTS], names)
 
 
 def says(name: str, layout: Layout | None) -> NameMeaning:
-    """What a name in a folder of this layout says."""
+    """The meaning of a name in a folder of this layout."""
     rules = (*(layout.rules if layout else ()), *ANY)
     name = before_convert(name)
     for rank, rule in enumerate(rules):
@@ -251,13 +253,13 @@ def says(name: str, layout: Layout | None) -> NameMeaning:
 
 
 def before_convert(name: str) -> str:
-    """What a file was called that `convert` wrote as safetensors."""
+    """The original name of a file that `convert` wrote as safetensors."""
     match = _CONVERTED.fullmatch(name)
     return name if match is None else match[1]
 
 
 def name_as_file(folder: str) -> str:
-    """What a folder that ranks wrote together would be called if one of them had saved all."""
+    """The name that the file would have if one rank had saved everything in this folder."""
     match = _OF_FSDP.fullmatch(folder)
     if match is None:
         return folder
@@ -266,7 +268,7 @@ def name_as_file(folder: str) -> str:
 
 
 def stem_of(name: str) -> str:
-    """A name without the suffixes of checkpoints."""
+    """A name without its checkpoint suffixes."""
     return _SUFFIX.sub("", name) or name
 
 

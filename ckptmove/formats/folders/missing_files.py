@@ -1,4 +1,4 @@
-"""Files that have to be in a folder, as the names of the others in it say.
+"""Files that are missing in a folder, judged by the names of the other files.
 
     rng_state_0.pth … rng_state_7.pth              one of each process, from 0 on
     random_states_0.pkl …                          the same, of accelerate
@@ -12,8 +12,8 @@
     adapter_model.safetensors                      peft: with adapter_config.json; see `_WITNESSES`
     model-00002-of-00003.safetensors               with all others of three, and their index
 
-Elsewhere no name says how many processes there were; there were more than the highest number that
-a name has.
+In other cases no name says how many processes there were: there were at least as many as the
+highest number in a name shows.
 
 Sources: transformers/trainer.py (`_save_rng_state`), accelerate/checkpointing.py, deepspeed's
 runtime/engine.py (`_get_zero_ckpt_name`, `_get_ckpt_name`), torch/distributed/checkpoint.
@@ -29,10 +29,10 @@ from ...reports.display.phrases import plural
 from ..distributed.rank_groups import SHARD, rank_groups
 from .weight_names import INDEX, shard_name
 
-#: What each process has one of, and what names the first where there is but one process.
+#: Files that each process writes, and the name of the first if there is only one process.
 _OF_PROCESS = re.compile(r"(rng_state_|random_states_)(\d{1,6})(\.pth|\.pkl)")
 _OF_ONE = {"rng_state.pth": ("rng_state_", ".pth")}
-#: What tells that a process wrote here.
+#: Files that show the number of the process that wrote them.
 _WRITTEN_BY = re.compile(
     r"(?:.*/)?(?:__(\d{1,6})_\d+\.distcp|\w*_rank(\d{1,6})\.bin"
     r"|(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_\d+_\w+_states\.pt)"
@@ -42,12 +42,12 @@ _ZERO = re.compile(
     r"(_(?:optim|model)_states\.pt)"
 )
 _MODEL_STATES = "mp_rank_{:02}_model_states.pt"
-#: What the folder of accelerate has one of for each model or optimizer that was prepared.
+#: Files that accelerate writes one of for each prepared model or optimizer.
 _COUNTED = re.compile(
     r"((?:pytorch_)?model|optimizer|scheduler|sampler|dl_state_dict)(?:_(\d{1,6}))?"
     r"(\.safetensors|\.bin)"
 )
-#: What is written with another file, without which the library does not load the folder.
+#: A file → the file written with it, without which the library does not load the folder.
 _WITNESSES = tuple(
     (re.compile(pattern), wanted)
     for pattern, wanted in (
@@ -60,26 +60,26 @@ _WITNESSES = tuple(
         (r"training_args\.bin", "trainer_state.json"),
     )
 )
-#: What only the folder of a checkpoint of a Trainer has; that of its run has the arguments, too.
+#: Files that only a Trainer's checkpoint folder has; the arguments are in the run's folder too.
 _OF_TRAINER = re.compile(r"(optimizer|scheduler)\.pt|rng_state\S*\.pth")
 _OF_META = re.compile(r"(consolidated\.)(\d\d)(\.pth)")
-#: All of a model: torchtune numbers the file even if it is the only one, and writes no index.
+#: A whole model: torchtune numbers the file even if it is the only one, and writes no index.
 _OF_TORCHTUNE = re.compile(
     r"(?:.+/)?model-00001-of-00001\.bin|epoch_\d+/model-00001-of-00001\.safetensors", re.DOTALL
 )
-_MOST = 1_000  # names that are told apart
+_MOST = 1_000  # the most names that are returned
 
 
 class MissingFile(NamedTuple):
-    """A file that is not there."""
+    """A file that should be in a folder but is missing."""
 
     name: str
-    because: str  #: what says that it should be
-    is_of_rank: bool = False  #: whether it holds what a rank has of the tensors
+    because: str  #: why it should exist
+    is_of_rank: bool = False  #: whether it holds one rank's part of the tensors
 
 
 def missing_files(names: Iterable[str]) -> list[MissingFile]:
-    """What is missing beside files of these names in a folder, and below it."""
+    """The missing files of a folder that has files of these names in it and below it."""
     known = set(names)
     found = [
         *_of_processes(known),
@@ -94,7 +94,7 @@ def missing_files(names: Iterable[str]) -> list[MissingFile]:
 
 
 def _of_processes(names: Collection[str]) -> Iterator[MissingFile]:
-    """RNG states of each process that wrote anything."""
+    """The missing RNG states of processes that wrote other files."""
     there: dict[tuple[str, str], set[int]] = {}
     last = -1
     witness = ""
@@ -122,7 +122,7 @@ def _processes(witness: str, last: int) -> str:
 
 
 def _of_zero(names: Collection[str]) -> Iterator[MissingFile]:
-    """Of DeepSpeed, each data-parallel rank has a file for each tensor-parallel rank."""
+    """Missing DeepSpeed files: each data-parallel rank has a file per tensor-parallel rank."""
     kinds: dict[tuple[str, str, str, str], set[tuple[int, int]]] = {}
     for name in names:
         match = _ZERO.fullmatch(name)
@@ -153,7 +153,7 @@ def _of_zero(names: Collection[str]) -> Iterator[MissingFile]:
 
 
 def _gaps_of_accelerate(names: Collection[str]) -> Iterator[MissingFile]:
-    """What accelerate has counted: the first has no number."""
+    """Gaps in the numbers of accelerate's files; the first has no number."""
     kinds: dict[tuple[str, str], dict[int, str]] = {}
     for name in names:
         match = _COUNTED.fullmatch(name.removesuffix(INDEX))
@@ -174,7 +174,7 @@ def _of_meta(names: Collection[str]) -> Iterator[MissingFile]:
 
 
 def _of_ranks(names: Collection[str]) -> Iterator[MissingFile]:
-    """Files of which each rank wrote one."""
+    """Missing files of groups in which each rank wrote one file."""
     below: dict[str, list[str]] = {}
     for name in names:
         folder, slash, own = name.rpartition("/")
@@ -188,7 +188,7 @@ def _of_ranks(names: Collection[str]) -> Iterator[MissingFile]:
 
 
 def _shards(names: Collection[str]) -> Iterator[MissingFile]:
-    """Files that say themselves how many they are, without the index that names them."""
+    """The missing index, and missing files, of files whose names say how many there are."""
     for name in sorted(names):
         shard = shard_name(name)
         own = name.rpartition("/")[2]
@@ -203,7 +203,7 @@ def _shards(names: Collection[str]) -> Iterator[MissingFile]:
 
 
 def _by_witness(names: Collection[str]) -> Iterator[MissingFile]:
-    """What is written with another file."""
+    """Missing files that are always written together with a file that is there."""
     for name in sorted(names):
         for pattern, wanted in _WITNESSES:
             match = pattern.fullmatch(name)
@@ -216,5 +216,5 @@ def _by_witness(names: Collection[str]) -> Iterator[MissingFile]:
 
 
 def _absent(numbers: Collection[int], last: int) -> Iterator[int]:
-    """The numbers up to the last that are not there."""
+    """The missing numbers up to and including the last."""
     return (n for n in range(min(last + 1, _MOST)) if n not in numbers)

@@ -42,12 +42,12 @@ from .weight_names import (
 )
 
 _WANTED = [each for family in FAMILIES for whole in family for each in (whole, whole + INDEX)]
-#: What DeepSpeed writes; without ZeRO, all is in one such file.
+#: Files that DeepSpeed writes; without ZeRO, one such file holds everything.
 _ZERO = re.compile(r"(global_step\d+/)?\w*mp_rank_\d+_(model|optim)_states\.pt(\.safetensors)?")
 _LIKE_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-#: What files of torch.distributed.checkpoint end in.
+#: The suffix of the files of torch.distributed.checkpoint.
 _OF_DCP = ".distcp"
-#: What a Trainer saves beside the weights.
+#: The file of training arguments that a Trainer saves beside the weights.
 _ARGUMENTS = "training_args.bin"
 _BESIDE = (_ARGUMENTS, "optimizer.", "optimizer_", "scheduler.", "rng_state", "scaler.")
 
@@ -61,7 +61,7 @@ class ModelFolder(Format):
     carries = Carries(True, True, True, True, dtypes="those of its weights")
 
     def sniff(self, probe: Probe) -> bool:
-        """Weights of a usual name are in it."""
+        """Whether it has weights with a usual name."""
         return probe.is_folder and _usual(probe) is not None
 
     def read(self, probe: Probe) -> Checkpoint:
@@ -72,10 +72,10 @@ class ModelFolder(Format):
 
 
 class OnlyFile(ModelFolder):
-    """The last resort: a folder in which files may hold weights, whatever they are called."""
+    """The last resort: a folder whose files may hold weights under any name."""
 
     def sniff(self, probe: Probe) -> bool:
-        """Any folder."""
+        """Whether it is a folder."""
         return probe.is_folder
 
     def read(self, probe: Probe) -> Checkpoint:
@@ -88,7 +88,7 @@ class OnlyFile(ModelFolder):
 
 
 def _unusual(probe: Probe) -> list[str]:
-    """As `unusual_checkpoints`; none of a folder that is too large or unreadable."""
+    """Like `unusual_checkpoints`; empty for a folder that is too large or unreadable."""
     try:
         return unusual_checkpoints(probe)
     except InputError:
@@ -96,7 +96,7 @@ def _unusual(probe: Probe) -> list[str]:
 
 
 def _names_below(probe: Probe) -> list[str]:
-    """What is in a folder, however deep; nothing of a folder that is too large or unreadable."""
+    """All names below a folder; empty for a folder that is too large or unreadable."""
     try:
         return probe.names_below()
     except InputError:
@@ -104,12 +104,12 @@ def _names_below(probe: Probe) -> list[str]:
 
 
 def _is_all_of_deepspeed(names: list[str]) -> bool:
-    """Whether these are but one file, which holds the model and its optimizer."""
+    """Whether there is only one such file: it holds the model and its optimizer."""
     return len(names) == 1 and names[0].rpartition("/")[2].startswith("mp_rank_")
 
 
 def _usual(probe: Probe) -> str | None:
-    """The weights that have a usual name, or their index."""
+    """The weights with a usual name, or their index."""
     names = set(_files(probe))
     return next((name for name in _WANTED if name in names), None)
 
@@ -119,7 +119,7 @@ def _files(probe: Probe) -> list[str]:
 
 
 def _read(probe: Probe, found: str) -> Checkpoint:
-    """Read the file that holds the weights in a folder, and tell of others that do so too."""
+    """Read the file that holds the weights in a folder; note other files that should hold them."""
     whole = whole_of(found)
     family = next((each for each in FAMILIES if whole in each), (whole,))
     checkpoint = probe.read(found)
@@ -152,11 +152,11 @@ def _read(probe: Probe, found: str) -> Checkpoint:
 
 
 def checkpoints_beside(found: Checkpoint) -> list[str]:
-    """What is called like a checkpoint beside what was read of a folder, but for copies: files, and
-    folders of torch.distributed.checkpoint.
+    """Names like checkpoints beside the read weights of a folder; copies of the weights excluded.
 
-    What a Trainer was told is not among them: it holds no tensors; nor are checkpoints of their own
-    in folders below. Raises as `Place.files_below`.
+    These are files, and folders of torch.distributed.checkpoint. The training arguments of a
+    Trainer, which hold no tensors, and separate checkpoints in subfolders are left out. Raises the
+    same errors as `Place.files_below`.
     """
     folder = found.folder
     if folder is None or folder.is_all:
@@ -178,7 +178,7 @@ def checkpoints_beside(found: Checkpoint) -> list[str]:
 
 
 def _is_all(probe: Probe, found: str) -> bool:
-    """Whether these weights are all that a folder has; False if it is too large to tell."""
+    """Whether a folder has only these weights; False if the folder is too large to tell."""
     try:
         return holds_only(probe, found)
     except InputError:
@@ -190,9 +190,9 @@ def _may_be_weights(name: str) -> bool:
 
 
 def _may_hold_weights(probe: Probe, unusual: Sequence[str]) -> list[str]:
-    """The files in a folder that may hold weights, if none has a usual name.
+    """The files in a folder that may hold weights, when none has a usual name.
 
-    UnsupportedError if there is no checkpoint in it, also none that is called otherwise: `unusual`.
+    UnsupportedError if the folder has no checkpoint, not even an `unusual` one.
     """
     names, path = _files(probe), probe.path
     own = own_folders_in(probe.entries.values())

@@ -1,4 +1,4 @@
-"""What several files hold, as one checkpoint."""
+"""Several files that form one checkpoint."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from ...torch_pickle.streams import Container, LocationEdits
 
 
 class IncompleteError(CorruptError):
-    """One of the files of a checkpoint is missing, or shorter than another says."""
+    """A file of a checkpoint is missing, or shorter than another file says."""
 
 
 class PartsContainer(Container):
-    """Containers of several files; whoever makes it fills `roots` with what theirs hold."""
+    """The containers of several files; its creator fills `roots` with the contents of the files."""
 
     def __init__(self, source: Readable, parts: Mapping[str, Container]) -> None:
-        """`source` is their index or folder; `parts` go by file names: see `number_files`."""
+        """`source` is their index or folder.
+
+        The keys of `parts` are file names: see `number_files`.
+        """
         super().__init__(source)
         self.parts = parts
-        #: the sections of roots, by their paths, where a name of a file tells them
+        #: path of a root → the section that the name of its file gives
         self.sections: dict[Path, Section] = {}
         #: the roots of files that store no devices
         self.untagged: set[Path] = set()
@@ -42,7 +45,7 @@ class PartsContainer(Container):
 
     @property
     def described_nbytes(self) -> int:
-        """The length of the index."""
+        """The size of the index."""
         return self.source.nbytes
 
     def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
@@ -56,7 +59,7 @@ class PartsContainer(Container):
             yield from part.chunks(tensors)
 
     def everything(self) -> Iterator[Container]:
-        """Itself, and what is in the files, however deep."""
+        """This container and all containers in its files, at any depth."""
         yield self
         for part in self.parts.values():
             yield from part.everything()
@@ -69,7 +72,10 @@ class PartsContainer(Container):
 
 
 def number_files(part: Container, first: int) -> None:
-    """Say of each storage of a part in which file of all it lies; `first` is the part's first."""
+    """Renumber the file of each storage of a part.
+
+    `first` is the number of the part's first file.
+    """
     for each in part.everything():
         for key, storage in each.storages.items():
             if storage.extent is not None:

@@ -1,7 +1,7 @@
-"""Folders of a run, in which checkpoints have folders of their own: `checkpoint-500`, `step_10`.
+"""Folders of a run, in which each checkpoint has its own folder: `checkpoint-500`, `step_10`.
 
-A run with one checkpoint, and none besides, is that checkpoint. With several nobody knows which is
-meant, unless a file says it:
+If a run has exactly one checkpoint, and no other files like checkpoints, that one is read. If it
+has several, the user must choose, unless a file names the latest:
 
     latest_checkpointed_iteration.txt     Megatron: `100` is iter_0000100, `release` is release;
                                           verl: `100` is global_step_100
@@ -21,12 +21,12 @@ from ...reports.display.phrases import few
 from ...sources.place import EntryKind, FolderEntry, Place, folders_above
 from .weight_names import INDEXES
 
-#: What files are called that are checkpoints, whatever they hold.
+#: Suffixes of checkpoints, whatever the file holds.
 LIKE_CHECKPOINTS = (
     *(".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".pt2"),
     *INDEXES,
 )
-#: What files are called that are none; any other file is looked into.
+#: Suffixes of files that are not checkpoints; any other file is opened to find out.
 UNLIKE_CHECKPOINTS = (
     *(".json", ".jsonl", ".txt", ".md", ".rst", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".xml"),
     *(".csv", ".tsv", ".log", ".py", ".ipynb", ".sh", ".html", ".jinja", ".png", ".jpg", ".jpeg"),
@@ -41,15 +41,15 @@ _EPOCH = re.compile(r"epoch_\d+/")
 
 
 def is_own(name: str) -> bool:
-    """Whether a folder of this name is a checkpoint of its own."""
+    """Whether a folder of this name is a separate checkpoint."""
     return _OWN.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def own_folders(names: Iterable[str]) -> list[str]:
-    """The outermost folders that files are in and that are checkpoints of their own, by number.
+    """The outermost folders of these file names that are separate checkpoints, sorted by number.
 
-    The name of a folder ends with a slash. Those of torchtune (`epoch_0`) hold the weights alone,
-    and `recipe_state` beside them holds what they are trained with.
+    The name of such a folder ends with a slash. Folders of torchtune (`epoch_0`) hold only weights,
+    with the state of training in `recipe_state` beside them.
     """
     names = list(names)
     if any(each.startswith("recipe_state/") for each in names):
@@ -58,14 +58,15 @@ def own_folders(names: Iterable[str]) -> list[str]:
 
 
 def own_folders_in(entries: Iterable[FolderEntry]) -> list[str]:
-    """The same of the folders right in one."""
+    """Like `own_folders`, for the folders directly in a folder."""
     return own_folders(f"{each.name}/" for each in entries if each.kind is EntryKind.FOLDER)
 
 
 def checkpoint_in(folder: Place) -> tuple[Place, Sequence[str]]:
-    """The only or latest checkpoint in the folder of a run, and a note that says so; or the folder.
+    """The only or latest checkpoint in the folder of a run, with a note.
 
-    Raises as `Place.files_below`; CorruptError if the file that names the latest names none.
+    Otherwise the folder itself. Raises the same errors as `Place.files_below`; CorruptError if the
+    file that names the latest checkpoint does not name one of those in the folder.
     """
     inside = folder.entries()
     own = own_folders_in(inside)
@@ -91,7 +92,7 @@ def checkpoint_in(folder: Place) -> tuple[Place, Sequence[str]]:
 
 
 def _latest(folder: Place, own: Sequence[str]) -> str:
-    """The checkpoint that a file in a folder says is the latest of these."""
+    """The checkpoint in a folder that its tracker file names as the latest."""
     with folder.child(_LATEST).open() as source:
         content = source.read(0, min(source.nbytes, _LONGEST_NUMBER + 2))
     told = content.decode("utf-8", "replace").strip()
@@ -108,7 +109,7 @@ def _latest(folder: Place, own: Sequence[str]) -> str:
 
 
 def several_checkpoints(own: Sequence[str], folder: Place) -> UnsupportedError:
-    """The error for a folder with checkpoints of their own in it, such as that of a run."""
+    """The error for a folder that contains separate checkpoints, such as that of a run."""
     what = "are checkpoints of their own" if len(own) > 1 else "is a checkpoint of its own"
     last = folder.child(own[-1]).path
     return UnsupportedError(
@@ -119,7 +120,7 @@ def several_checkpoints(own: Sequence[str], folder: Place) -> UnsupportedError:
 
 
 def _own(name: str) -> Iterator[str]:
-    """The outermost folder in a path that is a checkpoint of its own."""
+    """The outermost folder in a path that is a separate checkpoint."""
     outermost_first = reversed(list(folders_above(name)))
     yield from islice(filter(is_own, outermost_first), 1)
 

@@ -44,29 +44,30 @@ from ..unread_formats import refusal_of
 from .parts import IncompleteError, PartsContainer, number_files
 from .weight_names import INDEXES, shard_name
 
-#: What its files may be.
+#: The possible formats of its files.
 _PARTS: tuple[PickledFormat, ...] = (TorchZip(), TorchLegacy(), SafetensorsFile(), PlainPickle())
 _LONGEST_NAME = 255  # bytes of a file's name
 _SEPARATORS = frozenset("/\\\0")
-_NBYTES_OF_QUOTE = 10  # an entry has four in 40 bytes at least: a name, and that of a file
+# an entry has four quotes in at least 40 bytes: the names of a tensor and a file
+_NBYTES_OF_QUOTE = 10
 _ORDERED = "collections.OrderedDict"
 
 
 class Index(NamedTuple):
-    """Where the tensors of a checkpoint are."""
+    """The index of a sharded checkpoint."""
 
     source: Readable
     where: Mapping[str, str]  #: name of a tensor → name of the file that holds it
-    tree: str | None  #: what it tells of the tree, if it does
+    tree: str | None  #: the tree that `convert` stored in it, or None
 
     @property
     def files(self) -> list[str]:
-        """The files, each once: sorted, as they are numbered."""
+        """The names of the files, sorted and without repetition."""
         return sorted(set(self.where.values()))
 
 
 class Shard(NamedTuple):
-    """A file of a checkpoint."""
+    """One file of a sharded checkpoint."""
 
     name: str
     source: Source
@@ -87,7 +88,7 @@ class Sharded(Format):
     vague = True
 
     def sniff(self, probe: Probe) -> bool:
-        """JSON beside other files."""
+        """Whether it is JSON beside other files."""
         return probe.is_json and not probe.is_alone
 
     def files(self, probe: Probe) -> Sequence[str]:
@@ -142,10 +143,10 @@ def unnamed_shards(
     content: Callable[[str], bytes],
     known_files: Mapping[str, Iterable[str]] | None = None,
 ) -> set[str]:
-    """Those of several files that an index is beside by its name, which does not name them.
+    """Shards that the index beside them does not name.
 
-    `names` are in one folder, or below it; `content` reads one, unless `known_files` has what that
-    index names. What an index that can't be read says is not known: its files are none of these.
+    `names` are in one folder, or below it. `content` reads an index, unless `known_files` gives the
+    files that it names. If an index can't be read, none of its shards is returned.
     """
     known, read = set(names), known_files or {}
     stray: dict[str, set[str]] = {}
@@ -166,12 +167,12 @@ def unnamed_shards(
 
 
 def file_names(checkpoint: Checkpoint) -> set[str]:
-    """The names of the files that a checkpoint consists of, as an index beside them has them."""
+    """The file names of a checkpoint, without folders, as an index would spell them."""
     return {PurePath(each.path).name for each in checkpoint.files}
 
 
 def is_plain_name(file: str) -> bool:
-    """Whether this names a file in a folder, whichever system reads it, and nothing elsewhere."""
+    """Whether the text is the name of a file in the same folder, on any operating system."""
     try:
         nbytes = len(file.encode("utf-8"))
     except UnicodeEncodeError:
@@ -192,7 +193,7 @@ def _open(probe: Probe, name: str) -> Probe:
 
 
 def _shard(name: str, probe: Probe) -> Shard:
-    """What a file holds that is a part of a checkpoint."""
+    """Open one file of a sharded checkpoint."""
     try:
         found = next((format for format in _PARTS if format.sniff(probe)), None)
         if found is None:
@@ -242,17 +243,17 @@ class _ShardedTensors(TensorsContainer):
 
 
 class _ShardedCheckpoint(Checkpoint):
-    """Several files of torch."""
+    """A checkpoint of several torch files."""
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
-        """As `Checkpoint.damage`, with the name of the file."""
+        """Like `Checkpoint.damage`, with the name of the file before each sentence."""
         for name, part in self.container.inner():
             for each in part.everything():
                 yield from (f"{name}: {fault}" for fault in each.damage(report))
 
 
 class _ShardedPickles(PartsContainer):
-    """What torch saved in several files, as one dict."""
+    """The dicts that torch saved in several files, as one dict."""
 
     section = Section.MODEL
 
@@ -274,7 +275,7 @@ class _ShardedPickles(PartsContainer):
 
 
 def _dict_of(shard: Shard) -> Dict | Call:
-    """What torch saved in a file, which must be a dict whose keys are names."""
+    """The dict that torch saved in a file; its keys must be strings."""
     roots = shard.container.roots
     root = roots[0][1] if len(roots) == 1 and not roots[0][0] else None
     plain = isinstance(root, Dict) or (isinstance(root, Call) and root.qualname == _ORDERED)
@@ -291,7 +292,7 @@ def _dict_of(shard: Shard) -> Dict | Call:
 
 
 def _join_dicts(pairs: list[tuple[Node, Node]], roots: Sequence[Node]) -> Node:
-    """One dict of several: an ordered one if all are."""
+    """Join the pairs of several dicts; the result is an ordered dict if all of them are."""
     joined: Dict | Call = Dict()
     if all(isinstance(root, Call) for root in roots):
         module, _, name = _ORDERED.rpartition(".")

@@ -1,4 +1,4 @@
-"""training-folder: all that a folder holds, as one checkpoint: each file in it is a part.
+"""training-folder: everything in a folder, as one checkpoint; each file in it is a part.
 
     checkpoint-500/
       model.safetensors, or an index with its files      model
@@ -9,14 +9,15 @@
       trainer_state.json, config.json, …                 other files
 
 The tree has an entry for each part, so the tensors are called `model.lm_head.weight` or
-`optimizer.state.0.exp_avg`. What a part is called follows from the name of its file: `layouts` says
-what libraries call their files, and any other is called by its name without the suffix. If two
-would have one name, the second keeps that of its file: `pytorch_model`, for one, where
-`model.safetensors` is `model` already. A subfolder of torch.distributed.checkpoint, or
-of DeepSpeed, is a part. If all is in one subfolder that a library laid out, the names in it count.
+`optimizer.state.0.exp_avg`. The key of a part follows from the name of its file: `layouts` lists
+the names that libraries use, and any other file is called by its name without the suffix. If two
+parts would have the same key, the second keeps the name of its file: `pytorch_model`, for example,
+if `model.safetensors` is already `model`. A subfolder of torch.distributed.checkpoint or of
+DeepSpeed is one part. If everything is in one subfolder that a library laid out, names are relative
+to that subfolder.
 
-Folders within it that are checkpoints of their own (`checkpoint-600/`) are no part of it. Files
-that are called like checkpoints, but are none that can be read, are told.
+Folders within it that are separate checkpoints (`checkpoint-600/`) are not part of it. Files that
+are named like checkpoints but can't be read are reported.
 """
 
 from __future__ import annotations
@@ -62,26 +63,26 @@ from .weight_names import INDEX, NOT_COMPARED, SHARDED, WHOLE, same_weights, sha
 
 _OF_ITS_OWN = "it is a checkpoint of its own"
 _MOST_NAMED = 5
-_MOST_SNIFFED = 1_000  # files of which only the content tells what they are
+_MOST_SNIFFED = 1_000  # the most files that are recognized only by their content
 _MODEL: Path = ("model",)
-_OF_RANKS = "dcp-safetensors"  # the format of what weights are consolidated of
+_OF_RANKS = "dcp-safetensors"  # the format from which weights are consolidated
 _FOLDERS = (EntryKind.FOLDER, EntryKind.FOLDER_LINK)
 
 
 class Part(NamedTuple):
     """A checkpoint in a folder: a file, an index with its files, or a folder with its files."""
 
-    name: str  #: of the file, the index or the folder, within the folder, with `/`
-    keys: Path  #: under which it is in the tree of the folder
-    section: Section  #: what its name says that it serves; OTHER leaves that to its content
+    name: str  #: of the file, the index or the folder, relative to the folder, with `/`
+    keys: Path  #: its keys in the tree of the folder
+    section: Section  #: the section that its name gives; with OTHER, its content decides
     checkpoint: Checkpoint
     first: int  #: the number of its first file among the files of the folder
-    is_known: bool  #: whether its name says what it is
-    copy_of: str | None = None  #: the part that should hold the same weights, by its name
+    is_known: bool  #: whether the name alone shows that it is a checkpoint
+    copy_of: str | None = None  #: name of the part that should hold the same weights
 
     @property
     def stores_devices(self) -> bool:
-        """Whether it says on which devices its tensors are."""
+        """Whether it stores the devices of its tensors."""
         container = self.checkpoint.container
         if isinstance(container, TensorsContainer):
             return not container.is_canonical
@@ -89,20 +90,20 @@ class Part(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """A file or folder that is called like a checkpoint, and why it can't be read."""
+    """A file or folder that is named like a checkpoint, and why it was not read."""
 
     name: str
     why: str
 
 
 class FolderCheckpoint(Checkpoint):
-    """All that a folder holds."""
+    """Everything in a folder, as one checkpoint."""
 
     container: PartsContainer
     spans_folder = True
-    #: Folders in it that are checkpoints of their own, and were not looked at.
+    #: Folders in it that are separate checkpoints; they were not read.
     own: Sequence[str] = ()
-    #: What should be in it, as the names of the other files say, and is not.
+    #: Missing files, judged by the names of the other files.
     missing: Sequence[MissingFile] = ()
 
     def __init__(
@@ -115,7 +116,10 @@ class FolderCheckpoint(Checkpoint):
         unread: Sequence[Unread],
         carries: Carries,
     ) -> None:
-        """`others`: the files that are no checkpoints; `unread`: what can't be read."""
+        """`others`: the files that are not checkpoints.
+
+        `unread`: checkpoints that can't be read.
+        """
         self.layout_rules, self.parts = layout, parts
         self._probe = probe
         self.others, self.unread = others, unread
@@ -128,7 +132,7 @@ class FolderCheckpoint(Checkpoint):
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What it holds, and what each file is."""
+        """The manifest, with an entry for each file of the folder."""
         manifest = super().manifest
         return replace(manifest, files=(*self._files(manifest), *self.files_left()))
 
@@ -161,22 +165,22 @@ class FolderCheckpoint(Checkpoint):
 
     @property
     def not_looked_at(self) -> Sequence[Unread]:
-        """What can't be read, and checkpoints of their own, such as those of a run below it."""
+        """Checkpoints that were not read: unreadable ones, and separate ones in subfolders."""
         return (*self.unread, *(Unread(each, _OF_ITS_OWN) for each in self.own))
 
     @property
     def layout(self) -> str:
-        """The library that lays out folders so, or nothing."""
+        """The library that lays out folders like this one; or an empty string."""
         return "" if self.layout_rules is None else self.layout_rules.name
 
     @property
     def source_names(self) -> list[str]:
-        """The names of the files that were opened, within the folder."""
+        """The names of the opened files, relative to the folder."""
         start = place_of(self._probe.path).child("").path
         return [source.path.removeprefix(start) for source in self.sources]
 
     def read_other(self, other: FolderEntry, most: int) -> bytes:
-        """All of a file that is no checkpoint.
+        """Read a whole file that is not a checkpoint.
 
         InputError if it can't be read, is a link that must not be followed, or has more than `most`
         bytes.
@@ -184,20 +188,20 @@ class FolderCheckpoint(Checkpoint):
         return self._probe.content(other.name, most)
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
-        """As `Checkpoint.damage`, of each part with the name of its file."""
+        """Like `Checkpoint.damage`, with the name of the part's file before each sentence."""
         for part in self.parts:
             for found in part.checkpoint.damage(report):
                 yield f"{part.name}: {found}"
 
     def containers_of(self, part: Part) -> Iterator[tuple[int, Container]]:
-        """Each file of a part that holds pickles or tensors, by its number, with what it holds."""
+        """The containers of a part's files that hold pickles or tensors, each with its file number."""
         container = part.checkpoint.container
         inside = dict(container.inner()) if isinstance(container, PartsContainer) else {}
         return enumerate(inside.values() if inside else [container], part.first)
 
 
 class TrainingFolder(Format):
-    """The format of a folder with more in it than the weights of one model."""
+    """The format of a folder that holds more than the weights of one model."""
 
     name = "training-folder"
     summary = "transformers `Trainer`, accelerate `save_state`, diffusers, and other folders"
@@ -206,7 +210,7 @@ class TrainingFolder(Format):
     takes_folders = True
 
     def sniff(self, probe: Probe) -> bool:
-        """Files of training, or of several models, are right in it; or models are below."""
+        """Whether it holds training state or several models directly, or models in subfolders."""
         names = probe.entries.keys()
         if not probe.is_folder or not names:
             return False
@@ -224,8 +228,8 @@ def read_folder(
 ) -> FolderCheckpoint:
     """Read all checkpoints in a folder; UnsupportedError if there is none.
 
-    `bare`: its weights are those of one model, whose names are to be those of its tensors.
-    `by_rank`: each file that a rank of DeepSpeed wrote is a part.
+    `bare`: the weights are those of one model and keep their tensor names, without a prefix.
+    `by_rank`: each file that a DeepSpeed rank wrote is a part.
     """
     found = _Files(probe, by_rank=by_rank)
     start, layout = layout_below([*found.parts, *(each.name for each in found.others)])
@@ -239,7 +243,7 @@ def read_folder(
         copied = owners.get(keys) if said.section is Section.MODEL else None
         if copied is not None and not same_weights(name, copied.name):
             copied = None
-        if is_of_rank(name):  # without it, the others are worth nothing
+        if is_of_rank(name):  # the other ranks' files are useless without it
             said = said._replace(is_known=True)
         keys = next(each for each in _free(keys, name.removeprefix(start)) if each not in owners)
         checkpoint = _read(probe, name, said, unread, is_folder=name in found.folders)
@@ -289,7 +293,7 @@ def read_folder(
 
 
 def _free(keys: Path, name: str) -> Iterator[Path]:
-    """What a part may be called, the best first."""
+    """The possible keys of a part, the best first."""
     yield keys
     yield (stem_of(name),)
     yield (name,)
@@ -299,7 +303,7 @@ def _free(keys: Path, name: str) -> Iterator[Path]:
 def _read(
     probe: Probe, name: str, said: NameMeaning, unread: list[Unread], *, is_folder: bool
 ) -> Checkpoint | None:
-    """Read a part; None if it can't be, which is noted."""
+    """Read a part; None if that fails, which is added to `unread`."""
     probe.session.begin_file(name)
     found = probe.open_folder(name) if is_folder else probe.open(name)
     try:
@@ -312,7 +316,7 @@ def _read(
 
 
 def _consolidated(model: Part | None, ranks: Checkpoint) -> Part | None:
-    """The model, if it is what torch would have consolidated of what ranks wrote."""
+    """The model, if torch may have consolidated it from the files of ranks; else None."""
     if model is None or ranks.format != _OF_RANKS:
         return None
     whole, parts = model.checkpoint.container, ranks.container
@@ -343,19 +347,19 @@ def _container(probe: Probe, parts: Sequence[Part]) -> PartsContainer:
 
 
 def _tells_of_averages(root: Node) -> bool:
-    """Whether averages lie beside a model in this, so that the name of its file says too little."""
+    """Whether a node holds averages beside a model: the file name then gives no section."""
     pairs = root.pairs if isinstance(root, Mapping) else ()
     told = averages_within(root, Section.OTHER)
     return any(told.get(str(key)) and isinstance(value, Mapping) for key, value in pairs)
 
 
 def roots_as(section: Section, found: Checkpoint) -> Sequence[tuple[Path, Node]]:
-    """The roots of a part; what accelerate has put under the name of its section, without that.
+    """The roots of a part, without the key of its section, which accelerate adds.
 
     Source: accelerate/utils/fsdp_utils.py, `save_fsdp_model`, `save_fsdp_optimizer`.
     """
     roots = found.container.roots
-    if not isinstance(found.container.source, Source) and len(roots) == 1:  # of a folder
+    if not isinstance(found.container.source, Source) and len(roots) == 1:  # a folder's container
         _, root = roots[0]
         if isinstance(root, Dict) and [key for key, _ in root.pairs] == [str(section)]:
             return [((), root.pairs[0][1])]
@@ -363,29 +367,29 @@ def roots_as(section: Section, found: Checkpoint) -> Sequence[tuple[Path, Node]]
 
 
 def holds_only(probe: Probe, name: str) -> bool:
-    """Whether a file, or an index with its files, is all that a folder has of checkpoints."""
+    """Whether a file, or an index with its files, is the only checkpoint in a folder."""
     found = _Files(probe, by_rank=False)
     return found.parts == [name] and not found.own and not any(missing_files(probe.names_below()))
 
 
 def unusual_checkpoints(probe: Probe) -> list[str]:
-    """Files in a folder that are checkpoints by their content, and not by their names."""
+    """Files in a folder that are checkpoints by their content but not by their names."""
     found = _Files(probe, by_rank=False)
     unusual = (each for each in found.parts if not each.endswith(LIKE_CHECKPOINTS))
     return [each for each in unusual if each not in found.folders]
 
 
 class _Files:
-    """Tells the entries of a folder apart."""
+    """Sorts the entries of a folder into parts, shards and other files."""
 
     def __init__(self, probe: Probe, *, by_rank: bool) -> None:
-        """`by_rank`: as `read_folder`."""
+        """`by_rank` is the option of `read_folder`."""
         entries = probe.entries_below
         names = {each.name for each in entries}
-        #: Folders that are checkpoints of their own.
+        #: Folders that are separate checkpoints.
         self.own = own_folders(names)
         apart = set(self.own)
-        #: Folders that ranks wrote together.
+        #: Folders that several ranks wrote together.
         self.folders = {
             name
             for name in divided_folders(names, of_ranks=not by_rank)
@@ -393,7 +397,7 @@ class _Files:
         }
         self.parts: list[str] = sorted(self.folders)
         self.others: list[FolderEntry] = []
-        #: Files that are parts of an index, by its name, and the indexes.
+        #: Files that an index should name, and the indexes.
         self.shards: list[str] = []
         apart |= self.folders
         only_content_tells = 0
@@ -413,12 +417,15 @@ class _Files:
                 self.parts.append(each.name)
             else:
                 self.others.append(each)
-        #: How many files were not looked into, for they are too many.
+        #: How many files were not opened because there are too many.
         self.not_sniffed = max(0, only_content_tells - _MOST_SNIFFED)
 
 
 def _may_be_part(entry: FolderEntry) -> bool | None:
-    """Whether an entry is called like a checkpoint, be it a link to nothing; None: look into it."""
+    """Whether an entry is named like a checkpoint, even as a broken link.
+
+    None: its content decides.
+    """
     if entry.kind in _FOLDERS:
         return False
     if entry.name.endswith(LIKE_CHECKPOINTS):

@@ -19,17 +19,17 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: What an index of several files ends in.
+#: The suffix of an index of several files.
 INDEX = ".index.json"
 INDEXES = (f".safetensors{INDEX}", f".bin{INDEX}")
-#: What weights are called as safetensors and as files of torch, in the order of preference.
+#: File stems of the weights as safetensors and as torch files, in the order of preference.
 _STEMS = {
     "model": "pytorch_model",
     "diffusion_pytorch_model": "diffusion_pytorch_model",
     "adapter_model": "adapter_model",
     "open_clip_model": "open_clip_pytorch_model",
 }
-#: The weights as one file each, in the order of preference: those of a line are the same weights.
+#: The weights as one file each, in the order of preference; one line holds the same weights.
 FAMILIES = tuple((f"{safe}.safetensors", f"{torch}.bin") for safe, torch in _STEMS.items())
 _SAFE = {**{torch: safe for safe, torch in _STEMS.items()}, **{each: each for each in _STEMS}}
 _NAME = re.compile(
@@ -39,65 +39,69 @@ _NAME = re.compile(
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.safetensors|\.bin)", re.DOTALL)
 
 
-#: Meta's llama: the weights of a tensor-parallel rank, which are `.pth`.
+#: Meta's llama: the weights of a tensor-parallel rank; the file ends in `.pth`.
 _OF_META = re.compile(r"consolidated\.\d\d")
 
-#: The folder of what ranks wrote, beside the weights that HuggingFaceStorageWriter of
-#: torch.distributed.checkpoint makes of it: torch/distributed/checkpoint/hf_storage.py.
+#: The folder with the files of ranks. Beside it, HuggingFaceStorageWriter of
+#: torch.distributed.checkpoint writes the consolidated weights:
+#: torch/distributed/checkpoint/hf_storage.py.
 SHARDED = "sharded"
-#: What these weights are called; there may be an index of several such files.
+#: The name of these weights; there may be an index of several such files.
 WHOLE = "model.safetensors"
-#: How a note ends which says that files should hold the same.
+#: The end of a note that says that files should hold the same.
 NOT_COMPARED = ", but they were not compared"
 
 
 class ShardName(NamedTuple):
-    """What the name of one of several files says."""
+    """The parts of the name of a shard."""
 
     stem: str
-    total: int  #: of the files
+    total: int  #: the number of files
     suffix: str
 
     @property
     def whole(self) -> str:
-        """The file that would hold all by itself."""
+        """The name of a single file that would hold everything."""
         return self.stem + self.suffix
 
     @property
     def indexes(self) -> tuple[str, str]:
-        """What their index may be called; torchtune calls that of `model-….bin` as others do."""
+        """The possible names of their index.
+
+        Torchtune uses the usual name for that of `model-….bin`.
+        """
         folder, slash, stem = self.stem.rpartition("/")
         usual = stem_for(stem, is_safe=self.suffix == ".safetensors")
         return self.whole + INDEX, f"{folder}{slash}{usual}{self.suffix}{INDEX}"
 
     def numbered(self, number: int) -> str:
-        """What the file of this number is called, from 1 on."""
+        """The name of the file of this number; the first is 1."""
         return f"{self.stem}-{number:05}-of-{self.total:05}{self.suffix}"
 
 
 def shard_name(name: str) -> ShardName | None:
-    """What the name of a file says, if it is one of several."""
+    """The parts of a file name, if it is the name of a shard."""
     match = _SHARD.fullmatch(name)
     return None if match is None else ShardName(match[1], int(match[3]), match[4])
 
 
 def whole_of(name: str) -> str:
-    """The file that would hold all by itself, of one that holds a part, or of an index."""
+    """The name of a single file that would hold everything, for the name of a shard or an index."""
     shard = shard_name(name)
     return name.removesuffix(INDEX) if shard is None else shard.whole
 
 
 class UsualName(NamedTuple):
-    """What the usual name of a file of weights says."""
+    """The parts of a usual file name of weights."""
 
-    stem: str  #: what it would be called as safetensors: the same for all forms of one model
+    stem: str  #: its stem as safetensors, the same for all forms of one model
     is_safe: bool
     is_index: bool
     is_shard: bool
 
 
 def usual_name(name: str) -> UsualName | None:
-    """What the name of a file says, if libraries look for weights under it."""
+    """The parts of a file name, if libraries look for weights under it."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -106,13 +110,13 @@ def usual_name(name: str) -> UsualName | None:
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file is called as libraries call weights, a part of them, or their index."""
+    """Whether libraries use this file name for weights, a shard, or their index."""
     known = usual_name(name) is not None
     return known or shard_name(name) is not None or name.endswith(INDEXES)
 
 
 def stem_for(stem: str, *, is_safe: bool) -> str:
-    """What weights whose file has this stem are called as safetensors, or as a file of torch."""
+    """The stem of weights as safetensors or as a torch file, given the stem of either."""
     said = usual_name(f"{stem}.bin")
     if said is None:
         return stem
@@ -125,17 +129,17 @@ def stem_for(stem: str, *, is_safe: bool) -> str:
 
 
 def torch_name(stem: str) -> str:
-    """What a file of torch with other weights is called, as its library looks for it."""
+    """The name of a torch file with weights without a usual name, as their library expects it."""
     return f"{stem}.pth" if _OF_META.fullmatch(stem) else f"{stem}.pt"
 
 
 def same_weights(name: str, other: str) -> bool:
-    """Whether two files should hold the same weights, in another form, by their names."""
+    """Whether two files should hold the same weights in different forms, by their names."""
     return _model_of(name) == _model_of(other)
 
 
 def _model_of(name: str) -> tuple[str, str]:
-    """The folder that weights are in, and what they are called in all forms."""
+    """The folder that weights are in, and their stem, the same for all forms."""
     folder, _, own = name.rpartition("/")
     said = usual_name(own)
     whole = whole_of(own)

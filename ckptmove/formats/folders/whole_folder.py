@@ -1,4 +1,4 @@
-"""Read all that a folder holds, of whatever kind it is."""
+"""Read everything in a folder of any kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .training_folder import FolderCheckpoint, TrainingFolder, read_folder
 
 
 def read_whole(probe: Probe, *, by_rank: bool) -> FolderCheckpoint:
-    """Read it; raises and takes what `formats.open_whole_folder` does."""
+    """Read a folder; parameters and errors are those of `formats.open_whole_folder`."""
     if Dcp().sniff(probe) or HuggingFaceShards().sniff(probe):
         raise no_devices(probe.path)
     check_complete(probe)

@@ -18,17 +18,17 @@ from collections.abc import Iterator
 from ..errors import UnsupportedError
 from ..sources.source import MAX_NBYTES, Readable
 
-_CHUNK = 4096  # bytes that are looked at together for what is no white space
-_SPACE = b" \t\n\r"  # that JSON may start with
+_CHUNK = 4096  # bytes that are searched at once for the first that is not white space
+_SPACE = b" \t\n\r"  # JSON may start with these
 _STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?', re.DOTALL)
 _KEY = ":serialized:"
 _LIKE_PICKLE = re.compile(r"gA[I-X]")  # base64 of PROTO and a number from 2 to 5
 
 
 def pickles_in(source: Readable) -> Iterator[bytes]:
-    """The pickles that a JSON text keeps as base64; none where it is no JSON object or list.
+    """The pickles that a JSON text keeps as base64; none if it is not a JSON object or list.
 
-    No tree is made of the text: it may be written to take much memory.
+    The text is not parsed into a tree, because it may be designed to take much memory.
     """
     if not _is_json_like(source):
         return
@@ -46,7 +46,7 @@ def pickles_in(source: Readable) -> Iterator[bytes]:
 
 
 def _is_json_like(source: Readable) -> bool:
-    """Whether a text begins like a JSON object or list, after white space of any length."""
+    """Whether a text begins like a JSON object or list, after any amount of white space."""
     for at in range(0, source.nbytes, _CHUNK):
         start = source.read(at, min(_CHUNK, source.nbytes - at)).lstrip(_SPACE)
         if start:
@@ -55,7 +55,7 @@ def _is_json_like(source: Readable) -> bool:
 
 
 def _plain(text: str) -> str:
-    """A string of JSON without its escapes."""
+    """A JSON string without its escapes."""
     if "\\" not in text:
         return text
     try:

@@ -18,7 +18,7 @@ from .opcodes.plain_tensors import (
 from .opcodes.rows import same_numbers
 from .walk import Pickle
 
-_NOBODY = Global("", "", -1)  # the counterpart of what has none yet
+_NOBODY = Global("", "", -1)  # stands for the counterpart of a node that has none yet
 _PLAIN_KEYS = (str, int)
 _SHOWN = 64  # characters of a key, in a message
 
@@ -32,12 +32,12 @@ def difference(
 ) -> str | None:
     """The first difference between two pickles, or None.
 
-    Values are compared by their bits, objects by their structure and by which of them are one and
-    the same. What a pickle builds and drops again counts too, since unpickling runs it.
+    Values are compared by their bits, objects by their structure and by identity. Objects that a
+    pickle builds and drops again count too, since unpickling runs them.
 
-    Of the old pickle, `texts` has the offset of a use of a string → what the new one shall say
-    there; `devices` the `id()` of a `torch.device` call → what the new one shall make; `nested` the
-    `id()` of bytes, or text → those in the new one that stand for the same, and are not compared.
+    The arguments describe intended changes of the old pickle. `texts`: offset of a use of a string
+    → the new string there. `devices`: `id()` of a `torch.device` call → the new device. `nested`:
+    `id()` of bytes or a text → its counterpart in the new pickle, which is not compared.
     """
     comparison = _Comparison(texts, devices, nested or {})
     made: tuple[tuple[str, Sequence[Node], Sequence[Node]], ...] = (
@@ -61,9 +61,9 @@ def _count(calls: Sequence[Call]) -> int:
 
 
 def _pairs_of_calls(old: Sequence[Call], new: Sequence[Call]) -> Iterator[tuple[Node, Node]]:
-    """The calls of two pickles that make as many, side by side.
+    """Pairs of calls from two pickles that make equally many.
 
-    What is one call of a plain tensor in one may be two in the other: its hooks come first.
+    One call of a plain tensor in one pickle may be two calls in the other: its hooks come first.
     """
     left, right = iter(old), iter(new)
     for mine, theirs in zip(left, right, strict=False):
@@ -88,13 +88,15 @@ class _Comparison:
         self.todo: list[tuple[Node, Node, str]] = []
         self.met: dict[int, Node] = {}  # old container → its counterpart
         self.met_new: dict[int, Node] = {}
-        # those of old tensors and storages → of their counterparts
+        # forms of old tensors and storages, by `id()` → the forms of their counterparts
         self.forms: dict[int, Form | StorageForm] = {}
-        self.differing: str | None = None  # what differs, wherever that is
-        self.alike: dict[int, Node] = {}  # text or bytes, which may be long → what it was last like
+        # where a difference was found, if its place is not known exactly
+        self.differing: str | None = None
+        # `id()` of a text or bytes, which may be long → the node that it was last equal to
+        self.alike: dict[int, Node] = {}
 
     def add(self, pairs: Iterable[tuple[Node, Node]], what: str) -> None:
-        """Compare these too; tensors that are plain and alike at once, as nearly all are."""
+        """Add pairs to compare; compact plain tensors, nearly all pairs, are compared at once."""
         for old, new in pairs:
             if self.are_met(old, new):
                 continue
@@ -110,11 +112,11 @@ class _Comparison:
             self.todo.append((old, new, what))
 
     def are_met(self, old: Node, new: Node) -> bool:
-        """Whether these two are known to be counterparts."""
+        """Whether two nodes are already paired with each other."""
         return self.met.get(id(old), _NOBODY) is new and self.met_new.get(id(new), _NOBODY) is old
 
     def start_again(self, what: str) -> None:
-        """Something differs: take nothing for counterparts any more, to find out where it is."""
+        """Forget all pairs after a difference in a compact tensor, to find its exact place."""
         self.differing = what
         self.met.clear()
         self.met_new.clear()
@@ -155,7 +157,7 @@ class _Comparison:
         return self.same_inside(old, new, where)
 
     def same_compact(self, old: PlainTensor, new: PlainTensor, where: str) -> bool | None:
-        """Whether two tensors are the same whose arguments nobody else has; None if one may."""
+        """Whether two compact tensors are the same; None if one of them is not compact."""
         mine, theirs = old.storage, new.storage
         if not (
             compact_form(old) and compact_form(new) and is_compact(mine) and is_compact(theirs)

@@ -1,18 +1,18 @@
-"""Write a graph of inert nodes as a pickle of protocol 2, as torch.save does.
+"""Write a graph of inert nodes as a pickle of protocol 2, like torch.save.
 
 It mirrors `save` of CPython's `Modules/_pickle.c`: the same opcodes in the same batches, the same
-things memoized in the same order, whether recalled or not. So the pickle of an ordinary object
-comes back as it was, byte for byte, but for strings: those are shared by value, since a walk does
-not keep which of them were one object.
+values memoized in the same order, whether they are recalled or not. So the pickle of an ordinary
+object is reproduced byte for byte, except for strings: these are shared by value, since a walk does
+not record which strings were one object.
 
-Only opcodes that torch's `weights_only` unpickler and libtorch's both know are written (but LONG4,
-for integers of more than 255 bytes). What these lack is lowered:
+Only opcodes that both torch's `weights_only` unpickler and libtorch's know are written (except
+LONG4, for integers of more than 255 bytes). Other nodes are expressed with these opcodes:
 
 - bytes become `_codecs.encode(text, 'latin1')`, and a BYTEARRAY8 becomes `bytearray(bytes)`;
 - sets become `set([...])` and `frozenset([...])`;
 - names within a class become `getattr(class, name)`;
 - NEWOBJ_EX becomes `copyreg.__newobj_ex__(class, args, kwargs)`;
-- INST and OBJ become NEWOBJ where there are no arguments, else REDUCE.
+- INST and OBJ become NEWOBJ if there are no arguments, else REDUCE.
 """
 
 from __future__ import annotations
@@ -27,45 +27,47 @@ from .opcodes.plain_tensors import PlainTensor, StorageReference, compact_form, 
 from .opcodes.python2_names import to_python2
 from .opcodes.rows import opcodes_of
 
-#: What an APPENDS or SETITEMS adds at most.
+#: The most items of one APPENDS or SETITEMS.
 BATCH = 1000
-_LONG = 255  # bytes of an integer that is written once
-_MOST = 0xFFFF_FFFF  # bytes of a string or an integer; slots of the memo
+_LONG = 255  # integers of more bytes are written only once
+_MOST = 0xFFFF_FFFF  # the most bytes of a string or an integer, and slots of the memo
 _TUPLES = {1: b"\x85", 2: b"\x86", 3: b"\x87"}
-_OPEN = -1  # in the place of a slot: its parts are being written
+_OPEN = -1  # instead of a slot number: the parts of the node are still being written
 
 
 def emit(root: Node) -> bytes:
-    """The pickle of a graph, which is not changed.
+    """The pickle of a graph; the graph is not changed.
 
-    A node that is met again is recalled from the memo. Cycles may lead through what was appended
-    to, set on or given as a state to a list, a dict or an object that a call made.
+    A node that occurs again is recalled from the memo. A cycle may lead through the items, the
+    pairs or the state of a list, a dict or an object that a call made.
 
-    UnsupportedError if protocol 2 can't say it, at least without POP, which torch refuses: a cycle
-    through a tuple, a set, a persistent id or the arguments of a call; bytes that were passed over;
-    a name that has a newline, stands in a registry of the process that wrote it, or would be read
-    as another; a string of 4 GiB.
+    UnsupportedError if protocol 2 can't express the graph without POP, which torch refuses: a cycle
+    through a tuple, a set, a persistent id or the arguments of a call; bytes that were left out; a
+    name that has a newline, is in a registry of the process that wrote it, or would be read as
+    another name; a string of 4 GiB.
     """
     return Emitter().run(root)
 
 
 class Emitter:
-    """One pickle in the making."""
+    """One pickle while it is written."""
 
     def __init__(self) -> None:
         self.out = bytearray(b"\x80\2")
-        #: how many slots of the memo were filled
+        #: how many slots of the memo are filled
         self.filled = 0
         #: `id()` of a node → its slot
         self.slots: dict[int, int] = {}
-        #: the slots of what is shared by value
+        #: the slots of texts and bytes, which are shared by value
         self.texts: dict[str, int] = {}
         self.contents: dict[bytes, int] = {}
-        #: a name in a module stands under both, one in a class under its slot and the name
+        #: slots of names; the key is the module and the name, or the slot of a class and a name in
+        #: it
         self.names: dict[tuple[str | int, str], int] = {}
-        #: `id()` of a Persistent or long integer (CPython memoizes none) → the offset after it
+        #: `id()` of a Persistent or long integer, which CPython does not memoize → the offset after
+        #: it
         self.resolved: dict[int, int] = {}
-        #: the PUTs of those that are met again: their offsets in `out`, and what to insert there
+        #: PUTs of such nodes that occur again: the offset in `out`, and the bytes to insert there
         self.late: list[tuple[int, bytes]] = []
         self.scalars: dict[type, Callable[[Any], None]] = {
             type(None): self.spell_constant,
@@ -90,7 +92,10 @@ class Emitter:
         }
 
     def run(self, root: Node) -> bytes:
-        """Spell a node; each that is spelled may name parts that come before it goes on."""
+        """Write a node and all its parts.
+
+        A generator yields the parts that must be written first.
+        """
         scalars, others, slots = self.scalars, self.others, self.slots
         unfinished: list[Iterator[Node]] = [iter([root])]
         while unfinished:
@@ -108,12 +113,13 @@ class Emitter:
             else:
                 unfinished.pop()
         self.out += b"."
-        scalars.clear()  # they lead back here, and nothing of this shall wait to be collected
+        # they refer back to this object: avoid cycles that wait for garbage collection
+        scalars.clear()
         others.clear()
         return self.with_late_puts()
 
     def with_late_puts(self) -> bytes:
-        """All that was written, with what is memoized late."""
+        """The written bytes, with late PUTs inserted."""
         if not self.late:
             return bytes(self.out)
         pieces: list[bytes | memoryview] = []
@@ -126,18 +132,18 @@ class Emitter:
     # -- the memo ----------------------------------------------------------------------------
 
     def put(self) -> int:
-        """Memoize what was written last; gives its slot."""
+        """Memoize the last written node; returns its slot."""
         self.out += self.next_put()
         return self.filled - 1
 
     def next_put(self) -> bytes:
-        """The opcode that memoizes what was written last."""
+        """The opcode that memoizes the last written node."""
         slot = self.filled
         self.filled += 1
         return b"q%c" % slot if slot < 256 else b"r" + _counted(slot)
 
     def get(self, slot: int) -> None:
-        """Recall what is in a slot."""
+        """Recall the node in a slot."""
         if slot == _OPEN:
             raise UnsupportedError(
                 "an object is among the parts that it is made of, "
@@ -148,14 +154,14 @@ class Emitter:
     # -- numbers, text, bytes ----------------------------------------------------------------
 
     def spell_constant(self, value: bool | None) -> None:
-        """None, True or False."""
+        """Write None, True or False."""
         self.out += b"N" if value is None else b"\x88" if value else b"\x89"
 
     def spell_int(self, value: int) -> None:
-        """An integer; one of very many bytes once."""
+        """Write an integer; a very long one only once."""
         if value.bit_length() <= 8 * _LONG:
             return self.push_int(value)
-        if id(value) in self.slots:  # picklers write it again, however long it is
+        if id(value) in self.slots:  # picklers write long integers again each time
             return self.get(self.slots[id(value)])
         after = self.resolved.pop(id(value), None)
         if after is not None:
@@ -165,7 +171,7 @@ class Emitter:
         return None
 
     def push_int(self, value: int) -> None:
-        """An integer, by the shortest opcode."""
+        """Write an integer with the shortest opcode."""
         if 0 <= value < 1 << 8:
             self.out += b"K%c" % value
         elif 0 <= value < 1 << 16:
@@ -178,11 +184,11 @@ class Emitter:
             self.out += value.to_bytes(nbytes, "little", signed=True)
 
     def spell_float(self, value: float) -> None:
-        """A float."""
+        """Write a float."""
         self.out += b"G" + struct.pack(">d", value)
 
     def spell_text(self, text: str) -> None:
-        """A string, which is recalled where it was written before."""
+        """Write a string, or recall it if it was written before."""
         if text in self.texts:
             return self.get(self.texts[text])
         encoded = text.encode("utf-8", "surrogatepass")
@@ -192,27 +198,30 @@ class Emitter:
         return None
 
     def spell_bytes(self, content: bytes) -> None:
-        """Bytes, which are recalled where they were written before."""
+        """Write bytes, or recall them if they were written before."""
         if content in self.contents:
             return self.get(self.contents[content])
         self.contents[content] = self.encoded(content)
         return None
 
     def spell_blob(self, node: Blob) -> None:
-        """Bytes that look like a checkpoint."""
+        """Write bytes that look like a checkpoint."""
         if node.content is None:
             raise UnsupportedError("bytes within the pickle were passed over, and can't be written")
         self.slots[id(node)] = self.encoded(node.content)
 
     def encoded(self, content: bytes) -> int:
-        """Bytes, as protocol 2 has them; gives their slot."""
+        """Write bytes as protocol 2 does; returns their slot."""
         self.spell_name("_codecs", "encode")
         self.spell_text(content.decode("latin-1"))
         self.spell_text("latin1")
         return self.reduce(2)
 
     def reduce(self, count: int) -> int:
-        """Call something with the `count` arguments written last; gives the slot of the result."""
+        """Call a function with the `count` arguments written last.
+
+        Returns the slot of the result.
+        """
         self.out += _TUPLES[count]
         self.put()
         self.out += b"R"
@@ -221,7 +230,7 @@ class Emitter:
     # -- names and persistent ids ------------------------------------------------------------
 
     def spell_global(self, node: Global) -> None:
-        """A name in a module, and names within what that names."""
+        """Write a name in a module; nested names are resolved with `getattr`."""
         if node.module == "copyreg extension":
             raise UnsupportedError("the pickle names an object by its number in a registry")
         name, *inner = node.name.split(".")
@@ -242,7 +251,7 @@ class Emitter:
         self.slots[id(node)] = slot
 
     def spell_name(self, module: str, name: str) -> int:
-        """A name in a module; gives its slot."""
+        """Write a name in a module; returns its slot."""
         slot = self.names.get((module, name))
         if slot is not None:
             self.get(slot)
@@ -253,7 +262,7 @@ class Emitter:
         return slot
 
     def spell_persistent(self, node: Persistent) -> Iterator[Node] | None:
-        """A persistent id."""
+        """Write a persistent id, or recall it."""
         after = self.resolved.pop(id(node), None)
         if after is None:
             return self.resolve(node)
@@ -261,13 +270,13 @@ class Emitter:
         return None
 
     def put_late(self, node: Node, after: int) -> None:
-        """Memoize what ends at an offset, and recall it."""
+        """Memoize the node whose bytes end at the offset `after`, and recall it."""
         self.slots[id(node)] = slot = self.filled
         self.late.append((after, self.next_put()))
         self.get(slot)
 
     def resolve(self, node: Persistent) -> Iterator[Node]:
-        """A persistent id that was not written yet."""
+        """Write a persistent id for the first time."""
         self.slots[id(node)] = _OPEN
         yield node.pid
         self.out += b"Q"
@@ -277,14 +286,14 @@ class Emitter:
     # -- containers and calls ----------------------------------------------------------------
 
     def spell_tuple(self, node: Tuple) -> Iterator[Node] | None:
-        """A tuple."""
+        """Write a tuple."""
         if node.items:
             return self.enclose(node)
         self.out += b")"
         return None
 
     def enclose(self, node: Tuple) -> Iterator[Node]:
-        """A tuple that is not empty."""
+        """Write a tuple that is not empty."""
         self.slots[id(node)] = _OPEN
         opcode = _TUPLES.get(len(node.items))
         if opcode is None:
@@ -294,7 +303,7 @@ class Emitter:
         self.slots[id(node)] = self.put()
 
     def unwritten(self, items: Sequence[Node]) -> Sequence[Node]:
-        """Of items, those that could not be written at once."""
+        """Write a row of numbers at once; return the items that are still to be written."""
         opcodes = opcodes_of(items)
         if opcodes is None:
             return items
@@ -302,13 +311,13 @@ class Emitter:
         return ()
 
     def spell_list(self, node: List) -> Iterator[Node]:
-        """A list."""
+        """Write a list."""
         self.out += b"]"
         self.slots[id(node)] = self.put()
         return self.append(node.items, alone=len(node.items) == 1)
 
     def spell_set(self, node: Set) -> Iterator[Node]:
-        """A set."""
+        """Write a set."""
         self.slots[id(node)] = _OPEN
         self.spell_name("builtins", "frozenset" if node.frozen else "set")
         self.out += b"]"
@@ -317,15 +326,15 @@ class Emitter:
         self.slots[id(node)] = self.reduce(1)
 
     def spell_dict(self, node: Dict) -> Iterator[Node]:
-        """A dict."""
+        """Write a dict."""
         self.out += b"}"
         self.slots[id(node)] = self.put()
-        # CPython sees the end of a dict only by a batch that is not full.
+        # CPython recognizes the end of a dict only by a batch that is not full.
         end = len(node.pairs) + 1 if node.pairs else 0
         return self.set_items(node.pairs, end, alone=len(node.pairs) == 1)
 
     def append(self, items: Sequence[Node], *, alone: bool) -> Iterator[Node]:
-        """Append in batches, the last of them `alone` if it is a single item."""
+        """Write items in batches; if the last batch has one item and `alone`, it is an APPEND."""
         for start in range(0, len(items), BATCH):
             batch = items[start : start + BATCH]
             single = alone and len(batch) == 1
@@ -336,7 +345,10 @@ class Emitter:
     def set_items(
         self, pairs: Sequence[tuple[Node, Node]], end: int, *, alone: bool
     ) -> Iterator[Node]:
-        """Set in batches that start before `end`, the last of them `alone` if it is one pair."""
+        """Write pairs in batches that start before `end`.
+
+        One last pair, if `alone`, is a SETITEM.
+        """
         for start in range(0, end, BATCH):
             batch = pairs[start : start + BATCH]
             single = alone and len(batch) == 1
@@ -346,7 +358,7 @@ class Emitter:
             self.out += b"s" if single else b"u"
 
     def spell_call(self, node: Call) -> Iterator[Node]:
-        """What a call makes, with its items and its state."""
+        """Write a call, with its items, pairs and state."""
         self.slots[id(node)] = _OPEN
         yield from self.make(node)
         self.slots[id(node)] = self.put()
@@ -357,7 +369,7 @@ class Emitter:
             self.out += b"b"
 
     def spell_tensor(self, node: PlainTensor) -> Iterator[Node] | None:
-        """A plain tensor, at once where it is compact: what `spell_call` gives."""
+        """Write a plain tensor; a compact one at once, with the same result as `spell_call`."""
         form, storage = compact_form(node), node.storage
         fresh = id(storage) not in self.slots and id(storage) not in self.resolved
         if form is None or not (fresh and is_compact(storage)):
@@ -389,14 +401,14 @@ class Emitter:
         return None
 
     def recall(self, node: Global) -> None:
-        """A name that may have been written."""
+        """Write a name, or recall it if it was written before."""
         if id(node) in self.slots:
             self.get(self.slots[id(node)])
         else:
             self.spell_global(node)
 
     def spell_sizes(self, sizes: tuple[int, ...]) -> None:
-        """A tuple of numbers that nobody else has."""
+        """Write a tuple of numbers that occurs only here."""
         opcode = _TUPLES.get(len(sizes))
         if not sizes:
             self.out += b")"
@@ -408,7 +420,7 @@ class Emitter:
         self.put()
 
     def make(self, node: Call) -> Iterator[Node]:
-        """A call, with its arguments."""
+        """Write a call with its arguments."""
         if node.opcode == "NEWOBJ_EX":
             self.spell_name("copyreg", "__newobj_ex__")
             yield from (node.function, node.args, node.kwargs)

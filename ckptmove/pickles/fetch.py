@@ -1,8 +1,8 @@
 """Read one pickle from a file, without the bytes of its long strings.
 
 The end of a pickle is known only after reading all its opcodes. Long byte strings (the tensors of a
-plainly pickled model) are skipped: the result is a pickle in which these are empty, and a list of
-where they were.
+plainly pickled model) are skipped: the result is a pickle in which they are empty, and a list of
+where they are in the file.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from ..sources.source import MAX_NBYTES, Memory, Readable
 from .opcodes.table import LINES, UNKNOWN, WIDTHS
 from .scan import FRAME, STOP, lines_of, row_of
 
-_AT_FIRST, _AT_ONCE = 1 << 12, 1 << 18  # bytes read ahead, and when the pickle turns out long
-_LONG = 1 << 16  # bytes that are passed over; shorter ones may be anything
+_AT_FIRST, _AT_ONCE = 1 << 12, 1 << 18  # bytes read ahead, at first and when the pickle is long
+_LONG = 1 << 16  # longer byte strings are skipped; shorter ones may be anything
 _HEADER = 9  # bytes of the longest opcode with its count
 
 
-#: Short texts, and lines, which take no other byte.
+#: Short texts, and lines. These contain no other opcodes.
 _COUNTED = rb"\x8c(?:" + b"|".join(b"\\x%02x.{%d}" % (n, n) for n in range(33)) + rb")"
 _LINES = rb"[ci][^\n]{0,99}\n[^\n]{0,99}\n|[gp][^\n]{0,9}\n"
-#: Many opcodes in a row; nothing ends there.
+#: Many opcodes in a row; none of them ends the pickle.
 _FIXED = re.compile(b"(?:%b|%b|%b){1,1000}" % (row_of(()), _COUNTED, _LINES), re.DOTALL)
 
 
 class Truncated(CorruptError):
-    """A pickle goes on beyond the end of the file."""
+    """The pickle is longer than the file."""
 
 
 class Gap(NamedTuple):
-    """Bytes that were passed over, `nbytes` from `start`: an offset from that of the pickle."""
+    """Skipped bytes of a pickle: `nbytes` bytes at `start`, relative to the start of the pickle."""
 
-    #: the offset, in what was fetched, of the opcode that pushes them
+    #: the offset, in the fetched data, of the opcode that pushes them
     at: int
-    #: the offset, in what was fetched, where they would be
+    #: the offset, in the fetched data, where they would be
     end: int
     start: int
     nbytes: int
 
 
 class Fetched:
-    """A pickle without its longest strings of bytes, but with the number of bytes of all of it."""
+    """A pickle without its long byte strings; `nbytes` is its full size, with them."""
 
     def __init__(self, data: bytes, gaps: list[Gap]) -> None:
         self.data = data
@@ -56,34 +56,34 @@ class Fetched:
         self.nbytes = len(data) + self._skipped[-1]
 
     def gap_sizes(self) -> dict[int, int]:
-        """How many bytes were passed over, by the offset of the opcode that pushes them."""
+        """Offset of each opcode that pushes skipped bytes → how many were skipped."""
         return {at: gap.nbytes for at, gap in self.gaps.items()}
 
     def gap_starts(self, start: int) -> Iterator[int]:
-        """Where in the file what was left out starts, if the pickle starts at `start`."""
+        """The file offsets of the skipped bytes, if the pickle starts at `start`."""
         return (start + gap.start for gap in self.gaps.values())
 
     def place(self, at: int) -> int:
-        """Where the byte at offset `at` of `data` lies in the file, from the pickle's start."""
+        """The offset in the pickle of the byte at offset `at` of `data`."""
         return at + self._skipped[bisect_right(self._ends, at)]
 
 
 def is_bare(content: bytes) -> bool:
-    """Whether bytes have surely no string that `fetch` passes over, whatever their opcodes are."""
-    most = len(content) >> 24  # of the last byte of a count that is no lie
+    """Whether bytes surely have no string that `fetch` would skip, whatever the opcodes are."""
+    most = len(content) >> 24  # the largest last byte of a count that fits into the content
     counts = rb"[BT\x8e]..(?!\0\0).[\0-\x%02x]" % most
     return len(content) <= MAX_NBYTES and re.search(counts, content, re.DOTALL) is None
 
 
 def fetch(source: Readable, start: int) -> Fetched:
-    """The pickle that starts there; UnsupportedError if it is too long."""
+    """The pickle that starts at `start`; UnsupportedError if it is too long."""
     return _Fetcher(source, start).run()
 
 
 def fetch_part(source: Readable, start: int) -> Fetched:
-    """As `fetch`, but of what is no pickle, or breaks off, as much as has opcodes.
+    """Like `fetch`, but for bytes that may not be a pickle: as much as consists of opcodes.
 
-    All long strings are passed over, those that are text too, and frames don't count.
+    All long strings are skipped, texts too, and frames are ignored.
     """
     fetcher = _PartFetcher(source, start)
     try:
@@ -93,7 +93,7 @@ def fetch_part(source: Readable, start: int) -> Fetched:
 
 
 def fetch_prefix(source: Readable, start: int) -> Fetched:
-    """As `fetch`, but of a pickle that breaks off, or is damaged, as much as can be read."""
+    """Like `fetch`, but for a pickle that is cut short or damaged: as much as can be read."""
     fetcher = _Fetcher(source, start)
     try:
         return fetcher.run()
@@ -108,14 +108,14 @@ class _Fetcher:
     def __init__(self, source: Readable, start: int) -> None:
         self.source = source
         self.start = start
-        self.next = start  # offset in the file of what follows the buffer
+        self.next = start  # file offset of the next byte after the buffer
         self.buffer = bytearray()
         self.gaps: list[Gap] = []
 
     def run(self) -> Fetched:
         at, frame_end, buffer = 0, -1, self.buffer
         while True:
-            if at < len(buffer):  # a length that is a lie leads far beyond
+            if at < len(buffer):  # a false length leads far beyond the end
                 run = _FIXED.match(buffer, at)
                 at = at if run is None else run.end()
             if at + _HEADER > len(buffer):
@@ -144,7 +144,7 @@ class _Fetcher:
             at = end
 
     def content(self, end: int) -> bytes:
-        """What was read of the pickle, up to its end; not once more if it is in memory already."""
+        """The bytes of the pickle up to `end`, without a copy if the source is in memory."""
         source, whole = self.source, self.start == 0 and not self.gaps
         if whole and isinstance(source, Memory) and source.nbytes == end:
             return source.content
@@ -152,7 +152,7 @@ class _Fetcher:
         return bytes(self.buffer)
 
     def fill(self, end: int) -> None:
-        """Have the buffer reach `end`, or the end of the file."""
+        """Read ahead until the buffer reaches `end`, or the file ends."""
         if end > MAX_NBYTES:
             if end - len(self.buffer) > self.source.nbytes - self.next:
                 raise self.truncated()
@@ -193,7 +193,7 @@ class _Fetcher:
 
 
 class _PartFetcher(_Fetcher):
-    """Fetches what may be anything, so that a line of it may be as long as all the rest."""
+    """Fetches bytes that may not be a pickle: any line may be as long as the rest of the file."""
 
     may_be_long = _Fetcher.may_be_long | frozenset(b"X\x8d\x96")  # texts, BYTEARRAY8
     framed = False
@@ -205,12 +205,12 @@ class _PartFetcher(_Fetcher):
             end = self.buffer.find(b"\n", end + 1)
             if end < 0 and code in _LONG_LINES:
                 return self.pass_over_line(at)
-            if end < 0:  # longer than any number, or any name
+            if end < 0:  # longer than any number or name
                 raise self.truncated()
         return end + 1
 
     def pass_over_line(self, at: int) -> int:
-        """Drop a line but for what makes it a valid one, and what was read ahead."""
+        """Skip the rest of a long line, and keep a short valid line in its place."""
         last, found = bytes(self.buffer[-1:]), -1
         while found < 0:
             if self.next >= self.source.nbytes:
@@ -228,5 +228,5 @@ class _PartFetcher(_Fetcher):
         return len(self.buffer)
 
 
-#: Opcodes whose lines have no longest length, and what may stand in the place of one.
+#: Opcodes with lines of unlimited length, and the line that replaces a long one.
 _LONG_LINES = {ord("V"): b"", ord("S"): b"''", ord("F"): b"0"}

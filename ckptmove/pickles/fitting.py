@@ -27,9 +27,10 @@ from .scan import (
 )
 
 Pieces = dict[int, tuple[int, bytes]]  # offset → end offset, new bytes
-_Coins = dict[int, list[int]]  # bytes → the offsets of opcodes that can give so many
+# bytes → the offsets of opcodes whose size can change by so many bytes
+_Coins = dict[int, list[int]]
 
-_SEARCHED = 24  # bytes of further change that are tried, either way
+_SEARCHED = 24  # how many bytes of additional change are tried in each direction
 _WIDE = {BINGET: LONG_BINGET, BINPUT: LONG_BINPUT}
 _NARROW = {LONG_BINGET: BINGET, LONG_BINPUT: BINPUT}
 
@@ -37,10 +38,10 @@ _NARROW = {LONG_BINGET: BINGET, LONG_BINPUT: BINPUT}
 def fit(
     scan: Scan, pieces: Pieces, unused_puts: Callable[[], list[int]], excess: int
 ) -> Pieces | None:
-    """Further changes that make up for those made; None if the old length can't be had.
+    """Further changes that compensate for `pieces`; None if the old length can't be reached.
 
-    `unused_puts` gives those that are outside of `pieces` and never recalled. `excess` is by how
-    many bytes the pickle has grown; negative if it shrank.
+    `unused_puts` returns PUTs that are outside of `pieces` and never recalled. `excess` is how many
+    bytes the pickle has grown; negative if it shrank.
     """
     return _Fitting(scan, pieces, unused_puts).run(excess)
 
@@ -54,17 +55,17 @@ class _Fitting:
 
     @cached_property
     def growable(self) -> _Coins:
-        """What can be made longer."""
+        """The opcodes that can be made longer."""
         return self._growable()
 
     @cached_property
     def shrinkable(self) -> _Coins:
-        """What can be made shorter."""
+        """The opcodes that can be made shorter."""
         return self._shrinkable()
 
     @cached_property
     def droppable(self) -> _Coins:
-        """PUTs that can go, but for those of which the form can be changed."""
+        """PUTs that can be removed, except those that can be made shorter."""
         found: _Coins = defaultdict(list)
         forms = {at for ats in self.shrinkable.values() for at in ats}
         for at in self.unused_puts():
@@ -73,7 +74,7 @@ class _Fitting:
         return found
 
     def run(self, excess: int) -> Pieces | None:
-        if excess <= 0:  # mostly the first that can grow are enough
+        if excess <= 0:  # usually the first growable opcodes are enough
             growths = _change(-excess, self.growable)
             if growths is not None:
                 return self._pieces({}, {}, growths, self.growable)
@@ -109,7 +110,7 @@ class _Fitting:
         return pieces
 
     def _still_growable(self, drops: Mapping[int, int], shrinks: Mapping[int, int]) -> _Coins:
-        """What can grow when that is dropped and shrunk: PUTs that stay as well."""
+        """The opcodes that can grow after these drops and shrinks, including PUTs that are kept."""
         rest = self.droppable[2][drops.get(2, 0) :]
         taken = {at for by, count in shrinks.items() for at in self.shrinkable[by][:count]}
         grown = {**self.growable, 3: self.growable[3] + [p for p in rest if self._is(p, BINPUT)]}
@@ -121,10 +122,10 @@ class _Fitting:
         return self.data[at] == code
 
     def _growable(self) -> _Coins:
-        """Opcodes outside what is replaced, by how many bytes longer they can be made.
+        """Opcodes outside the replaced ranges, by how many bytes longer they can be made.
 
         A one-byte int can grow by 1 or by 3; half of them are counted for each. PUTs that are never
-        recalled are left out: they may have to go.
+        recalled are left out, because they may have to be removed.
         """
         ints = [at for at in self.scan.ints if not self.covered(at)]
         one_byte = [at for at in ints if self._is(at, BININT1)]
@@ -137,7 +138,7 @@ class _Fitting:
         }
 
     def _shrinkable(self) -> _Coins:
-        """Opcodes outside what is replaced, by how many bytes they are longer than they need be."""
+        """Opcodes outside the replaced ranges, by how many bytes longer than necessary they are."""
         found: _Coins = {3: [], 2: [], 1: []}
         for at in (*self.scan.ints, *self.scan.gets, *self.scan.puts):
             code = self.data[at]
@@ -153,7 +154,7 @@ class _Fitting:
         return found
 
     def _resized(self, at: int, by: int) -> tuple[int, bytes]:
-        """The opcode at `at` in a form that is longer by so many bytes, or shorter."""
+        """The opcode at `at` in a form that is `by` bytes longer, or shorter if negative."""
         end, code = end_of(self.data, at), self.data[at]
         width = end - at - 1 + by
         if code in (BININT, BININT1, BININT2):
@@ -164,7 +165,7 @@ class _Fitting:
 
 
 class Cover:
-    """Whether an offset lies in one of the replaced ranges."""
+    """Tells whether an offset lies in one of the replaced ranges."""
 
     def __init__(self, pieces: Mapping[int, tuple[int, bytes]]) -> None:
         self.starts = sorted(pieces)
@@ -176,10 +177,10 @@ class Cover:
 
 
 def _change(amount: int, coins: Mapping[int, list[int]]) -> dict[int, int] | None:
-    """How many of each coin make up `amount` exactly: value → how many.
+    """How many of each coin add up to exactly `amount`: value → count; None if there is no way.
 
-    The largest coins go first; of each, up to four fewer than possible are tried, which finds a way
-    if there is one, for values up to 5, and nearly always for larger ones.
+    The largest coins go first; for each, up to four fewer than possible are tried. This finds a
+    way, if there is one, for values up to 5, and nearly always for larger ones.
     """
     if amount == 0:
         return {}

@@ -1,6 +1,6 @@
-"""Hold long rows of True, False and None in one byte each.
+"""Store long rows of True, False and None in one byte per item.
 
-In a pickle each takes one byte, and in a list eight.
+In a pickle each item takes one byte, but in a list eight.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _CODES: dict[Flag, int] = {value: code for code, value in enumerate(_VALUES)}
 _OPCODES = bytes.maketrans(b"\x00\x01\x02", b"N\x89\x88")
 
 
-class FlagRow(MutableSequence[Any]):  # whose items are nodes, where it is a row of these
-    """True, False and None; what is anything else can't be put in it."""
+class FlagRow(MutableSequence[Any]):  # the items are nodes, if it is a row of nodes
+    """A row of True, False and None; it can't store other values."""
 
     __slots__ = ("codes",)
 
     def __init__(self, items: Iterable[Flag] = ()) -> None:
-        #: of each item, its place in `_VALUES`
+        #: for each item, its index in `_VALUES`
         self.codes = bytearray(map(_CODES.__getitem__, items))
 
     def __len__(self) -> int:

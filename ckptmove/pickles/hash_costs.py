@@ -17,10 +17,10 @@ from .nodes import Call, Dict, List, Node, Set, Text, Tuple
 from .nodes import Mapping as MappingNode
 from .opcodes.pairs import keys_of
 
-_MOST_ALIKE = 100  # different keys of one hash; by accident there are no two
+_MOST_ALIKE = 100  # the most different keys with the same hash; by accident there are not even two
 _LEAST_BUCKETS = 1 << 12
 _TEXTS = frozenset((str, Text))
-_LARGEST_KEY = 4096  # items of the tuples in it, each counted wherever it is
+_LARGEST_KEY = 4096  # the most items of a key; an item of a shared tuple counts at each use
 _OF_ITEMS = {
     *("builtins.set", "builtins.frozenset", "builtins.dict"),
     *("collections.OrderedDict", "collections.Counter"),
@@ -29,11 +29,11 @@ _COMPLEX = "builtins.complex"
 
 
 class _Unknown(Exception):
-    """A key is none of those that are hashed by value."""
+    """A key is not of a type that is hashed by value."""
 
 
 def check_keys(node: Tuple | List | Set | Dict | Call, budget: Budget) -> None:
-    """Check the keys, or items, that a container is looked up by; CorruptError if too costly."""
+    """Check the keys or items that a container hashes; CorruptError if hashing is too costly."""
     if isinstance(node, MappingNode) and node.pairs:
         _check(keys_of(node.pairs), budget)
     if isinstance(node, (Set, Call)) and node.items:
@@ -49,9 +49,9 @@ def check_keys(node: Tuple | List | Set | Dict | Call, budget: Budget) -> None:
 
 
 def check_added(every: Sequence[Node], added: int, budget: Budget) -> None:
-    """Check the keys of a container after the last `added` of them were; soon, whatever there are.
+    """Check the keys of a container after `added` of them were appended; fast for any number.
 
-    Those that came one by one are looked at whenever their number has doubled.
+    Keys that are added one by one are checked each time their number doubles.
     """
     count = len(every)
     if count <= _MOST_ALIKE:
@@ -64,11 +64,12 @@ def check_added(every: Sequence[Node], added: int, budget: Budget) -> None:
 
 def _check(keys: Sequence[Node], budget: Budget) -> None:
     if isinstance(keys, array) or _TEXTS.issuperset(map(type, keys)):
-        return  # eight integers of 63 bits have one hash; and those of text can't be foreseen
+        # at most eight integers of 63 bits have the same hash; text hashes are not predictable
+        return
     if len(keys) <= _MOST_ALIKE:
         _check_sizes(keys, budget)
         return
-    # Most keys have a hash of their own: a bucket of a few bytes tells that of many.
+    # Most keys have different hashes: a bucket of a few bytes counts those of many keys.
     many = max(_LEAST_BUCKETS, len(keys) // 8)
     counts = array("L", bytes(array("L").itemsize * many))
     for value in _values(keys, budget):
@@ -87,14 +88,14 @@ def _check(keys: Sequence[Node], budget: Budget) -> None:
 def _check_sizes(keys: Sequence[Node], budget: Budget) -> None:
     tuples = [key for key in keys if type(key) is Tuple]
     for _ in _values(tuples, budget) if tuples else ():
-        pass  # what is too large is refused
+        pass  # the loop raises if a tuple is too large
 
 
 def _values(keys: Sequence[Node], budget: Budget) -> Iterator[object]:
-    """The values of keys that are plain, but for text.
+    """The values of plain keys that are not text.
 
-    CorruptError if their tuples are very large, as a small file makes them of one they share: in a
-    dict, or in many.
+    CorruptError if tuples in the keys are very large: a small file can build them from shared
+    tuples, in one dict or in many.
     """
     for key in keys:
         if not isinstance(key, str):
@@ -106,7 +107,7 @@ def _values(keys: Sequence[Node], budget: Budget) -> Iterator[object]:
 
 
 def _value(node: Node) -> object:
-    """The value of a key that is plain: a number, text, or a tuple of these."""
+    """The value of a plain key: a number, text, or a tuple of these."""
     if node is None or isinstance(node, (bool, int, float, str, bytes)):
         return node
     if isinstance(node, Call) and node.qualname == _COMPLEX and isinstance(node.args, Tuple):
@@ -120,7 +121,7 @@ def _value(node: Node) -> object:
         raise _Unknown
     flat: list[object] = []
     todo: list[Node] = [node]
-    while todo:  # the shape of a tuple counts as well, but for nothing that matters here
+    while todo:  # the nesting of a tuple counts too, but does not matter here
         each = todo.pop()
         if isinstance(each, Tuple):
             flat.append(len(each.items))
@@ -136,6 +137,6 @@ def _text(value: object) -> str:
     """A value as text; numbers in hex, since decimals take long."""
     if isinstance(value, tuple):
         return ",".join(map(_text, value))
-    if isinstance(value, (str, bytes)):  # of which the hash tells
+    if isinstance(value, (str, bytes)):  # the hash identifies it
         return f"text {hash(value)}"
     return f"{value:x}" if isinstance(value, int) else repr(value)

@@ -1,7 +1,7 @@
-"""Inert nodes: what a pickle would build, as data that runs nothing.
+"""Inert nodes: the objects that a pickle would build, as data that runs nothing.
 
-Scalars are plain Python values; many numbers in a row are an array (`rows`), and many booleans a
-`FlagRow`, which make them anew whenever they are asked for. Everything else is one of the few
+Scalars are plain Python values. Long rows of numbers are an array (`rows`), and long rows of
+booleans a `FlagRow`; both create the values anew at each access. Everything else is one of the few
 classes below: code that meets a node handles each kind or raises. Identity is aliasing: two paths
 to one node are two names of one object. Nodes are never hashed, compared with `==` or copied by
 value, because a hostile graph could make that take forever.
@@ -17,9 +17,9 @@ from .flag_row import FlagRow
 
 
 class Text(str):
-    """A string as it was pushed once: `at` is the offset of the opcode that pushed this use.
+    """One use of a string: `at` is the offset of the opcode that pushed this use.
 
-    Strings are shared through the memo, so one literal may have many uses; a use is what can be
+    Strings are shared through the memo, so one literal may have many uses; each use can be
     rewritten without touching the others.
     """
 
@@ -77,7 +77,10 @@ class Set:
 
 
 class Mapping:
-    """What carries key/value pairs in order; a key set twice keeps its place, as in a dict."""
+    """A node with key/value pairs in order.
+
+    A key that is set twice keeps its place, as in a dict.
+    """
 
     __slots__ = ("pairs",)
 
@@ -92,7 +95,7 @@ class Mapping:
         return None
 
     def keys_among(self, names: Collection[str]) -> set[str]:
-        """Which of these names are keys of it."""
+        """The names from `names` that are keys of this node."""
         return {str(key) for key, _ in self.pairs if isinstance(key, str) and key in names}
 
 
@@ -103,9 +106,9 @@ class Dict(Mapping):
 
 
 class Call(Mapping):
-    """An object made by calling something: REDUCE, NEWOBJ, INST …, then filled and given a state.
+    """An object made by a call: REDUCE, NEWOBJ, INST …, then filled and given a state.
 
-    The arguments are mostly a Tuple; `opcode` and `at` are of what made it.
+    The arguments are usually a Tuple; `opcode` and `at` describe the opcode that made the object.
     """
 
     __slots__ = ("args", "at", "built", "function", "items", "kwargs", "opcode", "state")
@@ -120,15 +123,15 @@ class Call(Mapping):
         self.kwargs = kwargs
         self.opcode = opcode
         self.at = at
-        #: what was appended to it; what was set on it by key are its `pairs`
+        #: the items appended to it; values set by key are in `pairs`
         self.items: Items = NOTHING
-        #: what BUILD gave it, or None; `built` says whether there was a BUILD
+        #: the state that BUILD gave it, or None; `built` is whether there was a BUILD
         self.state: Node = None
         self.built = False
 
     @property
     def qualname(self) -> str | None:
-        """The dotted name of what is called, where that is a plain name."""
+        """The dotted name of the called function or class, if it is a plain name; else None."""
         function = self.function
         if type(function) is not Global:
             function = named(function)
@@ -136,7 +139,7 @@ class Call(Mapping):
 
 
 class Blob:
-    """Bytes that may be a checkpoint of their own, or were too many to be held."""
+    """Bytes that may be a nested checkpoint, or were too many to hold in memory."""
 
     __slots__ = ("at", "content", "nbytes", "string")
 
@@ -145,9 +148,9 @@ class Blob:
     ) -> None:
         self.at = at
         self.nbytes = nbytes
-        #: the bytes, or None where they were passed over
+        #: the bytes, or None if they were skipped
         self.content = content
-        #: whether Python 2 wrote them, as a string: they are text if they are UTF-8
+        #: whether Python 2 wrote them as a string: then they are text if they are valid UTF-8
         self.string = string
 
     def __str__(self) -> str:
@@ -164,15 +167,15 @@ class Persistent:
         self.at = at
 
 
-#: What a call has set and appended before it has any: to extend it raises.
+#: The pairs and items of a call that has none; adding to it raises.
 NOTHING: Any = ()
 
 
 def named(node: Node) -> Node:
-    """A class itself, where it is handed over with its source text, as torch did until 1.5.
+    """The class in a persistent id that also holds its source text, as torch wrote until 1.5.
 
-    That is the persistent id `('module', class, source file, source text)`; torch 0.1 had no
-    'module'.
+    Such an id is `('module', class, source file, source text)`; torch 0.1 had no 'module'. Any
+    other node is returned unchanged.
     """
     if isinstance(node, Persistent) and isinstance(node.pid, Tuple):
         items = node.pid.items
@@ -184,7 +187,7 @@ def named(node: Node) -> Node:
 
 
 def are_plain(nodes: Sequence[Node]) -> bool:
-    """Whether these are all numbers or None, which hold nothing; soon told even of millions."""
+    """Whether all nodes are numbers, booleans or None; fast even for millions."""
     is_row = type(nodes) is not list and isinstance(nodes, (array, FlagRow))
     return is_row or _PLAIN.issuperset(map(type, nodes))
 
@@ -192,6 +195,6 @@ def are_plain(nodes: Sequence[Node]) -> bool:
 _PLAIN = frozenset((type(None), bool, int, float))
 
 Scalar: TypeAlias = bool | int | float | str | bytes
-#: What a row holds: a list, or what holds plain values in less.
+#: The items of a node: a list, or a compact sequence of plain values.
 Items: TypeAlias = "MutableSequence[Node]"
 Node: TypeAlias = Scalar | Blob | Global | Tuple | List | Set | Dict | Call | Persistent | None

@@ -1,8 +1,8 @@
 """Walk a pickle that is cut short or damaged, as far as it makes sense.
 
-What a pickler had not finished is given to what it was meant for: items above a mark to the dict or
+Unfinished values go to where the pickler would have put them: items above a mark to the dict or
 list below it, a state to its object. A key without a value is dropped, and so is the last pair
-behind an empty dict, which might belong into that one.
+behind an empty dict, which might belong into that dict.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .walk import Pickle
 
 
 class _Unframed(Machine):
-    """A walk that minds no frames: one may go on beyond the end."""
+    """A walk that ignores frames: a frame may be longer than the data."""
 
     def op_frame(self) -> None:
         self.number(8)
 
 
 class Prefix(NamedTuple):
-    """What could be walked of a pickle."""
+    """The part of a pickle that could be walked."""
 
     pickle: Pickle
-    #: whether that is all of it
+    #: whether this is the whole pickle
     is_whole: bool
 
 
@@ -68,7 +68,7 @@ def walk_prefix(
 
 
 def _closed(stacks: list[list[Node]], at: int) -> Node:
-    """What the stacks between the marks would have become, as one node."""
+    """The root that the stacks between the marks would have become."""
     items = stacks.pop()
     while stacks:
         outer = stacks.pop()
@@ -91,7 +91,7 @@ def _closed(stacks: list[list[Node]], at: int) -> Node:
 
 
 def _fold(items: list[Node]) -> None:
-    """Give a state that lies behind its object to it."""
+    """Give states that follow their objects on the stack to those objects."""
     while len(items) > 1:
         state, target = items[-1], items[-2]
         if not (isinstance(state, Dict) and isinstance(target, Call)) or target.built:

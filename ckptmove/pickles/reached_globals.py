@@ -1,7 +1,7 @@
-"""Find what unpickling broken data would call before it fails.
+"""Find the names that unpickling broken data would import before it fails.
 
-An unpickler runs opcodes as it reads them. Bytes that are cut off, or were never meant to be a
-pickle, may have run something before the error.
+An unpickler runs opcodes as it reads them. Bytes that are cut short, or are not a pickle at all,
+may have run something before the error.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from .fetch import fetch_part
 from .nodes import Global
 from .opcodes.machine import Machine
 
-#: What stands for the pickles of a file that are too many to be looked at.
+#: Stands for further pickles of a file when there are too many to read.
 REST = f"(what follows {MOST_PICKLES:,} pickles)"
 
 
 class _Unframed(Machine):
-    """A walk that minds no frames, as CPython's unpickler in C did for long."""
+    """A walk that ignores frames, as CPython's unpickler in C did for a long time."""
 
     def op_frame(self) -> None:
         self.number(8)
 
 
 def names_reached(source: Readable, budget: Budget, start: int = 0) -> list[str]:
-    """The names of `globals_reached`, each once."""
+    """The names from `globals_reached`, without repetition."""
     return list(dict.fromkeys(each.qualname for each in globals_reached(source, budget, start)))
 
 
 def globals_reached(source: Readable, budget: Budget, start: int = 0) -> list[Global]:
-    """What an unpickler that starts there would import before it fails, or to the end.
+    """The names that an unpickler would import from `start` on, before it fails or reaches the end.
 
-    Where a pickle ends, a loader may go on with the next one, as `torch.load` does, while
-    the budget of the file allows it; else the last name is REST. Text that happens to start like a
-    name, and leads to no call, counts for nothing. UnsupportedError if a pickle goes on for too
-    long.
+    After a pickle ends, a loader may continue with the next one, as `torch.load` does; these are
+    read too while the budget of the file allows it. Beyond that, the last name is REST. Text that
+    happens to start like a name, and leads to no call, does not count. UnsupportedError if a pickle
+    is too long.
     """
     found: list[Global] = []
     while True:

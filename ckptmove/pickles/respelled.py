@@ -1,10 +1,10 @@
-"""Prove that changes of a pickle replace some of its strings, and change nothing else.
+"""Prove that changes to a pickle replace some of its strings and change nothing else.
 
-The proof does not ask how the changes were found. Outside of them the opcodes are what they were;
-within them, the same values are pushed, but for the strings that shall be others. What is left are
-the slots of the memo that the changes fill otherwise: each use of these is looked up in both
-pickles. Only opcodes that torch writes are understood; where others matter, nothing is proved, and
-the graphs of both pickles have to be compared (`compare`).
+The proof does not depend on how the changes were made. Outside of them the opcodes are unchanged;
+within them, the same values are pushed, except for the strings to replace. What remains are memo
+slots that the changes fill differently: each use of these is compared in both pickles. Only opcodes
+that torch writes are understood; if others matter, nothing is proved, and the graphs of both
+pickles have to be compared (`compare`).
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _TEXTS = frozenset(b"X\x8c\x8d")
 _GETS, _PUTS = frozenset((BINGET, LONG_BINGET)), frozenset((BINPUT, LONG_BINPUT))
 _INTS = frozenset((BININT1, BININT2, BININT))
 _POP, _POP_MARK, _DUP = b"012"
-#: Opcodes that count slots, spell them as lines, or say how many bytes follow; and those after
-#: which a string that was pushed before is on top again, where a PUT takes it.
+#: Opcodes that number slots by counting, write them as lines, or say how many bytes follow; and
+#: opcodes after which an earlier value is on top of the stack again, where a PUT would memoize it.
 _REFUSED = frozenset((MEMOIZE, PUT, GET, FRAME, _POP, _POP_MARK, _DUP))
 _ROW = re.compile(row_of(_REFUSED) + b"{1,1000}", re.DOTALL)
-_MOST_SLOTS = 16  # that are looked up; a file of torch needs two or three
+_MOST_SLOTS = 16  # the most slots that are compared; a file of torch needs two or three
 
-#: What was pushed: a text; or a number that stands for what both pickles have alike.
+#: A pushed value: a text; or a number for a value that is the same in both pickles.
 _Value = str | int
 
 
 class _Opcodes(NamedTuple):
-    """A push, and what memoizes it; either may be absent."""
+    """A push and the PUTs after it; either may be absent."""
 
     text: str | None
     get: int | None  # the slot
@@ -63,23 +63,23 @@ class _Opcodes(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """What stands in the place of what."""
+    """The opcodes of an edit, before and after."""
 
     old: _Opcodes
     new: _Opcodes
-    #: whether the values and slots are the same, only spelled in more bytes, or fewer
+    #: whether values and slots are the same, only in more or fewer bytes
     is_form: bool
 
 
 class _UnprovedError(Exception):
-    """Raised where the changes do more than was asked, or what can't be told so."""
+    """The changes do more than was asked, or it can't be shown that they do not."""
 
 
 def is_respelling(survey: Survey, edits: Sequence[Edit], texts: Mapping[int, str]) -> bool:
-    """Whether edits of a walked pickle make exactly these strings others; if in doubt, False.
+    """Whether edits of a walked pickle replace exactly these strings; False in case of doubt.
 
-    `texts` has the offset of each use of a string → what is pushed there instead. The edits are in
-    order, each of whole opcodes.
+    `texts`: offset of each use of a string → the new string there. The edits are in order, and each
+    replaces whole opcodes.
     """
     try:
         _Proof(survey, edits, texts).run()
@@ -95,14 +95,14 @@ class _Proof:
         self.edits = edits
         self.texts = texts
         self.kinds: dict[tuple[bytes, bytes], _Change] = {}
-        self.changes: list[_Change] = []  # what each edit does
-        #: the slots that are looked up, and a pattern that finds them
+        self.changes: list[_Change] = []  # what each edit changes
+        #: the slots to compare, and a pattern that finds their uses
         self.slots: frozenset[int] = frozenset()
         self.memory: re.Pattern[bytes] | None = None
-        #: what they hold, in the old pickle and the new one
+        #: the values in these slots, in the old pickle and in the new one
         self.old: dict[int, _Value] = {}
         self.new: dict[int, _Value] = {}
-        self.proved = 0  # uses of strings that are as they shall be
+        self.proved = 0  # how many uses of strings are proved to be replaced correctly
 
     def run(self) -> None:
         changed = self._changed_slots()
@@ -118,7 +118,7 @@ class _Proof:
             raise _UnprovedError
 
     def _kind(self, edit: Edit) -> _Change:
-        """What an edit does; there are few kinds, and many edits of each."""
+        """What an edit changes; there are few kinds, and many edits of each."""
         start, end, new = edit
         assert isinstance(new, bytes)
         alike = self.data[start:end], new
@@ -132,7 +132,7 @@ class _Proof:
         return found
 
     def _changed_slots(self) -> set[int]:
-        """The slots that may hold other values than before, at some time; checks the opcodes."""
+        """Check the opcodes; return the slots whose values may differ at some time."""
         data, position, changed = self.data, 0, set[int]()
         for edit in self.edits:
             start, end, _ = edit
@@ -157,7 +157,7 @@ class _Proof:
         return changed
 
     def _rows(self, start: int, end: int | None) -> Iterator[tuple[int, int]]:
-        """The rows of opcodes of a known length between two edits, or up to STOP."""
+        """The rows of fixed-length opcodes between two edits, or up to STOP."""
         data, limit = self.data, len(self.data) if end is None else end
         while start < limit:
             row = _ROW.match(data, start, limit)
@@ -175,12 +175,12 @@ class _Proof:
             raise _UnprovedError
 
     def _recalled(self) -> set[int]:
-        """The slots that either pickle recalls anywhere."""
+        """The slots that either of the pickles recalls."""
         new = (kind.new.get for kind in self.kinds.values())
         return {*self.survey.recalled, *(slot for slot in new if slot is not None)}
 
     def _compare_values(self) -> None:
-        """Compare what all changes push, and what is recalled of the slots that changed."""
+        """Compare the values that all changes push, and the values recalled from changed slots."""
         position, top = 0, None
         for (at, end, _), (old, new, is_form) in zip(self.edits, self.changes, strict=True):
             if is_form and not self.slots:
@@ -200,7 +200,7 @@ class _Proof:
             self._pass_over(position, None, top)
 
     def _compare(self, at: int, old: _Value, new: _Value) -> None:
-        """Raise unless the new pickle pushes at a place of the old one what it shall."""
+        """Raise unless the new pickle pushes the expected value at an offset of the old one."""
         wanted = self.texts.get(at)
         if wanted is not None:
             self.proved += 1
@@ -215,9 +215,10 @@ class _Proof:
     def _pass_over(
         self, at: int, end: int | None, top: tuple[_Value, _Value] | None
     ) -> tuple[_Value, _Value] | None:
-        """Follow what opcodes that did not change do with the slots that did.
+        """Follow how unchanged opcodes use the changed slots.
 
-        `top` is what both pickles have just pushed, or None if that is the same; so is the result.
+        `top` is the pair of values that the two pickles have just pushed, or None if they are the
+        same; the result is such a pair for the end of the range.
         """
         data = self.data
         while top is not None and at != end and data[at] in _PUTS:
@@ -241,14 +242,14 @@ class _Proof:
 
 
 def _pushed(opcodes: _Opcodes, memo: Mapping[int, _Value], at: int) -> _Value:
-    """What is pushed; of a slot that never changed, a number that no other value has."""
+    """The pushed value; for a slot that never changed, a number that no other value has."""
     if opcodes.text is not None:
         return opcodes.text
     return at if opcodes.get is None else memo.get(opcodes.get, ~opcodes.get)
 
 
 def _read(raw: bytes) -> _Opcodes:
-    """The opcodes of an edit."""
+    """Parse the opcodes of an edit."""
     at, text, get, number = 0, None, None, None
     code = raw[0] if raw else STOP
     if code in _TEXTS:
@@ -271,7 +272,7 @@ def _read(raw: bytes) -> _Opcodes:
 
 
 def _memory(slots: Iterable[int]) -> re.Pattern[bytes]:
-    """A pattern of opcodes up to the next that fills or recalls one of these slots, and of that."""
+    """A pattern: opcodes up to and including the next that fills or recalls one of these slots."""
     short = b"".join(re.escape(bytes([slot])) for slot in slots if slot < 256)
     long = b"|".join(re.escape(slot.to_bytes(4, "little")) for slot in slots)
     other = row_of((MEMOIZE, BINPUT, LONG_BINPUT, BINGET, LONG_BINGET))

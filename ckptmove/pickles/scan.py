@@ -1,4 +1,4 @@
-"""Scan the opcodes of a pickle once, to find where things are; builds nothing."""
+"""Scan the opcodes of a pickle once, to find their offsets; builds nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BINPUT, LONG_BINPUT, MEMOIZE = ord("q"), ord("r"), 0x94
 BINGET, LONG_BINGET = ord("h"), ord("j")
 PUT, GET = ord("p"), ord("g")  # with a decimal line, of protocol 0
 PUTS = frozenset((BINPUT, LONG_BINPUT, MEMOIZE, PUT))
-_SHORT = 8  # characters of the number of a storage
+_SHORT = 8  # the most characters of a storage's number
 _GETS = frozenset((BINGET, LONG_BINGET, GET))
 BININT1, BININT2, BININT = ord("K"), ord("M"), ord("J")
 _INTS = frozenset((BININT1, BININT2, BININT))
@@ -23,7 +23,7 @@ FRAME, STOP = 0x95, ord(".")
 
 
 class Scan:
-    """The offsets of what a splice may change: PUTs, GETs and their slots, BININTs, and FRAMEs."""
+    """The offsets of opcodes that a splice may change: PUTs, GETs, BININTs and FRAMEs; and slots."""
 
     def __init__(self, data: bytes, nbytes: int | None = None) -> None:
         """Scan all of a pickle, or the opcodes that begin in its first `nbytes`."""
@@ -31,11 +31,12 @@ class Scan:
         self.puts, self.put_slots = array("Q"), array("Q")
         self.gets, self.get_slots = array("Q"), array("Q")
         self.ints, self.frames = array("Q"), array("Q")
-        #: slots are numbered by counting (MEMOIZE), so none may be dropped or added
+        #: slots are numbered by counting (MEMOIZE), so no PUT may be dropped or added
         self.numbered = False
-        #: whether it went on to the end
+        #: whether the scan reached the end
         self.is_whole = False
-        counting = bytes([MEMOIZE]) in data  # if that is an opcode and not text, slots are counted
+        # if such a byte is an opcode and not text, slots are counted
+        counting = bytes([MEMOIZE]) in data
         filled: set[int] = set()
         puts, put_slots, gets, get_slots = self.puts, self.put_slots, self.gets, self.get_slots
         position, limit = 0, len(data) if nbytes is None else nbytes
@@ -64,18 +65,18 @@ class Scan:
 
 
 class Survey:
-    """Where the opcodes of a pickle lie, looked at as far as one asks.
+    """The offsets of the opcodes of a pickle, found only as far as needed.
 
-    Rows of opcodes of a known length are found at once; what is asked of them is answered by one
-    pattern for a row, so that no list is made of all that a large pickle has.
+    Rows of opcodes of a known length are found at once. Questions about them are answered by one
+    pattern per row, so that no list of all opcodes of a large pickle is needed.
     """
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self._rows = array("Q")  # where each starts and ends
+        self._rows = array("Q")  # start and end of each row, alternating
         self._slots: frozenset[int] | None = None
         self._frames = array("Q")
-        #: whether slots are numbered by counting, or spelled as lines: then all is scanned
+        #: whether slots are numbered by counting or written as lines: then everything is scanned
         self.is_odd = False
         at, many = 0, _rows(*_MANY)
         while True:
@@ -96,16 +97,19 @@ class Survey:
 
     @cached_property
     def scan(self) -> Scan:
-        """All that can be changed."""
+        """The scan of the whole pickle."""
         return Scan(self.data)
 
     @property
     def frames(self) -> array[int]:
-        """Where the FRAMEs are."""
+        """The offsets of the FRAMEs."""
         return self.scan.frames if self.is_odd else self._frames
 
     def parts(self, nbytes: int) -> Iterator[Scan]:
-        """Scans of what comes first, each of more than the one before; the last is of all."""
+        """Scans of the first bytes, each of more than the one before.
+
+        The last is of the whole pickle.
+        """
         while not self.is_odd and nbytes < len(self.data):
             yield Scan(self.data, nbytes)
             nbytes *= 4
@@ -113,7 +117,7 @@ class Survey:
 
     @property
     def recalled(self) -> frozenset[int]:
-        """The slots that are recalled anywhere."""
+        """The slots that the pickle recalls."""
         if self._slots is None:
             if self.is_odd:
                 self._slots = frozenset(self.scan.get_slots)
@@ -125,19 +129,19 @@ class Survey:
         return self._slots
 
     def gets_of(self, slots: Set[int]) -> Iterator[tuple[int, int]]:
-        """Where these slots are recalled, in order, and which."""
+        """Offset and slot of each GET of these slots, in order."""
         return self._of(slots, _rows(*_GETS_IN_ROW), self.scan_of_gets)
 
     def puts_of(self, slots: Set[int]) -> Iterator[tuple[int, int]]:
-        """Where these slots are filled, in order, and which."""
+        """Offset and slot of each PUT into these slots, in order."""
         return self._of(slots, _rows(*_PUTS_IN_ROW), self.scan_of_puts)
 
     def scan_of_gets(self) -> Iterator[tuple[int, int]]:
-        """As `gets_of` gives all."""
+        """Offset and slot of every GET."""
         return zip(self.scan.gets, self.scan.get_slots, strict=True)
 
     def scan_of_puts(self) -> Iterator[tuple[int, int]]:
-        """As `puts_of` gives all."""
+        """Offset and slot of every PUT."""
         return zip(self.scan.puts, self.scan.put_slots, strict=True)
 
     def _of(
@@ -184,19 +188,19 @@ def end_of(data: bytes, at: int) -> int:
 
 
 def count_nbytes(code: int) -> int:
-    """How many bytes the count of an opcode takes whose argument is counted."""
+    """The width in bytes of the count, for an opcode whose argument starts with a count."""
     return -WIDTHS[code]
 
 
 def lines_of(code: int) -> int:
-    """How many lines an opcode takes that takes lines."""
+    """The number of lines, for an opcode whose argument is lines."""
     return 2 if code in b"ci" else 1
 
 
 def row_of(left_out: Collection[int]) -> bytes:
-    """A pattern of an opcode of a length that is soon told, but for those that are left out.
+    """A pattern for an opcode whose length is easy to tell, except the opcodes `left_out`.
 
-    Its argument is of fixed length, or a text of a few bytes, such as the number of a storage.
+    Its argument has a fixed length, or is a text of a few bytes, such as the number of a storage.
     """
     by_width: dict[int, bytes] = {}
     for code, width in enumerate(WIDTHS):
@@ -209,14 +213,14 @@ def row_of(left_out: Collection[int]) -> bytes:
 
 @cache
 def _rows(left_out: tuple[int, ...], then: bytes) -> re.Pattern[bytes]:
-    """Opcodes as `row_of` has them, and what comes then; compiled when they are looked for."""
+    """A pattern: opcodes as in `row_of`, followed by `then`; compiled when needed."""
     return re.compile(row_of(left_out) + then, re.DOTALL)
 
 
-#: Opcodes that number slots by counting, or spell them as a line.
+#: Opcodes that number slots by counting, or write them as a line.
 _ODD = (MEMOIZE, PUT, GET)
 #: Many opcodes in a row.
 _MANY = (MEMOIZE,), b"{1,1000}"
-#: What is in a row before one of these, and that; nothing at its end.
+#: The opcodes of a row before one of these, and that opcode; or nothing at the end of the row.
 _GETS_IN_ROW = (MEMOIZE, BINGET, LONG_BINGET), b"*(h.|j....|\\Z)"
 _PUTS_IN_ROW = (MEMOIZE, BINPUT, LONG_BINPUT), b"*(q.|r....|\\Z)"

@@ -36,46 +36,50 @@ from .scan import (
     end_of,
 )
 
-#: Bytes of a pickle that are scanned for what makes up for a change; and for each byte of it.
+#: Bytes of a pickle that are scanned for compensating opcodes, and more for each byte of change.
 _AT_FIRST, _PER_BYTE = 1 << 16, 8
 _TUPLE1, _TUPLE2 = 0x85, 0x86
 _STRING, _UNICODE = ord("S"), ord("V")
 _OF_PYTHON_2 = frozenset(b"STU")
-#: SHORT_BINBYTES and SHORT_BINSTRING have forms that count further: BINBYTES, BINSTRING.
+#: SHORT_BINBYTES and SHORT_BINSTRING have forms for longer content: BINBYTES, BINSTRING.
 _WIDER = {ord("C"): (ord("B"), 4), ord("U"): (ord("T"), 4)}
 _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "\\\0\n\r\x1a"}
 
 
 class Respelling:
-    """What a pickle shall say instead."""
+    """The strings and bytes that a pickle will push instead."""
 
     def __init__(self, base: int = 0, *, python2: bool = False) -> None:
-        """`base` is where offsets of nodes count from; `python2` if its strings are of Python 2."""
+        """`base` is subtracted from offsets of nodes; `python2`: its strings are of Python 2."""
         self.base = base
         self.python2 = python2
         #: offset of the opcode that pushes a string use → the new string
         self.texts: dict[int, str] = {}
-        #: offset → (end offset, new bytes), for opcodes that are replaced as they are
+        #: offset → (end offset, new bytes), for opcodes that are replaced as a whole
         self.spans: dict[int, tuple[int, bytes]] = {}
-        #: offset of an opcode → by how many bytes its content, not replaced here, will grow
+        #: offset of an opcode → how many bytes its content will grow by, which is replaced
+        #: elsewhere
         self.growths: dict[int, int] = {}
-        #: offsets of strings that spell bytes, among the spans
+        #: the offsets among `spans` of strings that spell bytes
         self.contents: list[int] = []
 
     def __bool__(self) -> bool:
         return bool(self.texts or self.spans or self.growths)
 
     def text(self, use: Text, new: str) -> None:
-        """Spell one use of a string differently."""
+        """Replace one use of a string."""
         self.texts[use.at - self.base] = new
 
     def content(self, data: bytes, at: int, new: bytes) -> None:
-        """Push other bytes in the place of those that the opcode at `at` spells as text."""
+        """Replace the bytes that the opcode at `at` spells as text."""
         self.contents.append(at)
         self.spans[at] = (end_of(data, at), _pushed(data[at], new))
 
     def length(self, data: bytes, at: int, old: int, new: int) -> None:
-        """Say that the opcode at `at` will push `new` bytes, not `old`, which come otherwise."""
+        """Change the count of the opcode at `at` from `old` to `new`.
+
+        Its bytes are replaced elsewhere.
+        """
         code, width = data[at], count_nbytes(data[at])
         if new >= 1 << 8 * width:
             code, width = _WIDER.get(code, (code, width))
@@ -87,7 +91,7 @@ class Respelling:
             self.growths[at] = new - old
 
     def device(self, data: bytes, call: Call, new: str) -> None:
-        """Make `torch.device('cuda', 1)` a `torch.device(new)`."""
+        """Change `torch.device('cuda', 1)` into `torch.device(new)`."""
         args, base = call.args, self.base
         kind = args.items[0] if isinstance(args, Tuple) and args.items else None
         if not isinstance(args, Tuple) or not isinstance(kind, Text):
@@ -109,16 +113,16 @@ class Respelling:
 
 
 def splice(data: bytes, new: Respelling, *, exact: bool) -> bytes | None:
-    """The pickle with its new spelling; as `edits`, all of whose changes are within `data`."""
+    """The changed pickle; parameters and errors are those of `edits`."""
     found = edits(Survey(data), new, exact=exact)
     return None if found is None else applied(data, found)
 
 
 def edits(survey: Survey, new: Respelling, *, exact: bool) -> list[Edit] | None:
-    """The changes, each of bytes, that give a walked pickle its new spelling, in order.
+    """The changes, in order, that respell a walked pickle.
 
-    Bytes after its STOP are kept. If `exact`, the result must have exactly the old length; None if
-    that can't be had. UnsupportedError if a string is memoized in a way that can't be untangled.
+    Bytes after its STOP are kept. If `exact`, the result has exactly the old length; None if that
+    can't be reached. UnsupportedError if a string is memoized in a way that can't be separated.
     """
     for pooled in (False, True):
         found = _Edits(survey)
@@ -129,7 +133,7 @@ def edits(survey: Survey, new: Respelling, *, exact: bool) -> list[Edit] | None:
 
 
 def applied(data: bytes, changes: Iterable[Edit], start: int = 0, stop: int | None = None) -> bytes:
-    """`data`, or what is in it from `start` to `stop`, with changes made to it."""
+    """Apply changes to `data`, or to its part from `start` to `stop`."""
     parts, position = [], start
     for at, end, new in changes:
         assert isinstance(new, bytes)
@@ -145,20 +149,20 @@ class _Edits:
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
         self.data = survey.data
-        #: as of the `Scan`
+        #: the same as in `Scan`
         self.numbered = survey.is_odd and survey.scan.numbered
         self.pieces: dict[int, tuple[int, bytes]] = {}
         self.growths: Mapping[int, int] = {}
         self.python2 = False
-        self.taken: set[int] = set()  # slots given to new definitions
+        self.taken: set[int] = set()  # the slots given to new definitions
 
     # -- the new spelling ----------------------------------------------------------------------
 
     def respell(self, new: Respelling, *, pooled: bool) -> None:
-        """Put every new spelling in its place.
+        """Replace every string in `new`.
 
-        If `pooled`, memoize each new text once for all its uses, even where uses have literals of
-        their own: shorter, but further from what was there.
+        If `pooled`, memoize each new text once for all its uses, even where uses have their own
+        literals: this is shorter, but changes more.
         """
         self.pieces.update(new.spans)
         self.growths = new.growths
@@ -181,7 +185,7 @@ class _Edits:
             self._house(literal, sorted(uses))
 
     def _uses_of_literals(self, texts: Mapping[int, str]) -> dict[int, list[int]]:
-        """For each literal to be changed, the GETs that recall it."""
+        """For each literal to change, the GETs that recall it."""
         definition_of = {}  # offset of a PUT → the literal it memoizes
         for at in texts:
             if self.data[at] in LITERALS:
@@ -217,7 +221,7 @@ class _Edits:
         homeless: dict[bytes, list[int]],
         pooled: bool,
     ) -> list[int]:
-        """Change a literal; gives the GETs that are right already because of that."""
+        """Change a literal; returns the GETs that need no further change because of that."""
         text = texts[at]
         end = put_end = end_of(self.data, at)
         while put_end < len(self.data) and self.data[put_end] in PUTS:
@@ -232,22 +236,22 @@ class _Edits:
             first = others[0]
             moved = self.data[at:end] + _put(self._slot(end))
             self.pieces[first] = (end_of(self.data, first), moved)
-            if self.numbered:  # the slot must be filled here, if only to be counted
+            if self.numbered:  # the slot must be filled here, at least so that it is counted
                 self.pieces[at] = (end, self._literal(at, text))
                 return [use for use in uses if use < first and texts[use] == text]
         homeless[self._literal(at, text)].append(at)
-        self.pieces[at] = (put_end, b"")  # the PUT has moved, or nobody recalls it now
+        self.pieces[at] = (put_end, b"")  # the PUT has moved, or nothing recalls its slot now
         return []
 
     def _literal(self, at: int, text: str) -> bytes:
-        """A string for the use at `at`, of the kind that was there."""
+        """The opcode of a string for the use at `at`, of the same kind as before."""
         code = self.data[at]
         if code in _OF_PYTHON_2 or (code not in LITERALS and self.python2):
             return _narrow(text)
         return _literal(text)
 
     def _house(self, literal: bytes, uses: list[int]) -> None:
-        """Spell a literal at uses that have no definition: once in full, then recalled."""
+        """Write a literal for uses without a definition: in full once, then recalled."""
         slot = self._free_slot() if len(uses) > 1 and not self.numbered else None
         for n, at in enumerate(uses):
             end = self.pieces[at][0] if at in self.pieces else end_of(self.data, at)
@@ -257,7 +261,7 @@ class _Edits:
                 self.pieces[at] = (end, _get(slot) if n else literal + _put(slot))
 
     def _free_slot(self) -> int | None:
-        """An unused memo slot, whose PUT is removed: a low one if possible."""
+        """A memo slot without a use; if an unused PUT has a low slot, that PUT is removed."""
         scan = self.survey.scan
         times = Counter(scan.put_slots)
         once = [put for put in self._unused_puts(scan) if times[self._slot(put)] == 1]
@@ -273,7 +277,7 @@ class _Edits:
         return slot
 
     def _unused_puts(self, scan: Scan) -> list[int]:
-        """Of what was scanned, PUTs of unused memo slots, outside of what is replaced."""
+        """The scanned PUTs of memo slots that are not used, outside the replaced ranges."""
         if self.numbered:
             return []
         recalled = self.taken.union(self.survey.recalled)
@@ -285,12 +289,12 @@ class _Edits:
         ]
 
     def reach_old_length(self) -> bool:
-        """Change opcodes nearby so that the length is the old one, if it can be."""
+        """Change nearby opcodes to restore the old length; False if that is not possible."""
         excess = sum(len(new) - (end - at) for at, (end, new) in self.pieces.items())
         excess += sum(self.growths.values())
         for scan in self.survey.parts(_AT_FIRST + _PER_BYTE * abs(excess)):
             more = fit(scan, self.pieces, partial(self._unused_puts, scan), excess)
-            # A PUT goes only if that is needed, of all that can be changed.
+            # A PUT is removed only if changes of the opcodes in the whole pickle are not enough.
             if more is not None and (scan.is_whole or all(new for _, new in more.values())):
                 self.pieces.update(more)
                 return True
@@ -299,7 +303,7 @@ class _Edits:
     # -- the result ----------------------------------------------------------------------------
 
     def result(self) -> list[Edit]:
-        """The changes, in order, with the lengths of frames put right."""
+        """The changes, in order, with corrected lengths of frames."""
         pieces = sorted((at, end, new) for at, (end, new) in self.pieces.items())
         return [Edit(*each) for each in sorted(pieces + self._reframed(pieces))]
 
@@ -324,7 +328,7 @@ def _literal(text: str) -> bytes:
 
 
 def _narrow(text: str) -> bytes:
-    """A string of Python 2."""
+    """The opcode for a string of Python 2."""
     encoded = text.encode("utf-8", "surrogateescape")
     if len(encoded) < 256:
         return b"U" + bytes([len(encoded)]) + encoded
@@ -332,11 +336,11 @@ def _narrow(text: str) -> bytes:
 
 
 def _pushed(code: int, content: bytes) -> bytes:
-    """An opcode that pushes bytes as text: each as the character of that number, or quoted."""
+    """An opcode that pushes bytes as text: one character per byte, or quoted."""
     if code == _STRING:
         return b"S" + ascii(content)[1:].encode() + b"\n"
     text = content.decode("latin-1")
-    if code == _UNICODE:  # as CPython's pickler escapes it
+    if code == _UNICODE:  # escaped like in CPython's pickler
         return b"V" + text.translate(_ESCAPED).encode("raw-unicode-escape") + b"\n"
     return _literal(text)
 

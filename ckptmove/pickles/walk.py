@@ -17,26 +17,26 @@ from .opcodes.tensor_machine import TensorMachine
 
 
 class Pickle(NamedTuple):
-    """One pickle, walked: its calls, names and ids in order, popped or not."""
+    """A walked pickle: its calls, names and persistent ids in order, popped ones included."""
 
     #: the node on top of the stack at STOP
     root: Node
     globals: tuple[Global, ...]
     persistents: tuple[Persistent, ...]
     calls: tuple[Call, ...]
-    #: the bytes that may be checkpoints of their own, or were passed over
+    #: byte strings that may be nested checkpoints, or were skipped
     blobs: tuple[Blob, ...]
-    #: what was taken off the stack, or left on it; it may be reachable all the same
+    #: nodes popped from the stack, or left on it; the root may still refer to them
     dropped: tuple[Node, ...]
-    #: as declared by PROTO, or 0
+    #: the protocol that PROTO declares, or 0
     protocol: int
     #: whether it has strings that only Python 2 writes
     python2: bool
-    #: offsets of strings that have several uses, which can't be told apart
+    #: offsets of strings with several uses that can't be told apart
     shared_texts: frozenset[int]
     #: whether a persistent id is a line of text, as in protocol 0
     textual: bool
-    #: bytes up to and with STOP; what follows is never read by an unpickler
+    #: bytes up to and including STOP; an unpickler does not read beyond
     nbytes: int
 
 
@@ -47,11 +47,11 @@ def walk(
     budget: Budget | None = None,
     machine_type: type[Machine] = TensorMachine,
 ) -> Pickle:
-    """Walk the pickle at the start of `data`; what follows it is not looked at.
+    """Walk the pickle at the start of `data`; bytes after it are ignored.
 
     Offsets of nodes are counted from `base`. `gaps`: offset of an opcode that pushes bytes → how
-    many were left out of `data`. `budget` is of the file that the pickle is in; without one it has
-    a budget of its own. UnsupportedError if it needs buffers from outside.
+    many bytes were left out of `data`. `budget` is that of the file; without one the pickle has its
+    own. UnsupportedError if it needs buffers from outside.
     """
     machine = machine_type(data, base, gaps or {}, budget)
     try:
@@ -76,10 +76,10 @@ def walk(
 
 
 def walk_at(source: Readable, start: int, base: int, budget: Budget) -> tuple[Fetched, Pickle]:
-    """Walk the pickle that starts there in a file.
+    """Walk the pickle that starts at `start` in a file.
 
-    Of one in memory of which all is kept, the walk finds the end: it is not looked for before,
-    unless it fails, so that the same fault is told of the same bytes.
+    For a pickle in memory without skipped bytes, the walk itself finds the end. Only if it fails is
+    the pickle fetched first, so that the same bytes always give the same error.
     """
     if not start and isinstance(source, Memory) and is_bare(source.content):
         with contextlib.suppress(InputError):

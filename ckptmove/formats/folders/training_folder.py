@@ -194,7 +194,7 @@ class FolderCheckpoint(Checkpoint):
                 yield f"{part.name}: {found}"
 
     def containers_of(self, part: Part) -> Iterator[tuple[int, Container]]:
-        """The containers of a part's files that hold pickles or tensors, each with its file number."""
+        """The containers of a part's files with pickles or tensors, each with its file number."""
         container = part.checkpoint.container
         inside = dict(container.inner()) if isinstance(container, PartsContainer) else {}
         return enumerate(inside.values() if inside else [container], part.first)

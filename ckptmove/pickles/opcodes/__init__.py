@@ -1,1 +1,1 @@
-"""What each opcode of a pickle does, and how long runs of them are walked at once."""
+"""The opcodes of pickles: what each of them does, and fast walks for long runs of them."""

@@ -15,8 +15,8 @@ from ..nodes import Blob, Node, Text
 from .reader import Reader
 from .rows import flags, numbers, repeats
 
-_LONG_ROW = 1 << 6  # values of a list or dict that is being filled
-_SHORTEST = 32  # bytes of a pickle in which there is anything to move
+_LONG_ROW = 1 << 6  # values in a list or dict that is being filled
+_SHORTEST = 32  # bytes; a shorter pickle has nothing to relocate
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = frozenset(b"\n\\'\"abfnrtvx01234567")
 _FLAG_OPCODES = (b"N", b"\x88", b"\x89")
@@ -31,7 +31,7 @@ def may_be_checkpoint(content: bytes) -> bool:
 
 
 def _literally(escape: re.Match[bytes]) -> bytes:
-    """An escape as it is, or as the two bytes that it stands for if it is none."""
+    """A valid escape unchanged; an invalid one as a backslash and the character."""
     return escape[0] if escape[1][0] in _KNOWN_ESCAPES else b"\\" + escape[0]
 
 
@@ -43,14 +43,14 @@ class Literals(Reader, ABC):
         #: offset of an opcode that pushes bytes → how many were left out of the data
         self.gaps = gaps
         self.stack: list[Node] = []
-        #: of the stack, what is a blob
+        #: the blobs among the nodes
         self.blobs: list[Blob] = []
         self.blob_nbytes = 0
         #: whether there are strings that only Python 2 writes
         self.python2 = False
         #: -1 outside of any frame
         self.frame_end = -1
-        #: how long the stack may be before it is to be checked
+        #: how long the stack may be before it must be checked
         self.longest_row = 0
 
     def push(self, node: Node) -> None:
@@ -58,20 +58,20 @@ class Literals(Reader, ABC):
         self.stack.append(node)
 
     def push_text(self, text: str) -> None:
-        """Put a string on the stack, which knows that it was pushed here."""
+        """Put a string on the stack, with the offset of this use."""
         self.count(TEXTS)
-        # In a long row nobody asks for the place of a short one that names no device, and the place
+        # In a long row, the offset of a short text that names no device is never needed, and it
         # takes more memory than the text.
         loose = len(self.stack) >= _LONG_ROW and len(text) < _SHORTEST and not may_be_tag(text)
         self.stack.append(text if loose else Text(text, self.at))
 
     @abstractmethod
     def count(self, kind: int, number: int = 1) -> None:
-        """Count what is built; raises CorruptError where it is too much."""
+        """Count built objects; raises CorruptError if there are too many."""
 
     @abstractmethod
     def check_row(self) -> None:
-        """Check the length of the stack; raises CorruptError where it is too much."""
+        """Check the length of the stack; raises CorruptError if it is too long."""
 
     # -- scalars -----------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class Literals(Reader, ABC):
         self.push_flag(False)
 
     def push_flag(self, value: bool | None) -> None:
-        """Push True, False or None, and what follows, where the next opcodes push them too."""
+        """Push True, False or None, and all such values that follow directly."""
         self.stack.append(value)
         data, at = self.data, self.position
         if data[at : at + 1] in _FLAG_OPCODES and data[at + 1 : at + 2] in _FLAG_OPCODES:
@@ -96,10 +96,7 @@ class Literals(Reader, ABC):
                     self.check_row()
 
     def repeat_last(self, width: int) -> None:
-        """Push the last value for each opcode that follows and is the same as the last one.
-
-        That has so many bytes.
-        """
+        """Push the last value again for each identical opcode of `width` bytes that follows."""
         for count in repeats(self.data, self.position, self.end_of_frame, width):
             self.stack += self.stack[-1:] * count
             self.position += count * width
@@ -123,7 +120,7 @@ class Literals(Reader, ABC):
         self.push_numbers(5)
 
     def push_numbers(self, width: int) -> None:
-        """Push what follows, where the next two opcodes are the same as the last."""
+        """Push the numbers that follow, if the next two opcodes are the same as the last."""
         data, at = self.data, self.position
         if at >= len(data) or data[at] != data[at - width]:
             return
@@ -197,7 +194,7 @@ class Literals(Reader, ABC):
         self.push(self.content(self.number(8)))
 
     def content(self, nbytes: int) -> bytes | Blob:
-        """The bytes that follow; as a blob where they look like a checkpoint or were left out."""
+        """The next `nbytes` bytes; a blob if they look like a checkpoint or were left out."""
         passed_over = self.gaps.get(self.at - self.base)
         if passed_over is not None:
             return self.blob(passed_over, None)
@@ -212,10 +209,10 @@ class Literals(Reader, ABC):
         return blob
 
     def push_string(self, content: bytes | Blob) -> None:
-        """A string of Python 2, which had no other type for bytes.
+        """Push a string of Python 2, which had no other type for bytes.
 
-        It is text where it is UTF-8, as for `torch.load`. That raises for any other string; here
-        those are bytes, as for `torch.load(encoding="bytes")`.
+        It is text if it is valid UTF-8, as for `torch.load`. `torch.load` raises for any other
+        string; here it becomes bytes, as for `torch.load(encoding="bytes")`.
         """
         self.python2 = True
         if isinstance(content, bytes) and may_be_checkpoint(content):

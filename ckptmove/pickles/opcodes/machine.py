@@ -34,7 +34,7 @@ from .python2_names import from_python2
 from .rows import extended, packed, words
 from .table import NAMES as OPCODE_NAMES
 
-_LONGEST_NAME = 2000  # characters of a module and a name in it
+_LONGEST_NAME = 2000  # characters of a module and a name together
 
 
 class Machine(MarkedStack):
@@ -58,7 +58,7 @@ class Machine(MarkedStack):
         self.empty_tuple: Tuple | None = None
 
     def run(self) -> Node:
-        """Every opcode up to STOP; gives the root."""
+        """Run all opcodes up to STOP; return the root."""
         try:
             return self.perform()
         finally:
@@ -75,7 +75,8 @@ class Machine(MarkedStack):
             code = data[at]
             self.position = at + 1
             if code == _STOP:
-                if self.position < self.frame_end:  # where the next pickle starts is in dispute
+                # it would not be clear where the next pickle starts
+                if self.position < self.frame_end:
                     raise self.fault("the pickle ends within a frame")
                 root = self.stack.pop()
                 self.dropped += [node for stack in (*self.below, self.stack) for node in stack]
@@ -247,7 +248,7 @@ class Machine(MarkedStack):
             return None
         held = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else None
         if not isinstance(held, List) or len(held.items) > self.room_for_pairs:
-            return None  # a list that many calls share would take absurd memory
+            return None  # a list that many calls share would take too much memory
         pairs = [each.items for each in held.items if isinstance(each, (List, Tuple))]
         if len(pairs) != len(held.items) or any(len(pair) != 2 for pair in pairs):
             return None
@@ -314,7 +315,7 @@ class Machine(MarkedStack):
                 raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
             if may_be_tag(node) and self.fits(TEXTS):
                 node = Text(node, self.at)
-            else:  # nobody rewrites it, and a copy for each use would take absurd memory
+            else:  # it is never rewritten, and a copy for each use would take too much memory
                 self.shared_texts.add(node.at)
         self.stack.append(node)
         if len(self.stack) > self.longest_row:
@@ -327,7 +328,7 @@ class Machine(MarkedStack):
         slot = self.data[self.position]
         self.position = end = self.position + 1
         self.recall(slot)
-        if self.position == end:  # nothing that follows was taken with it
+        if self.position == end:  # no following opcode was taken together with it
             self.recall_again(2)
 
     def op_long_binget(self) -> None:
@@ -338,12 +339,12 @@ class Machine(MarkedStack):
             self.recall_again(5)
 
     def recall_again(self, width: int) -> None:
-        """Recall the same for each opcode that follows and is the same as the last one."""
+        """Recall the slot again for each identical opcode that follows."""
         data, at = self.data, self.position
         if data[at : at + width] != data[at - width : at]:
             return
         top = self.stack[-1]
-        is_copy = type(top) is Text and top.at == self.at  # each use has one of its own
+        is_copy = type(top) is Text and top.at == self.at  # each use has its own node
         if type(top) is not Global and not is_copy:
             self.repeat_last(width)
 
@@ -357,7 +358,7 @@ class Machine(MarkedStack):
     def op_binput(self) -> None:
         self.fill(self.byte())
 
-    def op_long_binput(self) -> None:  # of the most frequent opcodes: without a call of a reader
+    def op_long_binput(self) -> None:  # one of the most frequent opcodes: avoids a method call
         (slot,) = _WORD(self.data, self.position)
         self.position += 4
         if not self.memo.put(slot, self.stack[-1], self.position):
@@ -372,7 +373,7 @@ _WORD = struct.Struct("<I").unpack_from
 
 
 def _handlers() -> list[str | None]:
-    """For each byte, the name of the method that carries it out."""
+    """For each byte, the name of the method that handles the opcode."""
     table: list[str | None] = [None] * 256
     for code, name in OPCODE_NAMES.items():
         if code != _STOP:

@@ -1,4 +1,4 @@
-"""The stack of a walk, which marks divide, and what a pickle may make us put on it."""
+"""The stack of a walk, divided by marks, with limits for the memory that a pickle may take."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..nodes import Items, Node, Text
 from .literals import Literals
 from .rows import packed, words
 
-#: Marks that wait for their end.
+#: The most marks that are open at one time.
 MOST_MARKS = 100_000
 
 
 class MarkedStack(Literals, ABC):
     """A stack. A MARK sets it aside, so no opcode can reach below it.
 
-    What lies on it takes a word of memory for each node. A row that is closed takes less if it is
-    of plain values, and is counted as what it takes: a file may be a list of millions of zeros.
+    Each node on the stack takes a word of memory. A finished row of plain values takes less, and is
+    counted with its real size: a file may be a list of millions of zeros.
     """
 
     def __init__(self, data: bytes, base: int, gaps: Mapping[int, int], budget: Budget) -> None:
@@ -26,28 +26,28 @@ class MarkedStack(Literals, ABC):
         self.budget = budget
         self.rooms = budget.rooms()
         self.used = [0] * len(self.rooms)
-        #: what marks set aside, and how many nodes these are
+        #: the stacks that marks set aside, and how many nodes they have
         self.below: list[list[Node]] = []
         self.waiting = 0
         self.longest_row = self.rooms[VALUES]
         self.dropped: list[Node] = []
-        #: offsets of strings that have several uses
+        #: offsets of strings with several uses
         self.shared_texts: set[int] = set()
 
     def count(self, kind: int, number: int = 1) -> None:
-        """Count what is built; CorruptError if it is more than so many bytes can need."""
+        """Count built objects; CorruptError if there are more than so many bytes can need."""
         used = self.used[kind] = self.used[kind] + number
         if used > self.rooms[kind] and used > self.rooms[kind] + self.position // SHARES[kind]:
             raise excess(kind, self.position)
 
     def fits(self, kind: int, number: int = 1) -> bool:
-        """Count what is built, and tell whether so many bytes can need as much."""
+        """Count built objects; return whether so many bytes can need as many."""
         used = self.used[kind] = self.used[kind] + number
         room = self.rooms[kind]
         return used <= room or used <= room + self.position // SHARES[kind]
 
     def check_row(self) -> None:
-        """Check what is on the stack before it is closed: many opcodes of a byte or two push."""
+        """Check the size of the open stack: many opcodes of one or two bytes push a node."""
         room = self.rooms[VALUES] + self.position // SHARES[VALUES] - self.used[VALUES]
         room -= self.waiting
         if len(self.stack) > room:
@@ -62,13 +62,13 @@ class MarkedStack(Literals, ABC):
         return items
 
     def row_to_mark(self) -> Items:
-        """What a container holds from now on, counted as the memory that it takes."""
+        """The items above the mark as a row, counted with the memory that it takes."""
         row = packed(self.to_mark())
         self.count(VALUES, words(row))
         return row
 
     def loose_to_mark(self) -> list[Node]:
-        """What does not become a row, counted one by one."""
+        """The nodes above the mark, counted one by one because they do not become a row."""
         items = self.to_mark()
         self.count(VALUES, len(items))
         return items

@@ -7,30 +7,33 @@ from itertools import pairwise
 
 from ..nodes import Node, Text
 
-#: What is in a slot that was never filled.
+#: The value of a slot that was never filled.
 UNFILLED = Text("", -1)
 #: Bytes of a pickle for each slot of the row. Picklers number slots one by one, Python 2 from 1 on;
-#: a relocation leaves out those that nobody recalls, so that there are gaps.
+#: a relocation removes unused PUTs, which leaves gaps.
 _SHARE = 5
 
 
 class Memo:
-    """Slots, most of which picklers number one by one: these take but a few bytes each."""
+    """Slots of the memo; slots that are numbered one by one take only a few bytes each."""
 
     def __init__(self) -> None:
         self.filled = 0
-        #: how often a slot of the row was filled that had been before, or was passed over
+        #: how often a slot of the row was filled again, or was filled after it was skipped
         self.refilled = 0
         self._row: list[Node] = []
         self._others: dict[int, Node] = {}
 
     def get(self, slot: int) -> Node:
-        """What is in a slot, or `UNFILLED`."""
+        """The node in a slot, or `UNFILLED`."""
         row = self._row
         return row[slot] if slot < len(row) else self._others.get(slot, UNFILLED)
 
     def put(self, slot: int, node: Node, nbytes: int) -> bool:
-        """Fill a slot, `nbytes` into the pickle; True if picklers do so: in a row, each once."""
+        """Fill a slot, `nbytes` into the pickle.
+
+        True if the slots are filled in order, each once.
+        """
         row, others = self._row, self._others
         if slot == len(row) and not others:
             self.filled += 1
@@ -53,7 +56,7 @@ class Memo:
         return True
 
     def holds(self, pairs: tuple[tuple[int, Node], ...]) -> bool:
-        """Whether there are these nodes, each in its slot of the row."""
+        """Whether each of these nodes is in its slot of the row."""
         row = self._row
         most = len(row)
         for slot, node in pairs:  # noqa: SIM110 (of the hottest loops: faster than a generator)
@@ -72,7 +75,7 @@ class Memo:
         self.filled += len(nodes)
 
     def takes(self, slots: Sequence[int], nbytes: int) -> bool:
-        """Whether slots, in this order, can be added to the end of the row, and take little."""
+        """Whether these slots can be added to the end of the row in this order, with small gaps."""
         start = len(self._row)
         if self._others:
             return False
@@ -82,7 +85,7 @@ class Memo:
         return ascending and start <= slots[0] and slots[-1] * _SHARE <= nbytes
 
     def take(self, slots: Sequence[int], nodes: list[Node]) -> None:
-        """Fill slots, which it takes."""
+        """Fill slots for which `takes` was true."""
         row = self._row
         if slots and slots[-1] - len(row) + 1 != len(slots):
             for slot, node in zip(slots, nodes, strict=True):

@@ -1,6 +1,6 @@
-"""Hold long rows of integers among other things in a few bytes each.
+"""Store long rows of integers mixed with other nodes in a few bytes per integer.
 
-As an object an integer takes forty bytes, and five of a pickle.
+An integer takes forty bytes as an object, and five in a pickle.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _Node: TypeAlias = (
 )
 _BITS = 63
 _SHORTEST = 1 << 12  # items
-_PART = 1 << 12  # items that are looked at together
+_PART = 1 << 12  # items that are converted at once
 _INTEGERS = {int}
-_SHARED_BELOW = 1 << 16  # integers that are there once (`rows`)
+_SHARED_BELOW = 1 << 16  # smaller integers are shared objects (`rows`)
 
 
 class MixedRow(MutableSequence["_Node"]):
-    """Integers of 63 bits, and other things; integers are made anew whenever they are asked for."""
+    """A row of 63-bit integers and other nodes; integers are created anew at each access."""
 
     __slots__ = ("numbers", "others", "which")
 
     def __init__(self, items: Iterable[_Node] = ()) -> None:
-        #: of each item, its value, or where it stands in `others`
+        #: for each item, its value, or its index in `others`
         self.numbers = array("q")
-        #: of each item, whether it is one of the others
+        #: for each item, whether it is in `others`
         self.which = bytearray()
         self.others: list[_Node] = []
         self.extend(items)
@@ -105,7 +105,7 @@ def _fit(numbers: list[int]) -> bool:
 
 
 def parts_of(items: Sequence[_Node]) -> Sequence[_Node]:
-    """All items that are more than an integer, and of other rows than mixed ones these too."""
+    """All items except the integers of mixed rows; every item of any other row."""
     return items.others if isinstance(items, MixedRow) else items
 
 

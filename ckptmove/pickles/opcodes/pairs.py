@@ -1,7 +1,7 @@
-"""Hold the pairs of a long dict as two rows, and keys as plain text.
+"""Store the pairs of a long dict as two rows, with keys as plain text.
 
-A pair as a tuple takes seventy bytes, and a key that knows where it was pushed ninety more than its
-text, while a dict can take ten bytes of a file for both.
+A pair as a tuple takes seventy bytes, and a key with its offset ninety bytes more than its text,
+while a file may need only ten bytes for both.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .mixed_rows import MixedRow
 from .rows import extended, packed
 
 _LONG = 1 << 10  # pairs; a pickler sets a thousand at once
-_SHORT = 64  # characters of a key that is copied
+_SHORT = 64  # characters; shorter keys are stored as plain text
 
 Pair: TypeAlias = "tuple[Node, Node]"
 
 
 class Pairs(MutableSequence["tuple[Node, Node]"]):
-    """Pairs of keys and values, which are made anew whenever they are asked for."""
+    """A sequence of key/value pairs, which are created anew at each access."""
 
     __slots__ = ("keys", "values")
 
@@ -68,19 +68,22 @@ class Pairs(MutableSequence["tuple[Node, Node]"]):
         self.values.insert(at, pair[1])
 
     def loosen(self) -> None:
-        """Have the rows take whatever comes."""
+        """Turn both rows into lists, which accept any node."""
         self.keys = self.keys if isinstance(self.keys, list) else list(self.keys)
         self.values = self.values if isinstance(self.values, list) else list(self.values)
 
     def add(self, flat: Sequence[Node]) -> None:
-        """Add keys and values, which take turns."""
+        """Add alternating keys and values."""
         keys, values = list(map(_plain_key, flat[::2])), flat[1::2]
         self.keys = extended(self.keys, keys) if self.keys else packed(keys)
         self.values = extended(self.values, list(values)) if self.values else packed(list(values))
 
 
 def with_pairs(pairs: MutableSequence[Pair], flat: list[Node]) -> MutableSequence[Pair]:
-    """Pairs with those of keys and values that take turns; the same object where it can be."""
+    """Pairs with more pairs added, from alternating keys and values.
+
+    The same object if possible.
+    """
     if isinstance(pairs, Pairs):
         pairs.add(flat)
         return pairs
@@ -98,7 +101,7 @@ def with_pairs(pairs: MutableSequence[Pair], flat: list[Node]) -> MutableSequenc
 
 
 def changed(pairs: MutableSequence[Pair], change: Callable[[Node], Node]) -> MutableSequence[Pair]:
-    """Pairs with each key and value replaced; long ones in place."""
+    """Pairs with each key and value replaced by `change`; a long row is changed in place."""
     if not isinstance(pairs, Pairs):
         return [(change(key), change(value)) for key, value in pairs]
     for row in (pairs.keys, pairs.values):
@@ -107,25 +110,25 @@ def changed(pairs: MutableSequence[Pair], change: Callable[[Node], Node]) -> Mut
 
 
 def change_each(row: Items, change: Callable[[Node], Node]) -> None:
-    """Replace what is replaced in a row, in its place."""
+    """Replace the nodes of a row by `change`, in place."""
     if isinstance(row, MixedRow):
         row = row.others
     if not are_plain(row):
         last = new = None
         for n, each in enumerate(row):
-            if each is not last:  # the same may be there a million times in a row
+            if each is not last:  # the same node may occur a million times in a row
                 last, new = each, change(each)
             if new is not each:
                 row[n] = new
 
 
 def _plain_key(key: Node) -> Node:
-    """A key as plain text where nobody asks for its place, which is that of a device's name."""
+    """A key as plain text, unless it may name a device: only such keys need their offset."""
     if type(key) is Text and len(key) <= _SHORT and not may_be_tag(key):
         return str(key)
     return key
 
 
 def keys_of(pairs: Iterable[Pair]) -> Sequence[Node]:
-    """The keys, of long ones without a list of them."""
+    """The keys of the pairs; a long row of keys is not copied."""
     return pairs.keys if isinstance(pairs, Pairs) else [key for key, _ in pairs]

@@ -1,7 +1,7 @@
-"""The compact nodes of plain tensors: one for the thirty that each would be.
+"""The compact nodes of plain tensors: one node instead of thirty.
 
-A `PlainTensor` is a `Call`, and its `StorageReference` a `Persistent`: whoever asks for what is in
-them gets the nodes that the opcodes would have made (`tensor_machine`).
+A `PlainTensor` is a `Call`, and its `StorageReference` a `Persistent`: their attributes return the
+nodes that the opcodes would have made (`tensor_machine`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..nodes import NOTHING, Call, Global, Node, Persistent, Text, Tuple
 
 
 class StorageForm(NamedTuple):
-    """What the persistent ids of many storages have in common: all but key and location."""
+    """The common data of many storages' persistent ids: everything except key and location."""
 
     word: Text
     storage_class: Global
@@ -20,16 +20,16 @@ class StorageForm(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What the opcodes of many tensors recall."""
+    """The names that the opcodes of many tensors recall."""
 
     function: Global
     hooks: Global
-    #: the empty tuple, of which a pickle has one
+    #: the empty tuple; a pickle has only one
     nothing: Tuple
 
 
 class Form(NamedTuple):
-    """What many tensors have in common: all but the storage, and memo slots."""
+    """The common data of many tensors: everything except the storage and memo slots."""
 
     names: Names
     offset: int
@@ -39,7 +39,7 @@ class Form(NamedTuple):
 
 
 class StorageReference(Persistent):
-    """The persistent id of a storage, whose tuple is made when it is asked for."""
+    """The persistent id of a storage; its tuple is created at the first access."""
 
     _pid: Node
     __slots__ = ("_pid", "form", "key", "location", "start")
@@ -51,12 +51,12 @@ class StorageReference(Persistent):
         self.key = key
         self.location = location
         self.at = at
-        #: where the sequence starts in the pickle, if it is of one
+        #: the start of the tensor's sequence in the pickle, or -1
         self.start = start
         self._pid = None
 
     def respell(self, form: StorageForm, key: str, location: Text) -> None:
-        """Have it be another storage, which is compact again."""
+        """Turn it into the id of another storage, in compact form."""
         self.form, self.key, self.location, self._pid = form, key, location, None
 
     @property
@@ -70,12 +70,12 @@ class StorageReference(Persistent):
 
     @pid.setter
     def pid(self, pid: Node) -> None:
-        """Have it be another."""
+        """Replace the persistent id."""
         self._pid = pid
 
 
 class PlainTensor(Call):
-    """A call of `_rebuild_tensor_v2` with the usual arguments, made when they are asked for."""
+    """A call of `_rebuild_tensor_v2` with the usual arguments, created at the first access."""
 
     _args: Node
     __slots__ = ("_args", "form", "storage")
@@ -91,7 +91,7 @@ class PlainTensor(Call):
         self.storage = storage
 
     def respell(self, form: Form, storage: Persistent) -> None:
-        """Have it be another tensor, which is compact again."""
+        """Turn it into another tensor, in compact form."""
         self.form, self.storage, self._args = form, storage, None
         self.function = form.names.function
 
@@ -109,30 +109,30 @@ class PlainTensor(Call):
 
     @args.setter
     def args(self, args: Node) -> None:
-        """Have them be others."""
+        """Replace the arguments."""
         self._args = args
 
     @property
     def hooks(self) -> Node:
-        """Its hooks, which are empty, and which a call made that is not listed."""
+        """Its hooks: the empty result of a call that is not listed among the calls."""
         return self.args.items[5] if isinstance(self.args, Tuple) else None
 
 
 def kind_of(node: Node) -> type:
-    """The type of a node: what is compact is a call, or a persistent id."""
+    """The type of a node; a compact node counts as Call or Persistent."""
     kind = type(node)
     return Call if kind is PlainTensor else Persistent if kind is StorageReference else kind
 
 
 def is_compact(node: Node) -> bool:
-    """Whether this is a tensor or storage of which nobody has the arguments, or persistent id."""
+    """Whether a tensor's arguments, or a storage's persistent id, were not yet created."""
     if type(node) is StorageReference:
         return node._pid is None
     return type(node) is PlainTensor and node._args is None
 
 
 def compact_form(node: Node) -> Form | None:
-    """The form of a plain tensor, if that and its storage say all of it."""
+    """The form of a plain tensor if the form and the storage describe it fully; else None."""
     if type(node) is not PlainTensor or node._args is not None:
         return None
     return None if node.built or node.pairs or node.items else node.form

@@ -1,6 +1,6 @@
 """Translate names of Python 2 modules, which pickles of protocols 0 to 2 still use.
 
-The tables are those of `Lib/_compat_pickle.py`. They lead to and fro, but not one to one.
+The tables are those of `Lib/_compat_pickle.py`. They map in both directions, but not one to one.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ...errors import UnsupportedError
 
 
 def from_python2(module: str, name: str) -> tuple[str, str]:
-    """The module and name of today that a pickle of protocol 0 to 2 means."""
+    """The current module and name that a pickle of protocol 0 to 2 means."""
     if (module, name) in NAME_MAPPING:
         return NAME_MAPPING[module, name]
     return IMPORT_MAPPING.get(module, module), name
 
 
 def to_python2(module: str, name: str) -> tuple[str, str]:
-    """What to write in a pickle of protocol 0 to 2, so that it means this module and name.
+    """The module and name to write in a pickle of protocol 0 to 2 for this module and name.
 
-    UnsupportedError if whatever is written would be taken for another name.
+    UnsupportedError if everything that could be written would be read as another name.
     """
     for written in (
         REVERSE_NAME_MAPPING.get((module, name)),

@@ -15,9 +15,9 @@ class Reader:
 
     def __init__(self, data: bytes, base: int = 0) -> None:
         self.data = data
-        #: of the next byte
+        #: the offset of the next byte
         self.position = 0
-        #: what nodes' offsets, and that of the opcode at work (`at`), are counted from
+        #: `base` is added to the offsets of nodes; `at` is the offset of the current opcode
         self.base = self.at = base
 
     def fault(self, message: str) -> CorruptError:
@@ -56,7 +56,8 @@ class Reader:
 
     def decimal(self, line: str) -> int:
         digits = line.strip()
-        octal = digits.lstrip("-").startswith("0") and digits.lstrip("-") != "0"  # to C, not to us
+        # octal in C, but not here
+        octal = digits.lstrip("-").startswith("0") and digits.lstrip("-") != "0"
         if octal or len(digits) > _MAX_DIGITS or not digits.isascii() or "_" in digits:
             raise self.fault("the pickle holds a number that is not one")
         try:

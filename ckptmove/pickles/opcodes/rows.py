@@ -1,9 +1,9 @@
-"""Read, keep, compare and write long rows of numbers, many at once.
+"""Read, store, compare and write long rows of numbers, many at once.
 
 A long list of numbers is a row of opcodes of the same kind; reading them one by one takes ten times
-as long. As objects they would take forty bytes each, which are but two to nine in a file: what a
-list, a tuple or a set holds is an array where it is all integers of 63 bits, or all floats, and a
-`FlagRow` where it is all True, False and None.
+as long. As an object a number would take forty bytes, but in a file two to nine. So the items of a
+list, tuple or set are stored in an array if all are integers of 63 bits or all are floats, and in a
+`FlagRow` if all are True, False or None.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..flag_row import FlagRow
 from ..nodes import Items, Node, are_plain
 from .mixed_rows import MixedRow, is_worth_it
 
-_SHORTEST, _LONGEST = 16, 1 << 16  # numbers that are looked at together, at first and at most
-_GROWN = 1 << 12  # items of a list that grew one by one, to be looked at again whenever it doubles
-#: Types of arrays of integers, each with the range of those before, and its own.
+_SHORTEST, _LONGEST = 16, 1 << 16  # numbers that are read at once, at first and at most
+_GROWN = 1 << 12  # the items of a list that grows one by one are packed again each time it doubles
+#: Types of integer arrays, each with the range of values.
 _INTEGERS = (
     ("B", 0, 1 << 8),
     ("H", 0, 1 << 16),
@@ -32,17 +32,17 @@ _FLAGS = frozenset((bool, type(None)))
 _PACKED = frozenset((int, float, *_FLAGS))
 _FLAG_OPCODES = {ord("N"): None, 0x88: True, 0x89: False}
 _BINFLOAT, _BININT, _BININT1, _BININT2 = b"GJKM"
-#: Of each opcode: how long it is with its number, and the type of an array of these.
+#: For each opcode: its length with the number, and the array type of such numbers.
 _NUMBERS = {_BINFLOAT: (9, "d"), _BININT: (5, "i"), _BININT1: (2, "B"), _BININT2: (3, "H")}
-#: Opcodes of integers, and the range for which no shorter one is.
+#: Opcodes of integers, and the ranges for which no shorter opcode exists.
 _RANGES = ((_BININT1, 0, 1 << 8), (_BININT2, 1 << 8, 1 << 16), (_BININT, 1 << 16, 1 << 31))
 
 
 def repeats(data: bytes, at: int, end: int, width: int = 1) -> Iterator[int]:
-    """How many opcodes follow that are the same as the one before, of so many bytes.
+    """How many opcodes follow that are identical to the one before, of `width` bytes.
 
-    The first would be at `at`, and they end before `end`, such as that of their frame. The sum of
-    what is yielded is their number.
+    The first would be at `at`, and they end before `end`, such as the end of their frame. The
+    counts that are yielded add up to the total.
     """
     opcode, most = data[at - width : at], _SHORTEST
     while data[at : at + width] == opcode:
@@ -56,9 +56,10 @@ def repeats(data: bytes, at: int, end: int, width: int = 1) -> Iterator[int]:
 
 
 def numbers(data: bytes, at: int, end: int) -> Iterator[tuple[list[int] | list[float], int]]:
-    """The numbers that opcodes of one kind push which follow each other, the first at `at`.
+    """The numbers pushed by consecutive opcodes of one kind, the first at `at`.
 
-    With each row of numbers is where its last opcode ends; `end` is that of their frame.
+    Each row of numbers comes with the offset where its last opcode ends; `end` is the end of their
+    frame.
     """
     code, most = data[at : at + 1], _SHORTEST
     width, kind = _NUMBERS[code[0]]
@@ -75,10 +76,10 @@ def numbers(data: bytes, at: int, end: int) -> Iterator[tuple[list[int] | list[f
 
 
 def _numbers(part: bytes, width: int, kind: str) -> list[int] | list[float]:
-    """The numbers of opcodes that are all of one kind."""
+    """The numbers of opcodes of a single kind."""
     if width == 2:
         return list(part[1::2])
-    nbytes, big = width - 1, kind == "d"  # floats are the only ones that begin with the highest
+    nbytes, big = width - 1, kind == "d"  # only floats are stored with the highest byte first
     packed = bytearray(len(part) // width * nbytes)
     for n in range(nbytes):
         packed[n::nbytes] = part[n + 1 :: width]
@@ -98,7 +99,7 @@ def _every_short() -> list[int]:
 
 
 def packed(items: Items, shortest: int = _SHORTEST) -> Items:
-    """The same items, in a row that takes little if they are many numbers."""
+    """The same items, in a compact row if they are many numbers."""
     if len(items) < shortest or isinstance(items, (array, FlagRow, MixedRow)):
         return items
     kind: type = type(items[0])
@@ -117,7 +118,7 @@ def packed(items: Items, shortest: int = _SHORTEST) -> Items:
 
 
 def extended(row: Items, items: Items) -> Items:
-    """A row with more items, which is the same object where it can be."""
+    """A row with more items; the same object if possible."""
     if isinstance(row, (array, FlagRow)):
         joined = _joined(row, packed(items, 1))
         if joined is not None:
@@ -134,7 +135,7 @@ def extended(row: Items, items: Items) -> Items:
 
 
 def _joined(row: array[Any] | FlagRow, more: Items) -> Items | None:
-    """Two rows of plain values as one, of their kind; None if they are of different kinds."""
+    """Two rows of plain values joined; None if they are of different kinds."""
     if isinstance(row, FlagRow) or isinstance(more, FlagRow):
         if not (isinstance(row, FlagRow) and isinstance(more, FlagRow)):
             return None
@@ -151,20 +152,22 @@ def _joined(row: array[Any] | FlagRow, more: Items) -> Items | None:
 
 
 def words(row: Items) -> int:
-    """What a row takes of memory, in words of eight bytes, but for what its items refer to."""
+    """The memory of a row in words of eight bytes, without the objects that its items refer to."""
     if type(row) is list:
         return len(row)
     if isinstance(row, array):
         return (len(row) * row.itemsize >> 3) + 1
     if isinstance(row, FlagRow):
-        return (len(row) >> 1) + 1  # more than it is, for as JSON each takes six characters
+        # more than it takes in memory, since as JSON each item takes six characters
+        return (len(row) >> 1) + 1
     return len(row) + (len(row.others) if isinstance(row, MixedRow) else 0)
 
 
 def flags(data: bytes, at: int, end: int) -> Iterator[tuple[list[Node], int]]:
-    """The values that opcodes of True, False and None push which follow each other from `at` on.
+    """The values pushed by consecutive opcodes of True, False and None, the first at `at`.
 
-    With each row of them is where its last opcode ends; `end` is that of their frame.
+    Each row of values comes with the offset where its last opcode ends; `end` is the end of their
+    frame.
     """
     most = _SHORTEST
     while True:
@@ -179,18 +182,18 @@ def flags(data: bytes, at: int, end: int) -> Iterator[tuple[list[Node], int]]:
 
 
 def same_numbers(old: Sequence[Node], new: Sequence[Node]) -> bool:
-    """Whether two rows are of the same plain values, of which there may be very many."""
+    """Whether two rows hold the same plain values; fast for very many."""
     if len(old) != len(new) or not are_plain(old):
         return False
     if isinstance(old, array) and isinstance(new, array) and old.typecode == new.typecode:
         return bytes_of(old) == bytes_of(new)
-    # In parts: what is noted of each value of a long row would be larger than the row.
+    # In parts: the types of all values of a long row would take more memory than the row.
     starts = range(0, len(old), _LONGEST)
     return all(_is_same_part(old[at : at + _LONGEST], new[at : at + _LONGEST]) for at in starts)
 
 
 def bytes_of(row: array[Any]) -> memoryview:
-    """The bytes of an array, which are compared soon: NaN is itself, and -0.0 is not 0.0."""
+    """The bytes of an array, for a fast comparison: NaN equals itself, and -0.0 is not 0.0."""
     return memoryview(row).cast("B")
 
 
@@ -205,9 +208,9 @@ def _is_same_part(old: Sequence[Node], new: Sequence[Node]) -> bool:
 
 
 def opcodes_of(row: Sequence[Node]) -> bytes | None:
-    """The opcodes that push what is in a row of plain values, or None for another row.
+    """The opcodes that push a row of plain values; None for another row.
 
-    That is also one with integers of more than 32 bits.
+    None also for a row with integers of more than 32 bits.
     """
     if isinstance(row, FlagRow):
         return row.opcodes or None

@@ -1,14 +1,14 @@
-"""The opcodes of pickles, and how long each is.
+"""The opcodes of pickles and their lengths.
 
-They are those of `Lib/pickletools.py`, which takes as long to import as a small file to be read;
-`tests/pickles/test_scan.py` compares.
+They are those of `Lib/pickletools.py`, which takes as long to import as a small file takes to read;
+`tests/pickles/test_scan.py` compares both.
 """
 
 from __future__ import annotations
 
 UNKNOWN, LINES = 0, -100
-#: The names of all opcodes, and their bytes, by their width, argument included; by minus the width
-#: of the count that an argument starts with; or by `LINES` if it ends with a line.
+#: The names and bytes of all opcodes, by their width with the argument; or by minus the width of
+#: the count that the argument starts with; or by `LINES` if the argument is lines.
 _BY_WIDTH = {
     1: {
         "NEXT_BUFFER": 0x97, "READONLY_BUFFER": 0x98, "NONE": 0x4e, "NEWTRUE": 0x88, "NEWFALSE":
@@ -47,12 +47,12 @@ _BY_WIDTH = {
     },
 }  # fmt: skip
 
-#: For each byte, the name of that opcode.
+#: For each byte, the name of the opcode.
 NAMES = {code: name for codes in _BY_WIDTH.values() for name, code in codes.items()}
 
 
 def _widths() -> list[int]:
-    """For each byte: the width of that opcode, or minus the width of the count it starts with."""
+    """For each byte: the width of the opcode, or minus the width of the count that follows it."""
     table = [UNKNOWN] * 256
     for width, codes in _BY_WIDTH.items():
         for code in codes.values():

@@ -58,50 +58,51 @@ _SEQUENCE = re.compile(
     re.DOTALL,
 )  # fmt: skip
 _KEY_NBYTES, _KEY, _RECALLED_KEY, _LOCATION, _PERSID, _CALL = 2, 3, 5, 6, 10, 18
-#: What is the same in tensors that are alike: head, location, elements, sizes and hooks.
+#: Groups that are the same in similar tensors: head, location, elements, sizes and hooks.
 _ALIKE = (1, 6, 8, 11, 13, 15)
-#: The PUTs, in order, and of those what has no node yet: where it is in the arguments, if there.
+#: The PUT groups, in order; `_WITHIN` has those whose node is not yet created, with its index in
+#: the arguments.
 _PUTS = (4, 7, 9, 12, 14, 16, 17, 19)
 _WITHIN = {9: -1, 12: 2, 14: 3, 16: 5, 17: -2}
 _GETS = re.compile(_GET, re.DOTALL)
 _INTS = re.compile(_INT, re.DOTALL)
-#: What is counted of tensors, in the order of a `_room`.
+#: The kinds that tensors count towards, in the order of a `_room`.
 _COUNTED = (CONTAINERS, TUPLES, TEXTS, STORAGES, VALUES)
 _LONGEST_KEY = 12
-_KEY_HEAD = 5  # bytes before the number of a storage: BINUNICODE and its count
-_LONGEST_ROW = 32  # nodes that the sequence needs on the stack, and more
+_KEY_HEAD = 5  # bytes before the number of a storage: BINUNICODE and its length
+_LONGEST_ROW = 32  # more nodes than the sequence needs on the stack
 _MOST_RECENT = 4  # layouts that are tried before the pattern
-_NONE = Global("", "", -1)  # stands for a name that was not met
+_NONE = Global("", "", -1)  # stands for a name that was not found yet
 _AT = attrgetter("at")
 _TRUE, _MARK, _BINUNICODE, _LONG1 = 0x88, ord("("), ord("X"), 0x8A
 
 
 class _Usual(NamedTuple):
-    """What was found out of a sequence once; it holds as long as the GETs recall the same."""
+    """The parsed values of a sequence; valid as long as its GETs recall the same nodes."""
 
     form: Form
     storage: StorageForm
-    #: what each GET recalls: slots, and the nodes there
+    #: the slots of the GETs, and their nodes
     recalled: tuple[tuple[int, Node], ...]
-    #: the location, if it is no GET
+    #: the location, or None if a GET recalls it
     location: str | None
     #: by kind, as for a budget
     counts: tuple[int, int, int, int]
 
 
 class _Layout(NamedTuple):
-    """How sequences lie that are alike, but for the number of the storage and the slots filled."""
+    """The layout of similar sequences, which differ only in the storage's number and the slots."""
 
     usual: _Usual
     nbytes: int
-    #: gives all bytes at an offset: what is the same and what is not, in turn
+    #: returns all bytes at an offset: constant and variable parts in turn
     unpack: Callable[[bytes, int], tuple[Any, ...]]
     same: tuple[bytes, ...]
-    #: whether the number of the storage is spelled, not recalled
+    #: whether the number of the storage is written out, not recalled
     has_key: bool
-    #: whether these are put into slots: key, location, call
+    #: whether key, location and call are each put into a slot
     puts: tuple[bool, bool, bool]
-    #: where key, location, BINPERSID and REDUCE are
+    #: the offsets of key, location, BINPERSID and REDUCE
     key_at: int
     location_at: int
     id_at: int
@@ -109,7 +110,7 @@ class _Layout(NamedTuple):
 
 
 class TensorMachine(Machine):
-    """A machine that takes the sequence of a plain tensor at once."""
+    """A machine that walks the sequence of a plain tensor in one step."""
 
     def __init__(
         self,
@@ -120,16 +121,16 @@ class TensorMachine(Machine):
     ) -> None:
         super().__init__(data, base, gaps, budget)
         self._rebuild = self._hooks = _NONE
-        # The layouts by what tells them apart, and those met last. They hold as long as no slot is
-        # filled again, and the function is not named again.
+        # The layouts by their signature, and the most recent ones. They are valid as long as no
+        # slot is filled again, and the function is not imported again.
         self._known: dict[tuple[Any, ...], _Layout] = {}
         self._recent: list[_Layout] = []
         self._refilled = 0
-        # How many calls, tuples, texts, storages and values are surely no more than allowed.
+        # The limits for calls, tuples, texts, storages and values, as last computed.
         self._room = (0, 0, 0, 0, 0)
 
     def push_global(self, module: str, name: str) -> None:
-        """As `Machine.push_global`; it minds the two names that the sequence needs."""
+        """Like `Machine.push_global`; remembers the two names that the sequence needs."""
         super().push_global(module, name)
         node = self.globals[-1]
         if node.qualname == _REBUILD:
@@ -139,13 +140,13 @@ class TensorMachine(Machine):
             self._hooks = node
 
     def recall(self, slot: int) -> None:
-        """As `Machine.recall`; what follows the function of a tensor is taken with it."""
+        """Like `Machine.recall`; the sequence after a tensor's function is walked with it."""
         super().recall(slot)
         top = self.stack[-1]
         if type(top) is Global:
             if top is self._rebuild:
                 self._take_tensor()
-        elif type(top) is StorageReference:  # it stands for what has no node yet
+        elif type(top) is StorageReference:  # stands for a node that is not yet created
             self.stack[-1] = self._inside(top, slot)
 
     def _forget(self) -> None:
@@ -153,7 +154,7 @@ class TensorMachine(Machine):
         self._recent.clear()
 
     def _take_tensor(self) -> None:
-        """Take the sequence that follows its function, if it does and all is as usual."""
+        """Walk the sequence after its function in one step, if it is there and usual."""
         start, memo, data = self.position, self.memo, self.data
         if self.frame_end >= 0:
             return
@@ -186,7 +187,7 @@ class TensorMachine(Machine):
             text = node
         if not self._has_room(usual.counts, layout.has_key):
             return
-        # From here on it is taken.
+        # From here on the sequence is taken.
         place = usual.recalled[-1][1] if usual.location is None else usual.location
         here = Text(place, base + start + layout.location_at)  # type: ignore[arg-type] # it is text
         at = base + start + layout.id_at
@@ -210,9 +211,9 @@ class TensorMachine(Machine):
         self.position = start + layout.nbytes
 
     def _layout_at(self, start: int) -> _Layout | None:
-        """The layout of the sequence that starts there; None if there is none, or an unusual one.
+        """The layout of the sequence at `start`; None if there is none, or an unusual one.
 
-        It is the first of the recent ones from now on.
+        It becomes the first of the recent layouts.
         """
         found = _SEQUENCE.match(self.data, start)
         if found is None:
@@ -243,7 +244,7 @@ class TensorMachine(Machine):
         return layout
 
     def _usual(self, signature: Sequence[bytes]) -> _Usual | None:
-        """What these parts of a sequence say, or None if that is not as usual."""
+        """The parsed values of these parts of a sequence; None if they are unusual."""
         head, location, elements, shape, stride, hooks = signature
         gets = [_slot(each) for part in (head[2:], hooks[1:-2]) for each in _GETS.findall(part)]
         recalled = [(slot, self.memo.get(slot)) for slot in gets]
@@ -278,7 +279,7 @@ class TensorMachine(Machine):
         return _Usual(form, storage, tuple(recalled), place, needed)
 
     def _has_room(self, counts: tuple[int, int, int, int], literal_key: bool) -> bool:
-        """Count what the opcodes would, unless that comes near a limit."""
+        """Count what the opcodes would count; False if that comes near a limit."""
         if len(self.below) > MOST_MARKS - _LONGEST_ROW:
             return False
         used, room = self.used, self._room
@@ -301,7 +302,7 @@ class TensorMachine(Machine):
         return True
 
     def _inside(self, storage: StorageReference, slot: int) -> Node:
-        """What the sequence of a tensor put into a slot, besides the tensor and its texts."""
+        """The node that a tensor's sequence put into a slot; not the tensor itself or its texts."""
         tensor = self.calls[bisect_left(self.calls, storage.at, key=_AT)]
         found = _SEQUENCE.match(self.data, storage.start)
         assert found is not None
@@ -317,12 +318,12 @@ class TensorMachine(Machine):
 
 
 def _is_key(text: str) -> bool:
-    """Whether a string that was recalled is the number of a storage."""
+    """Whether a recalled string is the number of a storage."""
     return 0 < len(text) <= _LONGEST_KEY and text.isdecimal() and text.isascii()
 
 
 def _sizes(raw: bytes) -> tuple[int, ...] | None:
-    """The numbers of a tuple; None if its opcodes make another, or one is below zero."""
+    """The numbers of a tuple; None if its opcodes make something else, or one is below zero."""
     if raw == b")":
         return ()
     numbers = tuple(map(_integer, _INTS.findall(raw)))
@@ -332,7 +333,7 @@ def _sizes(raw: bytes) -> tuple[int, ...] | None:
 
 
 def _layout_of(found: re.Match[bytes], usual: _Usual) -> _Layout:
-    """The layout of a sequence that was found."""
+    """The layout of a sequence that matched."""
     start, end = found.span()
     layout, same, at = "<", [], start
     key = _KEY if found[_KEY] is not None else _RECALLED_KEY
@@ -372,7 +373,7 @@ def _slot(opcode: bytes) -> int:
 
 
 def _integer(opcode: bytes) -> int:
-    """The number of an opcode that pushes one."""
+    """The number that an opcode pushes."""
     if len(opcode) == 2:
         return opcode[1]
     if opcode[0] == _LONG1:

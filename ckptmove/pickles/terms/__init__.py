@@ -1,25 +1,25 @@
 """Terms: a graph of inert nodes as plain JSON values, and back.
 
-What JSON has stands for itself: null, booleans, finite floats, integers of at most 63 bits, text
-without surrogates, lists, and dicts whose keys are such text, none twice and none "$". All else is
-an object whose "$" says what it is, and whose "of" is what it is made of:
+Values that JSON has stand for themselves: null, booleans, finite floats, integers of at most 63
+bits, text without surrogates, lists, and dicts whose keys are such text, without repetition and
+without "$". Everything else is an object: "$" gives its kind, and "of" its content:
 
     dict       [[key, value], …]             set, frozenset, tuple    [item, …]
     int        "-0x1f…"                      float   "inf", "-inf", or the bits of a NaN in hex
     bytes      base64                        text    base64 of UTF-8 with surrogates
     name       "module:name"                 persistent    the persistent id
-    call       "module:name", or a term; then, where there is any, "args" (a list; a term where the
-               tuple is shared), "how" (the opcode, but for REDUCE), "kwargs", "items", "pairs",
-               and "state" where there was a BUILD
-    shared     what is used more than once, where it is first met; "as" numbers these from 0
-    again      no "of": where the one of that number is met again, be it within itself
+    call       "module:name", or a term; and optionally "args" (a list; a term if the tuple is
+               shared), "how" (the opcode, unless it is REDUCE), "kwargs", "items", "pairs",
+               and "state" if there was a BUILD
+    shared     the first use of a value that is used more than once; "as" is its number, from 0
+    again      no "of": a further use of the value with the number "as", even within itself
 
 Long text, bytes, integers and names are shared as well, so terms are never much longer than the
-pickle. Empty tuples are all one, and so are names: to Python they are. Everything here takes linear
-time, and only the JSON text has a greatest depth.
+pickle. All empty tuples are one object, and so are equal names, as in Python. Everything here takes
+linear time, and only the depth of the JSON text is limited.
 
-`to_terms(graph)` gives the term and `term_json(term)` its JSON; `parse_term(text)` and
-`from_terms(term)` go back.
+`to_terms(graph)` returns the term and `term_json(term)` its JSON; `parse_term(text)` and
+`from_terms(term)` are the reverse.
 """
 
 from .reading import from_terms

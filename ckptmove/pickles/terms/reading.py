@@ -24,40 +24,41 @@ from .spelling import MAX_BITS, Term, are_terms, has_surrogates, shareable
 _OPCODES = frozenset(("NEWOBJ", "NEWOBJ_EX", "INST", "OBJ", "BYTEARRAY8"))
 _FIELDS = frozenset(("$", "of", "args", "how", "kwargs", "items", "pairs", "state"))
 _MOST_TEXTS = 1 << 10
-_PART = 1 << 16  # items of a row that are looked at together
+_PART = 1 << 16  # items of a row that are read at once
 _HEX = re.compile("-?0x[1-9a-f][0-9a-f]*")
 _NAN = re.compile("0x[0-9a-f]{16}")
 _INFINITE = ("inf", "-inf")
-_ROWS = (list, array, FlagRow, MixedRow)  # what JSON has as a list
+_ROWS = (list, array, FlagRow, MixedRow)  # the types for lists in JSON
 
 
 def from_terms(term: Term, leaf: Callable[[dict[str, Any]], Node], base: int = 0) -> Node:
-    """The graph of a term: of such nodes as `walk` makes, whose `at` count up from `base`.
+    """The graph of a term, with the nodes that `walk` would make; their `at` count up from `base`.
 
-    The term may be of any depth; `leaf` makes the node of an object whose "$" is not known here, or
-    raises. CorruptError if it is no term, or of a graph that no pickle can build.
+    The term may have any depth. `leaf` makes the node of an object with an unknown "$", or raises.
+    CorruptError if it is not a term, or if no pickle can build the graph.
     """
     return _Reading(leaf, base).run(term)
 
 
 class _Reading:
-    """Terms on their way to a graph."""
+    """Terms while they are read into a graph."""
 
     def __init__(self, leaf: Callable[[dict[str, Any]], Node], base: int) -> None:
         self.leaf = leaf
         self.places = count(base)
         self.empty = Tuple([], next(self.places))
-        #: the nodes that are met again, by their numbers
+        #: the nodes that may occur again, by their numbers
         self.shared: list[Node] = []
-        #: the numbers of those that are not yet filled
+        #: the numbers of nodes that are not yet complete
         self.open: set[int] = set()
-        #: those of them that were met again within themselves
+        #: nodes that occur within themselves
         self.knots: list[Node] = []
         #: "module:name" → the one node of that name
         self.globals: dict[str, Global] = {}
-        #: some of the strings that nobody rewrites: each is there once, as in a pickle
+        #: shared strings that are never rewritten: each is stored once, as in a pickle
         self.texts: dict[str, Text] = {}
-        #: terms, and where their nodes go; or what to call when what is behind is done; last first
+        #: terms, and where their nodes go; or a function to call when the terms before are done;
+        #: the next one is last
         self.todo: list[tuple[Term, Any, Any]] = []
         self.kinds: dict[str, Callable[[dict[str, Term]], Node]] = {
             "again": self.again,
@@ -89,12 +90,13 @@ class _Reading:
             else:
                 place[key] = self.node(term)
             todo[start:] = todo[start:][::-1]
-        self.kinds.clear()  # they lead back here, and nothing of this shall wait to be collected
+        # they refer back to this object: avoid cycles that wait for garbage collection
+        self.kinds.clear()
         _refuse_knots(self.knots)
         return whole[0]
 
     def put(self, term: Term, place: list[Node], index: int) -> None:
-        """Put a scalar in its place at once, or any other node later, in the order of the text."""
+        """Store a scalar at once; queue any other node, in the order of the text."""
         if isinstance(term, (dict, *_ROWS)):
             self.todo.append((term, place, index))
         else:
@@ -214,7 +216,7 @@ class _Reading:
         self.pair_up(node, self.row([each for pair in terms for each in pair]))
 
     def pair_up(self, node: Dict | Call, flat: Items) -> None:
-        """Give a node its pairs once both of each are there."""
+        """Give a node its pairs, once all keys and values exist."""
 
         def pair(flat: Items) -> None:
             node.pairs = with_pairs([], list(flat))
@@ -299,10 +301,10 @@ _NOTHING = object()
 
 
 def _refuse_knots(starts: list[Node]) -> None:
-    """Refuse what is made of itself: what can't be filled later must be whole when it is made.
+    """Refuse cycles through nodes that can't be filled later, such as tuples.
 
-    A list may hold itself, and a tuple may hold a list that holds the tuple. In every circle
-    something is met again before it is done, so it is enough to begin there.
+    A list may contain itself, and a tuple may contain a list that contains the tuple. Every cycle
+    has a node that occurs within itself, so it is enough to start there.
     """
     done: set[int] = set()
     within: set[int] = set()
@@ -323,7 +325,7 @@ def _refuse_knots(starts: list[Node]) -> None:
 
 
 def _made_of(node: Node) -> Items:
-    """What must be there before a node can be made."""
+    """The nodes that must exist before a node can be created."""
     if isinstance(node, Tuple) or (isinstance(node, Set) and node.frozen):
         return node.items
     if isinstance(node, Call):

@@ -20,27 +20,27 @@ from ..opcodes.mixed_rows import MixedRow, parts_of
 
 #: A plain JSON value, or an array of numbers.
 Term: TypeAlias = Any
-#: The term of a call, a persistent id or a blob that the caller knows; None for any other.
+#: Returns the term of a call, a persistent id or a blob that the caller knows; else None.
 Leaf: TypeAlias = Callable[[Node], "dict[str, Any] | None"]
-#: Is told how many texts the JSON of a term has at least, and characters at most.
+#: Called with the least number of texts and the most characters that the JSON of a term has.
 Foretelling: TypeAlias = Callable[[int, int], None]
-#: A node, and where its term goes.
+#: A node, and the place of its term.
 _Step: TypeAlias = "tuple[Node, Any, int | str]"
 
-#: Integers of more bits are not read right by every reader of JSON.
+#: Many readers of JSON do not read integers of more bits correctly.
 MAX_BITS = 63
 _CHARACTERS_OF_AGAIN, _CHARACTERS_OF_TUPLE = (
     20,
     20,
 )  # of what stands around a number, and around items
-#: The most characters around what a node holds, with its number; and from an item to the next.
+#: The most characters around the content of a node, with its number; and from an item to the next.
 _MOST_AROUND, _MOST_BETWEEN = 200, 4
 _MOST_OF_NUMBER = 32  # characters
 _TEXTS_OF_AGAIN = 3
 _SHORT_ROW = 64  # items
-_MANY_AGAIN = 1 << 16  # from which on it is worth to foretell
-_LONG = 64  # characters or bytes; what is longer is shared
-_PART = 1 << 16  # numbers of a row that are looked at together
+_MANY_AGAIN = 1 << 16  # so many repeated nodes make an estimate worthwhile
+_LONG = 64  # characters or bytes; anything longer is shared
+_PART = 1 << 16  # numbers of a row that are checked at once
 _MADE = (Call, Persistent, Blob)
 _INTEGERS = frozenset((int,))
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -52,15 +52,15 @@ def to_terms(
     most_characters: int | None = None,
     foretelling: Foretelling | None = None,
 ) -> Term:
-    """The term of a graph, which may be cyclic, and of any depth.
+    """The term of a graph, which may be cyclic and of any depth.
 
-    It is only to be read: rows of numbers are those of the graph, not copies. `leaf` is asked for
-    each call, persistent id and blob, once and in order. What it gives is the term, and what is
-    below is left alone; at None it is spelled like everything else. `foretelling` is called before
-    anything is spelled, where much is met again, and may raise.
+    The term must not be changed: rows of numbers are those of the graph, not copies. `leaf` is
+    called for each call, persistent id and blob, once and in order. Its result is the term, and
+    everything below the node is ignored; if it returns None, the node is spelled like any other.
+    `foretelling` is called before anything is spelled, if many nodes occur again, and may raise.
 
     TooLong if the term has more text than `most_characters`; UnsupportedError if the graph has
-    bytes that were passed over, or names or calls what no pickle that can be loaded does.
+    bytes that were skipped, or names or calls that no loadable pickle has.
     """
     spelling = _Spelling(root, leaf, most_characters, counting=foretelling is not None)
     if foretelling is not None and spelling.met_again_count > _MANY_AGAIN:
@@ -69,7 +69,7 @@ def to_terms(
 
 
 def shareable(node: Node) -> bool:
-    """Whether it matters that a node is used more than once."""
+    """Whether repeated use of a node must be preserved."""
     if isinstance(node, Tuple):
         return bool(node.items)
     if isinstance(node, (str, bytes)):
@@ -82,8 +82,8 @@ def shareable(node: Node) -> bool:
 
 
 def are_terms(nodes: Sequence[Node]) -> bool:
-    """Whether these are all terms themselves; soon told even of millions."""
-    if type(nodes) is list and len(nodes) <= _SHORT_ROW:  # of which there may be very many
+    """Whether all nodes are terms themselves; fast even for millions."""
+    if type(nodes) is list and len(nodes) <= _SHORT_ROW:  # there may be very many such rows
         return are_plain(nodes) and _are_in_range(nodes)
     if isinstance(nodes, array):
         return nodes.typecode != "d" or all(map(isfinite, nodes))
@@ -106,7 +106,7 @@ def _are_in_range(numbers: Sequence[Node]) -> bool:
 
 
 def _most_characters(node: Node) -> int:
-    """How many characters a node can take in JSON, without what it holds."""
+    """The most characters of a node in JSON, without the nodes it contains."""
     if isinstance(node, str):
         around = _MOST_BETWEEN if node.isascii() else _MOST_AROUND
         return len(encode_basestring_ascii(node)) + around
@@ -122,7 +122,7 @@ def _flat(pairs: Iterable[tuple[Node, Node]]) -> list[Node]:
 
 
 def _inside(node: Node) -> Items:
-    """What a node holds, in the order of its term."""
+    """The nodes that a node contains, in the order of its term."""
     if isinstance(node, (List, Tuple, Set)):
         return node.items
     if isinstance(node, Dict):
@@ -134,30 +134,30 @@ def _inside(node: Node) -> Items:
 
 
 class TooLong(Exception):
-    """A term would take more characters than it may."""
+    """A term would take more characters than allowed."""
 
 
 class _Spelling:
-    """A graph on its way to terms."""
+    """A graph while it is written as terms."""
 
     def __init__(
         self, root: Node, leaf: Leaf, most_characters: int | None, *, counting: bool
     ) -> None:
-        """`counting`: whether the length of the JSON is to be foretold."""
+        """`counting`: whether to estimate the length of the JSON."""
         self.root, self.counting = root, counting
         self.room = most_characters
-        #: `id()` of a node → the term that the caller gave for it
+        #: `id()` of a node → the term that `leaf` returned
         self.leaves: dict[int, Term] = {}
-        #: `id()` of all that is used more than once
+        #: `id()` of each node that is used more than once
         self.many: set[int] = set()
-        #: how often these are met again, how many texts are not, and of all but what is met again
-        #: and the leaves, the most characters
+        #: how often such nodes occur again; the number of other texts; and the most characters of
+        #: everything except repeated nodes and leaves
         self.met_again_count = self.texts = self.most = 0
-        #: of these, what was met → its number
+        #: `id()` of such a node that was already spelled → its number
         self.numbers: dict[int, int] = {}
-        #: of these numbers, the term of what is met again
+        #: its number → the term for each further use
         self.again: dict[int, Term] = {}
-        #: of nodes on the way, what is still to be spelled, and where it goes; the next at the end
+        #: what is still to be spelled of unfinished nodes, and its places; the next one at the end
         self.todo: list[Iterator[_Step]] = []
         self.survey(leaf)
 
@@ -166,7 +166,8 @@ class _Spelling:
         todo = [self.root]
         while todo:
             node = todo.pop()
-            if isinstance(node, str) and len(node) <= _LONG:  # as below, but at once: most are keys
+            # the same as below, but faster: most are keys
+            if isinstance(node, str) and len(node) <= _LONG:
                 if self.counting:
                     self.note(node)
                 continue
@@ -191,7 +192,7 @@ class _Spelling:
             todo.extend(reversed(self.once_each(others)))
 
     def once_each(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Nodes in order; of a long row, what is there again nearby is counted and left out."""
+        """Nodes in order; in a long row, nearby repetitions are counted and left out."""
         if len(nodes) <= _SHORT_ROW:
             return nodes
         found: list[Node] = []
@@ -209,7 +210,7 @@ class _Spelling:
         return found
 
     def note(self, node: Node, times: int = 1) -> None:
-        """Count the texts and the characters of what is spelled here, but not of what it holds."""
+        """Count the texts and characters of a node, without the nodes it contains."""
         if not self.counting:
             return
         if isinstance(node, str):
@@ -217,7 +218,7 @@ class _Spelling:
         self.most += times * _most_characters(node)
 
     def foretold(self) -> tuple[int, int]:
-        """How many texts the JSON has at least, and the most characters."""
+        """The least number of texts and the most characters of the JSON."""
         again = _CHARACTERS_OF_AGAIN + len(str(len(self.many))) + _MOST_BETWEEN
         leaves = len(json.dumps(list(self.leaves.values())))
         most = self.most + leaves + self.met_again_count * again + _MOST_AROUND * len(self.many)
@@ -239,16 +240,16 @@ class _Spelling:
         return whole[0]
 
     def put(self, node: Node, place: Term, key: int | str) -> None:
-        """Have a term go to its place, which keys of an object have in the order of their text."""
+        """Queue a node whose term goes to a key of an object; this fixes the order of the keys."""
         place[key] = None
         self.todo.append(self.place_terms([(node, place, key)]))
 
     def place_terms(self, steps: Iterable[_Step]) -> Iterator[_Step]:
-        """Put the terms of scalars, and what the caller gave, in their places; gives all else."""
+        """Store the terms of scalars and leaves in their places; yield all other steps."""
         leaves, many, numbers, again = self.leaves, self.many, self.numbers, self.again
         for node, place, key in steps:
             number = numbers.get(id(node))
-            if number in again:  # soon, for there may be millions
+            if number in again:  # checked first, since there may be millions
                 self.spend_characters(_CHARACTERS_OF_AGAIN)
                 place[key] = again[number]
                 continue
@@ -275,7 +276,7 @@ class _Spelling:
         return terms
 
     def is_bare(self, node: Node) -> bool:
-        """Whether a node is its own term, which need not be shared."""
+        """Whether a node is its own term and need not be shared."""
         if isinstance(node, str):
             return len(node) <= _LONG and not has_surrogates(node)
         return are_terms([node])
@@ -302,7 +303,7 @@ class _Spelling:
         return self.again.setdefault(number, {"$": "again", "as": number})
 
     def spend(self, node: Node) -> None:
-        """Count the characters that a text, bytes or a name takes in JSON, at least."""
+        """Count the least number of characters that a text, bytes or a name takes in JSON."""
         if self.room is None or not isinstance(node, (str, bytes, Blob, Global)):
             return
         if isinstance(node, str):
@@ -352,7 +353,7 @@ class _Spelling:
         return term
 
     def is_name(self, key: str) -> bool:
-        """Whether a key may be one in JSON."""
+        """Whether a key can be a key of a JSON object."""
         return id(key) not in self.many and key != "$" and not has_surrogates(key)
 
     def call(self, node: Call) -> Term:
@@ -420,5 +421,5 @@ def _name(node: Global) -> str:
 
 
 def has_surrogates(text: str) -> bool:
-    """Whether text has what UTF-8 can't spell."""
+    """Whether text has surrogates, which UTF-8 can't encode."""
     return not text.isascii() and _SURROGATE.search(text) is not None

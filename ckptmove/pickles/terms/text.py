@@ -17,40 +17,41 @@ from ..opcodes.mixed_rows import MixedRow, is_worth_it
 from ..opcodes.rows import extended, packed
 from .spelling import Term
 
-#: How deep the text may be: `json` recurses, and Python's stack is 1000 calls.
+#: The deepest nesting of the text: `json` recurses, and Python's stack is 1000 calls.
 MAX_DEPTH = 500
-#: The most lists and objects of any tree, and characters for each more: they take hundreds of bytes
-#: of memory each, but three characters.
+#: The most lists and objects of any tree, and the characters that allow one more: each takes
+#: hundreds of bytes of memory, but only three characters.
 LEAST_BRACKETS, CHARACTERS_OF_BRACKET = 1 << 17, 12
-#: The same of texts.
+#: The same for texts.
 LEAST_TEXTS, CHARACTERS_OF_TEXT = 1 << 18, 12
-_LONGEST_INT, _LONGEST_FLOAT = 20, 32  # characters; what is written takes at most 20 and 24
-_LONG_TEXT = 1 << 20  # characters, from which on equal short integers are shared
+_LONGEST_INT, _LONGEST_FLOAT = 20, 32  # characters; written numbers take at most 20 and 24
+_LONG_TEXT = 1 << 20  # characters; in a longer text, equal short integers are shared
 _SHORT_INT = 5  # characters
 
-#: Digits, and characters of numbers, so many in a row that what parses them must look at them.
+#: Runs of digits, and of characters of numbers, that are long enough to need checks while parsing.
 _LONG_RUNS = (
     (bytes.maketrans(b"0123456789", b"0" * 10), b"0" * 20),
     (bytes.maketrans(b"0123456789-+.eE", b"0" * 15), b"0" * 25),
 )
-#: Numbers that follow each other in a row, in more characters than the sizes of any tensor take:
-#: all of them, since what is before can't be a part of a number.
+#: A long run of consecutive numbers in a row, with more characters than the sizes of any tensor
+#: take. The run is complete: the characters before it can't be part of a number.
 _LONG, _OF_NUMBERS = 1500, "-+.,0123456789eE"
 _LONG_RUN = re.compile(
     r"""(?:(?<=\[)|(?<=["\]}],)|(?<=ll,)|(?<=ue,)|(?<=se,))([-+.,0-9eE]{1500,})(?=[\],])"""
 )
 _OF_NUMBERS_ALONE = re.compile("[-+.,0-9eE]+")
 _PART = 1 << 16  # numbers of a row, or characters, that are converted at once
-_ROW = "NaN"  # a constant that Python reads, and JSON does not have; stands for a row
-#: Text that no term holds, which stands for a row as well.
+_ROW = "NaN"  # a constant that Python reads but JSON does not have; stands for a row
+#: A text that occurs in no term; it stands for a row as well.
 _NO_TEXT, _NO_TEXT_ESCAPED = "\ud800", "\\ud800"
 _CHUNK = 1 << 18
 _NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
-_BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: down, and up again
+# as signed bytes: +1 for opening, -1 for closing
+_BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
 def term_json(term: Term) -> str:
-    """A term as JSON: in ASCII, without white space, the same for the same term.
+    """A term as JSON: ASCII, without white space, always the same for the same term.
 
     UnsupportedError if it is too deep or too large.
     """
@@ -62,9 +63,10 @@ def term_json(term: Term) -> str:
 
 
 def json_parts(term: Term, *, bounded: bool = False) -> Iterator[str]:
-    """The JSON of `term_json` in parts, however large; rows of numbers are not made text at once.
+    """The JSON of `term_json` in parts, however large.
 
-    `bounded`: UnsupportedError if it has too many texts, before all of it is there as one.
+    Rows of numbers are converted piece by piece. `bounded`: UnsupportedError if it has too many
+    texts, before the parts are joined.
     """
     rows: list[array[Any] | FlagRow | MixedRow] = []
 
@@ -92,11 +94,11 @@ def json_parts(term: Term, *, bounded: bool = False) -> Iterator[str]:
 
 
 def parse_term(text: str) -> Term:
-    """What JSON text says, if all readers agree on it; long rows of numbers as arrays, and those
-    with other things in between as `MixedRow`.
+    """Parse JSON text that all readers read alike; long rows of numbers become arrays.
 
-    CorruptError if it says something twice, holds numbers that are none or that no double or 64-bit
-    integer holds, or is too deep or too large.
+    Rows that mix numbers with other values become `MixedRow`. CorruptError if an object has a key
+    twice, if a number is invalid or fits neither a double nor a 64-bit integer, or if the text is
+    too deep or too large.
     """
     runs = _runs_within(text)
     excess = _excess(text, runs)
@@ -135,7 +137,7 @@ def _encoder(
 
 
 class _Run(NamedTuple):
-    """Where long runs of nothing but numbers are, and whether one is all that its row has."""
+    """A long run of numbers, and whether it is the whole row."""
 
     start: int
     end: int
@@ -143,15 +145,15 @@ class _Run(NamedTuple):
 
 
 class _PartOfRow(NamedTuple):
-    """Numbers that stand in a row with other things."""
+    """Numbers in a row that also has other values."""
 
     numbers: Items
 
 
 def _runs_within(text: str) -> list[_Run]:
-    """Where long runs of numbers are, if it is JSON."""
+    """The long runs of numbers outside of strings, if the text is JSON."""
     runs: list[_Run] = []
-    before, quoted = 0, False  # `before` is never within an escape, as a run is not
+    before, quoted = 0, False  # `before` is never within an escape, because a run is not
     for start, end in long_runs(text):
         between = map(_without_escapes, _parts_of(text[before:start]))
         quoted ^= sum(part.count(b'"') for part in between) % 2 == 1
@@ -162,7 +164,10 @@ def _runs_within(text: str) -> list[_Run]:
 
 
 def long_runs(text: str) -> Iterator[tuple[int, int]]:
-    """Where `_LONG_RUN` matches: only around characters of numbers at multiples of its length."""
+    """Spans that match `_LONG_RUN`.
+
+    Searched only near number characters at multiples of its length.
+    """
     done = 0
     for at in range(0, len(text), _LONG):
         if at < done or text[at] not in _OF_NUMBERS:
@@ -177,14 +182,14 @@ def long_runs(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _between(text: str, runs: list[_Run]) -> list[str]:
-    """What is before, between and behind runs, without the brackets of whole rows."""
+    """The text before, between and after the runs, without the brackets of whole rows."""
     starts = [0, *(run.end + run.is_row for run in runs)]
     ends = [*(run.start - run.is_row for run in runs), len(text)]
     return [text[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def _joined(term: Term) -> Term:
-    """A term with its rows as they are meant, of which some are in parts."""
+    """A term with the parts of its rows joined."""
     whole = [term]
     todo: list[Any] = [whole]  # lists and objects
     while todo:
@@ -229,7 +234,7 @@ def _too_deep() -> str:
 
 
 def _excess(text: str, runs: list[_Run]) -> str | None:
-    """What JSON text has too much of, or None: of its parts but for long runs of numbers."""
+    """Which limit the JSON text exceeds, or None; long runs of numbers are not counted."""
     brackets = ["[]" if run.is_row else "" for run in runs]
     others = zip(_between(text, runs), [*brackets, ""], strict=True)
     extent = extent_of("".join(chain.from_iterable(others)) if runs else text)
@@ -242,7 +247,7 @@ def _excess(text: str, runs: list[_Run]) -> str | None:
 
 
 def check_texts(texts: int, characters: int) -> None:
-    """UnsupportedError if JSON with so many texts would be refused at such a length."""
+    """UnsupportedError if JSON with so many texts and characters would be refused."""
     excess = _excess_of_texts(2 * texts, characters)
     if excess is not None:
         raise UnsupportedError(excess)
@@ -255,7 +260,7 @@ def _excess_of_texts(quotes: int, nbytes: int) -> str | None:
 
 
 class Extent(NamedTuple):
-    """Of JSON: how deep its brackets are nested, how many are opened, how many quotes it has."""
+    """The extent of JSON: the depth and number of its brackets, and the number of its quotes."""
 
     depth: int
     opened: int
@@ -263,7 +268,7 @@ class Extent(NamedTuple):
 
 
 def extent_of(content: str | bytes) -> Extent:
-    """The extent of JSON, before any of it is parsed; of what is no JSON, any numbers."""
+    """The extent of JSON before it is parsed; arbitrary numbers if it is not JSON."""
     deepest = depth = opened = quotes = within = 0  # within: 1 within a string
     for part in _parts_of(content):
         marks = _without_escapes(part).translate(_BRACKETS, _NO_MARKS)
@@ -279,7 +284,7 @@ def extent_of(content: str | bytes) -> Extent:
 
 
 def _parts_of(content: str | bytes) -> Iterator[bytes]:
-    """Parts of JSON as bytes; none ends within an escape."""
+    """The JSON in parts, as bytes; none ends within an escape."""
     start, backslash = 0, "\\" if isinstance(content, str) else b"\\"
     while start < len(content):
         end = start + _CHUNK
@@ -302,14 +307,14 @@ def _unique(pairs: list[tuple[str, Term]]) -> dict[str, Term]:
 
 
 def _integer_parser(parts: list[str]) -> Callable[[str], int] | None:
-    """What makes integers of their digits in this text; None for Python's own, the fastest."""
+    """A parser of integers for this text; None for Python's own, which is the fastest."""
     if any(map(has_long_number, parts)):
         return _whole
     return _ShortIntegers().__getitem__ if sum(map(len, parts)) > _LONG_TEXT else None
 
 
 def has_long_number(content: str | bytes) -> bool:
-    """Whether JSON may have a whole number of 20 digits or more, or any of 25 characters."""
+    """Whether JSON may have an integer of 20 digits or more, or any number of 25 characters."""
     for at in range(0, len(content), _CHUNK):
         part = content[at : at + _CHUNK + _LONGEST_FLOAT]
         part = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
@@ -319,7 +324,7 @@ def has_long_number(content: str | bytes) -> bool:
 
 
 class _ShortIntegers(dict[str, int]):
-    """Integers by their digits; short ones are there once, however often the text says them.
+    """Integers by their digits; short ones are stored once, however often they occur.
 
     In a long row each takes four characters of text, and would take thirty-six bytes.
     """

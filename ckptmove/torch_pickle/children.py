@@ -27,7 +27,7 @@ from ..placement.device import names_device
 from .pickled_modules import INNER, body_of, is_compiled
 from .values.tensors import device_text
 
-#: What libtorch's pickler wraps around a list or dict to say its type.
+#: Functions that libtorch's pickler wraps around a list or dict to store its type.
 TRANSPARENT = {
     *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool")),
     "torch.jit._pickle.restore_type_tag",
@@ -35,14 +35,14 @@ TRANSPARENT = {
 _HOLDING = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
 _TEXTS = frozenset((str, Text))
 _LONGEST_COPY = 1000  # characters of a key
-_LONGEST_IN_KEY = 64  # characters of a text in a tuple that is a key and shown as it is
-_MOST_IN_KEY = 8  # items of a tuple that is a key and shown as it is
-_FEW = 8  # items that are soon looked at again
-_SAFE_BITS = 60  # of a number that is its own hash
+_LONGEST_IN_KEY = 64  # characters of a text in a key tuple that is spelled in full
+_MOST_IN_KEY = 8  # items of a key tuple that is spelled in full
+_FEW = 8  # rows this short are checked again, without a cache
+_SAFE_BITS = 60  # a number of at most so many bits is its own hash
 
 
 def children_of(node: Tuple | List | Set | Dict | Call) -> Iterator[tuple[Path, Node]]:
-    """What a node holds, with the keys that lead there: attributes as if they were keys."""
+    """The children of a node, each with the keys that lead to it; attributes count as keys."""
     if isinstance(node, Call):
         body = body_of(node)
         if not isinstance(node.function, Global):
@@ -75,11 +75,11 @@ def children_of(node: Tuple | List | Set | Dict | Call) -> Iterator[tuple[Path, 
 def visits_of(
     node: Tuple | List | Set | Dict | Call, leads: dict[int, bool], opened: Container[int]
 ) -> tuple[Iterable[tuple[Path, Node]], list[Node]]:
-    """What is to be visited in a node, with its keys; and all that it holds but plain values.
+    """The children to visit, with their keys; and all children that are not plain values.
 
-    A long row of references takes few bytes in a file: no path is made for what leads to nothing,
-    and for all else only when it is visited. `leads` has the `id()` of rows that were looked
-    at, and whether they hold anything to be visited; `opened` that of the bytes that were read.
+    A long row of references takes few bytes in a file: paths are created only for children that
+    lead to something, when they are visited. `leads` caches, by `id()` of a row, whether it has
+    anything to visit; `opened` has the `id()` of bytes that were read as checkpoints.
     """
     children: list[Node]
     if isinstance(node, Dict) and isinstance(node.pairs, Pairs):
@@ -107,7 +107,7 @@ def _leads_on(node: Node, leads: dict[int, bool], opened: Container[int]) -> boo
         return names_device(node)
     if isinstance(node, (Tuple, List, Set)):
         known = leads.get(id(node))
-        if known is None:  # those of numbers alone are not visited, as there may be a million
+        if known is None:  # rows of only numbers are not visited, as there may be a million
             known = bool(node.items) and (isinstance(node, Set) or not are_plain(node.items))
             if len(node.items) > _FEW:
                 leads[id(node)] = known
@@ -116,7 +116,7 @@ def _leads_on(node: Node, leads: dict[int, bool], opened: Container[int]) -> boo
 
 
 def _pairs(node: MappingNode) -> Iterator[tuple[Path, Node]]:
-    """The pairs that a dict keeps: of those with equal keys, the last."""
+    """The pairs that a dict keeps: for equal keys, the last one."""
     keys = keys_of(node.pairs)
     if _TEXTS.issuperset(map(type, keys)) and len(set(keys)) == len(keys):
         for key, value in node.pairs:
@@ -136,12 +136,12 @@ def _pairs(node: MappingNode) -> Iterator[tuple[Path, Node]]:
 
 
 def _hashed(key: Key) -> Key:
-    """What a key is looked up by: large numbers can be chosen to have all the same hash."""
+    """The value to look a key up by: large numbers can be chosen to have the same hash."""
     return f"{key:x}" if isinstance(key, int) and key.bit_length() > _SAFE_BITS else key
 
 
 def _in_path(key: Key) -> Key:
-    """A key as paths have it, which are looked up too: large numbers as text."""
+    """A key for a path; large numbers become text, since paths are hashed too."""
     return spell((key,)) if isinstance(key, int) and key.bit_length() > _SAFE_BITS else key
 
 
@@ -150,7 +150,7 @@ def _is_plain(key: Node) -> TypeGuard[Key]:
 
 
 def spell_key(key: Node, n: int) -> Key:
-    """A key as paths have it: scalars and short tuples by value, any other by its number `n`."""
+    """A key for a path: scalars and short tuples by value, any other key by its number `n`."""
     if _is_plain(key):
         return str(key) if isinstance(key, str) else _in_path(key)
     if isinstance(key, Tuple) and len(key.items) <= _MOST_IN_KEY:
@@ -166,7 +166,7 @@ def _spell_item(item: int | str) -> str:
 
 
 def breadth(node: Tuple | List | Set | Dict | Call) -> int:
-    """How many things a container or object holds."""
+    """How many children a container or object has."""
     held = len(node.pairs) if isinstance(node, Mapping) else 0
     if not isinstance(node, Dict):
         held += len(node.items)
@@ -177,7 +177,7 @@ def breadth(node: Tuple | List | Set | Dict | Call) -> int:
 
 
 def reachable(root: Node) -> set[int]:
-    """The `id()` of every node that can be reached, by whatever way."""
+    """The `id()` of every node that can be reached from `root` in any way."""
     found: set[int] = set()
     todo = [root]
     while todo:

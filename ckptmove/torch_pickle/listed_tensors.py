@@ -1,4 +1,4 @@
-"""List tensors, where a walk through a pickle meets them."""
+"""Add tensors to the listing of a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,31 +22,35 @@ from .values.tensors import Recogniser
 if TYPE_CHECKING:
     from .torchscript_code import Literal
 
-_DEEPEST = 1000  # keys in a path; a pickler recurses and can't go nearly as deep
-Step = tuple[Node, Path, Context]  # what is visited
+_DEEPEST = 1000  # keys in a path; a pickler recurses and can't nest nearly as deep
+Step = tuple[Node, Path, Context]  # a node to visit, with its path and context
 
 
 class Contents:
-    """What a pickle holds: the fields of a `Manifest`, and the nodes that spell devices."""
+    """The contents of a pickle: the fields of a `Manifest`, and the nodes that spell devices."""
 
     def __init__(self) -> None:
         self.tensors: list[TensorEntry] = []
-        self.nodes: list[Node] = []  # of each tensor
-        self.storages: Mapping[str, Storage] = {}  # what stands for the bytes of numpy's arrays
-        self.loose: list[tuple[str, Call]] = []  # long arrays that are data, under their names
-        self.alike: set[str] = set()  # the names that several would have: theirs quote keys
-        self.weights_at: list[int | None] = []  # of each, how deep what holds its model begins
-        self.opened: dict[int, Section] = {}  # `id()` of a container → what it serves
-        self.mixed: set[int] = set()  # of state dicts that hold averages beside the weights
+        self.nodes: list[Node] = []  # the node of each tensor
+        self.storages: Mapping[str, Storage] = {}  # stand for the bytes of numpy arrays
+        self.loose: list[tuple[str, Call]] = []  # long arrays that are data, with their names
+        # names that several tensors would have: their final names quote keys
+        self.alike: set[str] = set()
+        # for each tensor, the depth of the container of its model's weights
+        self.weights_at: list[int | None] = []
+        self.opened: dict[int, Section] = {}  # `id()` of a container → its section
+        self.mixed: set[int] = set()  # `id()` of state dicts that hold averages beside the weights
         self.values: list[NamedDevice] = []
         self.objects: Counter[str] = Counter()
         self.aliases: list[Alias] = []
         self.capturable: list[str] = []
         self.meshes: list[Text] = []
         self.remotes: list[Call] = []
-        self.spelled: dict[int, tuple[Text | Call, ...]] = {}  # index of a tensor → its own words
-        self.value_nodes: list[Text | Call | Literal] = []  # of each value that names a device
-        self.doubts = Doubts()  # of modules whose state dict can't be told
+        # index of a tensor → the nodes that spell its device
+        self.spelled: dict[int, tuple[Text | Call, ...]] = {}
+        # the node of each value that names a device
+        self.value_nodes: list[Text | Call | Literal] = []
+        self.doubts = Doubts()  # about modules whose state dict is unknown
 
 
 def check_depth(path: Path) -> None:
@@ -56,35 +60,36 @@ def check_depth(path: Path) -> None:
 
 
 def are_compact(nodes: Iterable[Node]) -> bool:
-    """Whether these are all plain tensors, on which nothing hangs."""
+    """Whether all nodes are plain tensors in compact form, without hooks."""
     return all([compact_form(node) is not None for node in nodes])
 
 
 class TensorListing(Allowance):
-    """The tensors that were met, and what is still to be visited."""
+    """The tensors that were found, and the nodes that are still to be visited."""
 
     def __init__(self, nbytes: int, recogniser: Recogniser) -> None:
-        """`nbytes` is how many bytes describe the checkpoint."""
+        """`nbytes`: the size of the data that describes the checkpoint."""
         super().__init__(nbytes)
         self.recogniser = recogniser
         self.contents = Contents()
-        self.first: dict[int, Path] = {}  # container, or tensor → where it was met first
+        self.first: dict[int, Path] = {}  # container or tensor → the path where it was first found
         self.roles: dict[int, Role] = {}  # tensor → its role in an optimizer
-        # Of each container on the way, what is still to be visited: of a long one no list is made.
+        # For each unfinished container, the children that are still to be visited; an iterator,
+        # since a list of them may be long.
         self.todo: list[Iterator[Step]] = []
 
     def push(self, children: Iterator[Step]) -> None:
-        """Have these visited next, and all that is below them."""
+        """Visit these nodes next, and everything below them."""
         self.todo.append(children)
 
     def name(self, path: Path, way: Way | None) -> str:
-        """The name of a place; CorruptError if all names would take too much memory."""
+        """The name for a path; CorruptError if all names would take too much memory."""
         name = name_of(path, way)
         self.take_room(len(name))
         return name
 
     def list_tensor(self, tensor: Tensor, node: Node, path: Path, context: Context) -> None:
-        """List a tensor where it was met, and have what hangs on it visited next."""
+        """List a tensor at a path; its children are visited next."""
         array = tensor.kind == KIND
         role = Role.ARRAY if array else self.roles.get(id(node), context.role)
         section = context.section
@@ -112,7 +117,8 @@ class TensorListing(Allowance):
         self.contents.nodes.append(node)
         self.contents.weights_at.append(context.weights_at)
         if self.first.setdefault(id(node), path) is not path:
-            return  # what hangs on it was listed there; tensors may hang on each other in a ring
+            # its children were listed there; tensors may be children of each other, in a cycle
+            return
         if not tensor.children:
             return
         self.take_steps(len(tensor.children))
@@ -127,9 +133,9 @@ class TensorListing(Allowance):
     def list_plain(
         self, inside: Iterable[tuple[Path, Node]], path: Path, context: Context
     ) -> Iterator[Step]:
-        """Do what visiting each of these plain tensors does, of which nothing is left to visit.
+        """List plain tensors without children, as visiting each of them would.
 
-        All are outside of pickled modules.
+        All of them are outside of pickled modules.
         """
         contents, first, section = self.contents, self.first, context.section
         model_at, part_of, role = context.model_at, context.part_of, context.role

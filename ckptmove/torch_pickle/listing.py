@@ -1,4 +1,4 @@
-"""Go through a walked pickle once, and list its tensors, objects and devices."""
+"""Walk the nodes of a pickle once, and list its tensors, objects and devices."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ from .values.numpy_arrays import Arrays, array_of, content_of
 from .values.tensors import Recogniser, device_text
 from .whole import Whole
 
-#: Where a program keeps the inputs that it was traced with, which are no part of the model.
+#: The path below which a program keeps the inputs it was traced with; they are not model weights.
 _EXAMPLES = ("traced_inputs",)
-#: The sections in which another may begin.
+#: The sections within which another section may begin.
 _OPEN = (Section.OTHER, Section.MODEL, Section.EMA)
 _TEXTS = frozenset((str, Text))
 _SETS = ("builtins.set", "builtins.frozenset")
-_LATER = Global("", "", 0)  # stands for all that was put off
+_LATER = Global("", "", 0)  # stands for everything in `later`
 
 
 _Held = Tuple | List | Set | Dict | Call
@@ -73,7 +73,7 @@ def contents_of(
 ) -> Contents:
     """List the tensors, device names and objects of a checkpoint.
 
-    `recogniser` and `storages`, the ids of these, are those of `found` where none are given.
+    `recogniser` and `storages` (their ids) default to those of `found`.
     """
     nbytes = sum(each.described_nbytes for each in container.everything())
     recogniser = recogniser or Recogniser(found.ids, found.tensors)
@@ -85,7 +85,8 @@ def contents_of(
         rng = Rng.INSIDE if section is Section.RNG else Rng.UNKNOWN
         listing.run(root, path, Context(section, container.role_at(path), rng=rng))
     for stream in found.streams:
-        if stream.pickle.dropped:  # unpickling made these too: by setters of state, for one
+        # unpickling made these too, and may use them: setters of state, for example
+        if stream.pickle.dropped:
             met = reachable(stream.pickle.root)
             for n, node in enumerate(stream.pickle.dropped):
                 if id(node) not in met:
@@ -103,21 +104,22 @@ def contents_of(
 
 class _Listing(TensorListing):
     def __init__(self, found: Whole, nbytes: int, recogniser: Recogniser, arrays: Arrays) -> None:
-        """`nbytes` is how many bytes describe the checkpoint."""
+        """`nbytes`: the size of the data that describes the checkpoint."""
         super().__init__(nbytes, recogniser)
         persistents = (each for stream in found.streams for each in stream.pickle.persistents)
         self.pids = {id(each.pid) for each in persistents if not is_compact(each)}
         self.grafts = found.grafts
         self.arrays = arrays
-        self.budget = Budget()  # of keys that are looked at
-        self.internal: set[int] = set()  # nodes that name a device, but for no use of the user's
-        #: A container's path and where it was first, each with what the way there says.
+        self.budget = Budget()  # of keys that are checked
+        self.internal: set[int] = set()  # nodes that name a device only for internal use
+        #: A repeated container: its path and way, and the path and way of its first place.
         self.met_again: list[tuple[Path, Way | None, Path, Way | None]] = []
-        self.ways: dict[int, Way] = {}  # container within a module → the way to where it was first
-        self.leads: dict[int, bool] = {}  # whether rows hold anything to be listed
-        #: of the tensors below a number that were last: around them, how deep, their names, within
+        self.ways: dict[int, Way] = {}  # container within a module → the way to its first place
+        self.leads: dict[int, bool] = {}  # `id()` of a row → whether it has anything to list
+        #: the last optimizer slots: the context around them, their depth and keys, the context
+        #: inside
         self.slots: tuple[Context, int, list[Node], Context] | None = None
-        self.later: list[Iterator[Step]] = []  # what modules hold besides their state
+        self.later: list[Iterator[Step]] = []  # the contents of modules other than their state
 
     def run(self, root: Node, path: Path, context: Context) -> None:
         self.todo.append(iter([(root, path, context)]))
@@ -138,7 +140,7 @@ class _Listing(TensorListing):
                 raise CorruptError(f"{error}, at {name_of(path, context.way)!r}") from error
 
     def list_aliases(self) -> None:
-        """Of the containers that were met again, those that hold tensors."""
+        """List the repeated containers that hold tensors."""
         if not self.met_again:
             return
         holding = {e.path[:n] for e in self.contents.tensors for n in range(len(e.path))}
@@ -188,7 +190,7 @@ class _Listing(TensorListing):
     # -- everything else -----------------------------------------------------------------------
 
     def enter(self, node: Tuple | List | Set | Dict | Call, path: Path, context: Context) -> None:
-        """List what is inside a container or object, once."""
+        """List the contents of a container or object, once."""
         if id(node) not in self.first:
             check_keys(node, self.budget)
         before = self.first.setdefault(id(node), path)
@@ -202,14 +204,15 @@ class _Listing(TensorListing):
         if device is not None and isinstance(node, Call) and id(node) not in self.internal:
             self.name_device(node, path, device, "torch.device", context)
         if isinstance(node, Call):
-            passing = path[-1:] == ("_non_persistent_buffers_set",)  # a module's own
+            # a private attribute of modules
+            passing = path[-1:] == ("_non_persistent_buffers_set",)
             if before is path and not passing:
                 self.count(node)
             if before is path and content_of(node) is not None and array_of(node) is not None:
                 self.contents.loose.append((self.name(path, context.way), node))
             if device is not None:
                 return
-        if id(node) in self.pids:  # no pickler hands out the tuple that it makes for a storage
+        if id(node) in self.pids:  # a pickler does not share the tuple that it makes for a storage
             raise CorruptError("the id of a storage is also a value")
         self.take_steps(breadth(node))
         inside, children = visits_of(node, self.leads, self.grafts)
@@ -236,7 +239,10 @@ class _Listing(TensorListing):
             )
 
     def doubted(self, node: _Held, path: Path, context: Context, way: Way) -> Context:
-        """Note why the state dict of a module is unknown, and return the text about it."""
+        """If this node makes the state dict of the module unknown, note why.
+
+        Return the new context.
+        """
         frame = len(path) - 2
         key = str(path[frame]) if frame in way.elided else None
         doubt = doubt_within(node, key)
@@ -246,10 +252,10 @@ class _Listing(TensorListing):
         return context._replace(way=way._replace(beside=True))
 
     def is_module_again(self, node: _Held, path: Path, before: Path, way: Way | None) -> bool:
-        """Note that a container was met before; whether it is listed under this name too.
+        """Note that a container occurs again; return whether it is listed under this path too.
 
-        A module is, since a state dict has it under each name by which it is registered. There may
-        be absurdly many: then it is not.
+        A module is listed again, since a state dict has it under each name by which it is
+        registered; but not if there are far too many.
         """
         again = way is not None and way.again
         if not again:
@@ -270,7 +276,10 @@ class _Listing(TensorListing):
         *,
         again: bool,
     ) -> None:
-        """What its state dict holds comes next; all else after what modules around it hold."""
+        """Visit the contents of the module's state dict next.
+
+        Everything else after the outermost module.
+        """
         way = (within.way or Way())._replace(again=again)
         if is_hooked(attributes) and not again:
             self.contents.doubts.note(Doubt.HOOKED, self.name(path, way))
@@ -305,9 +314,9 @@ class _Listing(TensorListing):
     def within_slots(
         self, node: Dict, path: Path, context: Context, children: list[Node]
     ) -> Context:
-        """As `within`, of plain tensors below a number, as an optimizer has them of a parameter.
+        """Like `within`, for plain tensors below a number, as in the state of an optimizer.
 
-        What those of one say, those of its neighbors do that have the same names.
+        The result is reused for neighbors with the same keys.
         """
         keys, depth = list(keys_of(node.pairs)), len(path)
         generator = any(map(is_cpu_generator_state, children))
@@ -325,7 +334,7 @@ class _Listing(TensorListing):
         context: Context,
         children: list[Node],
     ) -> Context:
-        """What a container says about its content."""
+        """The context inside a container."""
         weights = False
         if isinstance(node, MappingNode):
             score = initial_score(node)
@@ -360,7 +369,7 @@ class _Listing(TensorListing):
         rng = rng_within(node, key, children, context.rng)
         state = weights and rng in (Rng.UNKNOWN, Rng.NEVER)
         in_set = isinstance(node, Set) or (isinstance(node, Call) and node.qualname in _SETS)
-        if isinstance(node, (Tuple, List)):  # the arguments that a set is made of
+        if isinstance(node, (Tuple, List)):  # the arguments from which a set is made
             in_set = context.in_set
         return context._replace(rng=rng, in_set=in_set, state=state)
 

@@ -1,9 +1,10 @@
 """Find which attributes of a whole pickled module are in its state dict, and their names there.
 
-`Module.state_dict` gives parameters, then buffers, then those of submodules, under dotted names:
+`Module.state_dict` returns parameters, then buffers, then those of submodules, under dotted names:
 the weight of the first module of a Sequential is `0.weight`, but its path in the pickle is
-`_modules.0._parameters.weight`. Non-persistent buffers and all other attributes are not in it. A
+`_modules.0._parameters.weight`. Non-persistent buffers and all other attributes are left out. A
 module that is registered twice is in it twice.
+
 Source: torch/nn/modules/module.py (`state_dict`, `_save_to_state_dict`); torch/fx/graph_module.py.
 """
 
@@ -18,24 +19,24 @@ from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, Global, List, Mapping, Node, Set, Tuple
 from ..reports.display.phrases import few
 
-#: The attributes that a state dict is made of, in its order.
+#: The attributes that make up a state dict, in its order.
 FRAME = ("_parameters", "_buffers", "_modules")
 _KEYS = frozenset(FRAME)
-#: The attribute that names the buffers that are not in it.
+#: The attribute with the names of the buffers that are left out.
 PASSING = "_non_persistent_buffers_set"
 _SETS = ("builtins.set", "builtins.frozenset")
-#: How torch.fx makes its modules: of their attributes, and code.
+#: Functions with which torch.fx makes its modules, from their attributes and code.
 _OF_FX = {
     f"torch.fx.graph_module.reduce_{kind}graph_module" for kind in ("", "package_", "deploy_")
 }
 _COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
-#: Where that has the module.
+#: The attribute of an OptimizedModule that holds the module.
 INNER = "_orig_mod"
-_MOST = 1 << 18  # names of a module; each may be there under many
+_MOST = 1 << 18  # names in a module; a module may occur under many
 
 
 def attributes_of(node: Node) -> Mapping | None:
-    """The attributes of a module that was pickled whole; None if this is none."""
+    """The attributes of a module that was pickled whole; None for any other node."""
     if not isinstance(node, Call):
         return None
     found = body_of(node)
@@ -47,18 +48,18 @@ def attributes_of(node: Node) -> Mapping | None:
 
 
 def is_module(node: Node) -> bool:
-    """Whether this is a module that was pickled whole."""
+    """Whether the node is a module that was pickled whole."""
     return attributes_of(node) is not None or (isinstance(node, Call) and is_compiled(node))
 
 
 def is_compiled(node: Call) -> bool:
-    """Whether this is what torch.compile makes of a module, which is its first argument."""
+    """Whether the node is the result of torch.compile; its first argument is the module."""
     items = node.args.items if isinstance(node.args, Tuple) else []
     return node.qualname == _COMPILED and bool(items) and attributes_of(items[0]) is not None
 
 
 def body_of(node: Call) -> Dict | None:
-    """The attributes that torch.fx hands over as an argument."""
+    """The attributes that torch.fx passes as an argument."""
     if node.qualname not in _OF_FX or not isinstance(node.args, Tuple):
         return None
     bodies = [each for each in node.args.items if isinstance(each, Dict)]
@@ -66,7 +67,7 @@ def body_of(node: Call) -> Dict | None:
 
 
 def is_frame(keys: Path) -> bool:
-    """Whether keys from a module lead to what its state dict is made of."""
+    """Whether keys inside a module lead to one of the attributes that make up its state dict."""
     return len(keys) == 1 and keys[0] in _KEYS
 
 
@@ -80,9 +81,9 @@ def passing_of(attributes: Mapping) -> frozenset[str]:
 
 
 def state_of(module: Call) -> Iterator[tuple[str, Node]]:
-    """What the state dict of a module holds, in its order.
+    """The names and tensors in the state dict of a module, in its order.
 
-    RefusedError if that is absurdly much, since modules are there under many names.
+    RefusedError if there are far too many, since modules may occur under many names.
     """
     room = _MOST
     todo: list[tuple[str, Node, tuple[int, ...]]] = [("", module, ())]
@@ -116,35 +117,35 @@ def _pairs_of(attributes: Mapping, frame: str) -> Iterator[tuple[str, Node]]:
 
 
 class Way(NamedTuple):
-    """What the way to a place says that leads through modules."""
+    """Which modules a path leads through, and what this means for the names below it."""
 
-    #: `id()` of the modules on the way
+    #: `id()` of the modules on the path
     above: tuple[int, ...] = ()
-    #: which of the keys on the way are not in names, since a state dict has them not
+    #: the indexes of keys in the path that are not part of names, as in state dicts
     elided: tuple[int, ...] = ()
-    #: whether it leads through anything that a state dict does not hold
+    #: whether the path leads through something that a state dict leaves out
     beside: bool = False
-    #: right within the buffers of a module, the names of those that it does not hold
+    #: directly inside the buffers of a module: the names that its state dict leaves out
     passing: frozenset[str] = frozenset()
-    #: whether it leads through a module that was met before, under another name
+    #: whether the path leads through a module that occurs again, under another name
     again: bool = False
 
 
 def name_of(path: Path, way: Way | None, start: int = 0) -> str:
-    """The name of a place, of its keys from one on; in modules as their state dicts have it."""
+    """The name for a path, from the key `start` on; in modules, the name in the state dict."""
     if way is None or not way.elided:
         return spell(path[start:])
     return spell(tuple(key for n, key in enumerate(path) if n >= start and n not in way.elided))
 
 
-#: What is in a container: the keys that lead there, what is there, and what the way says.
+#: The children of a container: keys, node and way.
 Inside = list[tuple[Path, Node, Way]]
 
 
 def inside_module(
     node: Call, attributes: Mapping, depth: int, way: Way, inside: Sequence[tuple[Path, Node]]
 ) -> tuple[Inside, Inside]:
-    """Of what is `inside` a module: what its state dict is made of, in that order, and all else.
+    """Divide the children of a module: those in its state dict, in its order, and all others.
 
     `depth` is how many keys lead to the module.
     """
@@ -159,24 +160,27 @@ def inside_module(
 
 
 def inside_buffers(way: Way, inside: Iterable[tuple[Path, Node]]) -> Inside:
-    """The buffers of a module, and whether its state dict holds each."""
+    """The children of a module's buffers.
+
+    For those that its state dict leaves out, `beside` is set.
+    """
     held = way._replace(passing=frozenset())
     beside = held._replace(beside=True)
     return [(keys, each, beside if keys[-1] in way.passing else held) for keys, each in inside]
 
 
-_MOST = 1000  # places of a kind that are kept; a file may have any number
+_MOST = 1000  # the most names that are stored for each kind; a file may have any number
 _LAZY = ("torch.nn.parameter.UninitializedParameter", "torch.nn.parameter.UninitializedBuffer")
 _QUANTIZED = ("torch.ao.nn.quantized.", "torch.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
-#: It only notes a version: torch/nn/utils/spectral_norm.py.
+#: This hook only records a version: torch/nn/utils/spectral_norm.py.
 _HARMLESS = "torch.nn.utils.spectral_norm.SpectralNormStateDictHook"
 
 
 class Doubt(Enum):
     """A reason why a state dict is unknown.
 
-    A class that overrides `state_dict`, or has `get_extra_state`, leaves no trace in the file.
-    Source: torch/nn/modules/module.py (`_state_dict_hooks`); torch/nn/parameter.py; torch/ao.
+    A class that overrides `state_dict`, or has `get_extra_state`, can't be recognized from the
+    file. Source: torch/nn/modules/module.py (`_state_dict_hooks`); torch/nn/parameter.py; torch/ao.
     """
 
     LAZY = "lazy modules have no values yet, and a state dict made of this file leaves them out: {}"
@@ -191,20 +195,21 @@ class Doubts:
         self._found: dict[Doubt, list[str]] = {}
 
     def note(self, doubt: Doubt, name: str) -> None:
-        """Keep the name of such a place."""
+        """Record the name of a module or entry with this doubt."""
         names = self._found.setdefault(doubt, [])
         if len(names) < _MOST:
             names.append("the whole model" if name == spell(()) else name)
 
     def sentences(self) -> list[str]:
-        """What to say about them."""
+        """A warning for each kind of doubt."""
         return [doubt.value.format(few(names)) for doubt, names in self._found.items()]
 
 
 def doubt_within(node: Node, frame: str | None) -> Doubt | None:
-    """The reason why the state dict of a module is unknown because of this node, if it is.
+    """Why this node makes the state dict of a module unknown; None if it does not.
 
-    `frame`: which of `FRAME` holds the node right within a module; None for anything else.
+    `frame`: the name from `FRAME` that holds the node directly within a module; None for anything
+    else.
     """
     if not isinstance(node, Call):
         return None
@@ -214,7 +219,7 @@ def doubt_within(node: Node, frame: str | None) -> Doubt | None:
 
 
 def is_packed(module: Call) -> bool:
-    """Whether a module is quantized, and packs its weights into an object of torch's."""
+    """Whether a module is quantized and packs its weights into an object of torch."""
     return (module.qualname or "").startswith(_QUANTIZED)
 
 

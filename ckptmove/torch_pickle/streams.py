@@ -2,8 +2,8 @@
 
 A plainly pickled model holds each tensor as bytes that `torch.save` wrote
 (`torch.storage._load_from_bytes`), and some libraries keep whole checkpoints in bytes. So a stream
-may hold containers, which hold streams. The nodes of each stream have offsets from a base of its
-own: an offset tells which stream it belongs to.
+may hold containers, which hold streams. The nodes of each stream have offsets from a separate base,
+so that an offset shows which stream it belongs to.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:  # and below, where it is used: what only a change of devices 
     from ..plans.plan import Edit, Plan, Proof
     from .torchscript_code import Literal
 
-_SPAN = 1 << 40  # how far the bases of two streams are apart
-_NEAR = 4096  # bytes between two changes that are written as one
+_SPAN = 1 << 40  # the distance between the bases of two streams
+_NEAR = 4096  # changes that are closer than so many bytes are written as one
 
 
 class LocationEdits:
-    """What the nodes of a checkpoint shall say instead."""
+    """The devices that nodes of a checkpoint will spell instead."""
 
     def __init__(self) -> None:
         #: offset of a use of a string → the new string
@@ -48,13 +48,13 @@ class LocationEdits:
         self.devices: dict[int, str] = {}
         #: strings in code, and their new devices
         self.literals: list[tuple[Literal, str]] = []
-        #: base of a stream → how it was last respelled, where only strings are spelled anew
+        #: base of a stream → its last changes, if they only replace strings
         self.respellings: dict[int, tuple[Sequence[Edit], Mapping[int, str]]] = {}
         self._plans: dict[int, Plan] = {}
         self._by_stream: dict[int, list[tuple[Text | Call, str]]] = defaultdict(list)
 
     def spell(self, node: Text | Call | Literal, device: str) -> None:
-        """Have a string, or a `torch.device`, say another device."""
+        """Make a string, or a `torch.device`, name another device."""
         if isinstance(node, Call):
             self.devices[id(node)] = device
         elif isinstance(node, Text):
@@ -65,13 +65,13 @@ class LocationEdits:
         self._by_stream[node.at // _SPAN].append((node, device))
 
     def plan_of(self, container: Container) -> Plan:
-        """How a container is written with this spelling; it is planned once."""
+        """The plan to write a container with this spelling; it is computed once."""
         if id(container) not in self._plans:
             self._plans[id(container)] = container.plan(self)
         return self._plans[id(container)]
 
     def of(self, stream: Stream) -> Respelling:
-        """What changes within one stream."""
+        """The changes within one stream."""
         from ..pickles.splice import Respelling
 
         respelling = Respelling(stream.base, python2=stream.pickle.python2)
@@ -84,73 +84,73 @@ class LocationEdits:
 
 
 class Container:
-    """A file, or bytes inside of one, that holds pickles and the storages they name."""
+    """A file, or bytes within a file, with pickles and the storages that they name."""
 
-    #: what its tensors serve where nothing else tells
+    #: the section of its tensors, unless something else determines it
     section = Section.OTHER
-    #: what there is besides, that no graph of nodes holds, in a few words
+    #: what else it holds that is not part of the graph of nodes, in a few words
     beside = ""
-    #: whether it holds a program, of which the graph shows but the data
+    #: whether it is a program; the graph then shows only the data
     program = False
     #: the name below which the graph shows compiled code
     bytecode = ""
-    #: whether the elements of its storages are
+    #: whether the elements of its storages are big-endian
     big_endian = False
-    #: whether the loaders of its format run nothing that it names
+    #: whether loaders of its format never run anything that it names
     inert = False
-    #: whether it says on which devices its tensors are
+    #: whether it stores the devices of its tensors
     stores_devices = True
-    #: whether that is true of its own storages, as they are here
+    #: whether its own storages carry device tags
     tags_storages = True
 
     def __init__(self, source: Readable) -> None:
         self.source = source
         #: its pickles, without those nested in them
         self.streams: list[Stream] = []
-        #: what was saved, and under which path it is shown
+        #: the saved objects, each with the path under which it is shown
         self.roots: list[tuple[Path, Node]] = []
-        #: what each persistent id of a storage says, by the `id()` of its node
+        #: `id()` of the node of a persistent id → the storage that it names
         self.ids: dict[int, StorageId] = {}
-        #: what each persistent id of a tensor says, likewise
+        #: `id()` of the node of a persistent id → the tensor that it names
         self.tensors: dict[int, TensorId] = {}
         self.storages: dict[str, Storage] = {}
-        #: devices that are named elsewhere than in its pickles, and where
+        #: devices that are named outside its pickles, and where
         self.named: list[tuple[NamedDevice, Literal]] = []
-        #: `id()` of bytes in what was saved that are not held in memory → what holds them
+        #: `id()` of bytes in the saved objects that are not held in memory → their source
         self.blobs: dict[int, Readable] = {}
         self.metadata: dict[str, str] = {}
         self.warnings: list[str] = []
-        #: the meshes of devices that have chunks of its tensors, where known: `2×4 (dp, tp)`
+        #: the device meshes on which its tensors were divided, if known: `2×4 (dp, tp)`
         self.mesh_shapes: list[str] = []
-        #: what is known of who wrote it
+        #: what is known about the program that wrote it
         self.writer = ""
 
     def section_at(self, path: Path) -> Section:
-        """What the tensors below one of its roots serve, where nothing else tells."""
+        """The section of the tensors below a root, unless something else determines it."""
         return self.section
 
     def role_at(self, path: Path) -> Role | None:
-        """What the tensors below one of its roots are used for, where nothing else tells."""
+        """The role of the tensors below a root, unless something else determines it."""
         return None
 
     @property
     def nbytes(self) -> int:
-        """Its size, of all its files together."""
+        """The size of all its files together."""
         return self.source.nbytes
 
     @property
     def described_nbytes(self) -> int:
-        """How many bytes say what it holds, without those that are held: its pickles."""
+        """The size of the data that describes its contents: its pickles."""
         return sum(len(stream.data) for stream in self.streams)
 
     def plan(self, spelling: LocationEdits) -> Plan:
-        """How to write it with another spelling: as a patch, if it can keep its length."""
+        """The plan to write it with another spelling: as a patch, if its length can be kept."""
         from ..plans.plan import apply_edits
 
         return apply_edits(self.source.start or 0, self.source.nbytes, self.changes(spelling))
 
     def changes(self, spelling: LocationEdits) -> list[Edit]:
-        """The changes of the source that spell its pickles so, keeping each length if they can."""
+        """The changes of the source for this spelling; each pickle keeps its length if possible."""
         for exact in (True, False):
             found = [stream.edits(spelling, exact=exact) for stream in self.streams]
             changes = [edit for each in found if each is not None for edit in each]
@@ -159,18 +159,19 @@ class Container:
         return changes
 
     def patched_pickles(self, written: Readable) -> Sequence[bytes] | None:
-        """Its pickles as they are in a copy of it in which nothing else may differ.
+        """Its pickles in a copy of the container that differs only in them.
 
-        None where more does, or can't be told without reading the copy as any other file.
+        None if more may differ, or if that can't be checked without opening the copy as a
+        checkpoint.
         """
         return None
 
     def content(self, storage: str) -> bytes:
-        """The bytes of a storage that do not lie in the file as they are."""
+        """The bytes of a storage that are not stored in the file as is."""
         raise CorruptError(f"the storage {storage!r} can't be read")
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
-        """What is wrong with its bytes by its own checksums, a sentence each.
+        """The damage that the container's own checksums show, one sentence each.
 
         `report` is called with how many bytes were read since its last call.
         """
@@ -181,29 +182,29 @@ class Container:
         return 0
 
     def proofs(self, storage: str) -> Sequence[Proof]:
-        """The checksums of parts of a storage's bytes, where it consists of such."""
+        """The checksums of parts of a storage's bytes, if it consists of parts."""
         return ()
 
     def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
-        """How tensors are divided into chunks, by their names; none where nothing is."""
+        """Name of each divided tensor → how it is divided into chunks."""
         return {}
 
     def tags(self) -> dict[str, tuple[str, ...]]:
-        """The devices that files of ranks say of which its own storages are made, by their ids."""
+        """Storage id → devices named in the rank files that the storage was assembled from."""
         return {}
 
     def chunks(self, tensors: Sequence[TensorEntry]) -> Iterator[Chunk]:
-        """The chunks of tensors, in their order; none where nothing is divided."""
+        """The chunks of divided tensors, in the order of `tensors`."""
         return iter(())
 
     def is_known(self, name: Global) -> bool:
-        """Whether a name that a pickle imports is known to be harmless, in its right use."""
+        """Whether an imported name is known to be harmless when it is used correctly."""
         return name.qualname in KNOWN and "." not in name.name
 
     def unknown_callables(self) -> Iterator[str]:
-        """The names that loading it would import, and that are not known to be harmless.
+        """The names that loading it would import and that are not known to be harmless.
 
-        They may come several times; those of containers nested in it are not among them.
+        A name may occur several times. Names in nested containers are not included.
         """
         for stream in self.streams:
             loaded = {id(nested.maker) for nested in stream.nested}
@@ -212,20 +213,20 @@ class Container:
             yield from reached or ["(in bytes that can't be read)"] * bool(stream.unread)
 
     def records(self) -> Iterator[HeldRecord]:
-        """What else it holds, besides pickles and storages."""
+        """Its other contents, besides pickles and storages."""
         return iter(())
 
     def frame(self, spelling: LocationEdits | None = None) -> object:
-        """What there is besides pickles and storages, or with a spelling, what there shall be."""
+        """The data besides pickles and storages, as it is or, with a spelling, as it will be."""
         return None
 
     def inner(self) -> Iterator[tuple[str, Container]]:
-        """The containers right within it, each with a name."""
+        """The containers directly inside it, each with a name."""
         nested = [each.container for stream in self.streams for each in stream.nested]
         return ((f"bytes.{n}", each) for n, each in enumerate(nested))
 
     def everything(self) -> Iterator[Container]:
-        """Itself, and the containers nested in it, however deep."""
+        """This container and all containers nested in it, at any depth."""
         todo, met = [self], set[int]()
         while todo:
             container = todo.pop()
@@ -238,11 +239,11 @@ class Container:
 
 
 class Nested(NamedTuple):
-    """A container within the bytes that a pickle holds."""
+    """A container in the bytes that a pickle holds."""
 
-    #: the bytes, or the text whose characters stand for them
+    #: the bytes, or the text that spells them
     node: Blob | Text
-    #: what stands for the content: the node, or the call that decodes the text
+    #: the node for the decoded bytes: the same node, or the call that decodes the text
     maker: Node
     container: Container
 
@@ -261,15 +262,15 @@ class Stream:
     def __init__(
         self, source: Readable, start: int, number: int, budget: Budget, *, broken: bool = False
     ) -> None:
-        """Read the pickle that starts there, which draws on the budget of its file.
+        """Read the pickle at `start`, within the budget of its file.
 
-        Of a `broken` one, as much as makes sense.
+        If `broken`, as much of it as makes sense.
         """
         self.source = source
         self.start = start
-        #: what the offsets of its nodes are counted from
+        #: the base of the offsets of its nodes
         self.base = number * _SPAN
-        self.is_whole = True  #: whether all of it could be read
+        self.is_whole = True  #: whether it could be read completely
         if broken:
             from ..pickles.prefix import walk_prefix
 
@@ -278,14 +279,14 @@ class Stream:
             self.pickle, self.is_whole = walk_prefix(fetched.data, self.base, gaps, budget)
         else:
             self._fetched, self.pickle = walk_at(source, start, self.base, budget)
-        # without the bytes that were passed over; and how many all take in the source
+        # `data` lacks the skipped bytes; `nbytes` is the full size in the source
         self.data, self.nbytes = self._fetched.data, self._fetched.nbytes
-        #: what it imports
+        #: the names that it imports
         self.names = {each.qualname for each in self.pickle.globals}
         self.nested: list[Nested] = []
-        #: how many more containers there seem to be, in there and below, that can't be read
+        #: how many nested byte strings, at any depth, look like containers but can't be read
         self.unread = 0
-        self.reached: Sequence[str] = ()  # what unpickling such bytes would import
+        self.reached: Sequence[str] = ()  # names that unpickling these would import
 
     def candidates(self) -> Iterator[Candidate]:
         """The bytes in it that may be containers."""
@@ -297,7 +298,7 @@ class Stream:
                     yield Candidate(blob, blob, source)
             elif blob.content is not None:
                 yield Candidate(blob, blob, Memory(blob.content, self.source.path))
-        decoded: dict[int, bytes | None] = {}  # of each text, which may be decoded by many calls
+        decoded: dict[int, bytes | None] = {}  # by text, since many calls may decode the same text
         for call in self.calls_of(ENCODE):
             text = bytes_as_text(call)
             if text is not None:
@@ -308,18 +309,18 @@ class Stream:
                     yield Candidate(text, call, Memory(content, self.source.path))
 
     def passed_over(self) -> Iterator[tuple[Blob, Readable]]:
-        """The bytes in it that are not held in memory, and where they lie."""
+        """The bytes in it that are not held in memory, each with its source."""
         for blob in self.pickle.blobs:
             at = self._payload_at(blob)
             if blob.content is None and at is not None:
                 yield blob, self.source.window(at, blob.nbytes)
 
     def calls_of(self, name: str) -> Sequence[Call]:
-        """Its calls, if one of a function of that name may be among them."""
+        """All its calls, if it imports a function of that name; else none."""
         return self.pickle.calls if name in self.names else ()
 
     def _payload_at(self, blob: Blob) -> int | None:
-        """Where in the source the bytes lie, or None if they are spelled as text."""
+        """The offset of the bytes in the source; None if they are spelled as text."""
         at = blob.at - self.base
         gap = self._fetched.gaps.get(at)
         if gap is not None:
@@ -328,9 +329,9 @@ class Stream:
         return self.start + self._fetched.place(at) + 1 + width if 0 < width <= 8 else None
 
     def edits(self, spelling: LocationEdits, *, exact: bool) -> list[Edit] | None:
-        """The changes of the source that give this pickle, and what is nested, another spelling.
+        """The changes of the source that respell this pickle and its nested containers.
 
-        If `exact`, the pickle must keep its length: None where that can't be had.
+        If `exact`, the pickle must keep its length; None if that is not possible.
         """
         from ..pickles.splice import edits
 
@@ -355,13 +356,14 @@ class Stream:
 
     @cached_property
     def survey(self) -> Survey:
-        """Where its opcodes lie."""
+        """The offsets of its opcodes."""
         return Survey(self.data)
 
     def is_respelled(self, new: bytes, spelling: LocationEdits) -> bool:
         """Whether bytes are surely this pickle with a spelling that was planned for it.
 
-        Nothing is walked: the plan is proved, and the bytes are those of the plan.
+        Nothing is walked: the plan is proved correct, and the bytes are compared with those of the
+        plan.
         """
         from ..pickles.respelled import is_respelling
         from ..pickles.splice import applied
@@ -375,7 +377,7 @@ class Stream:
         )
 
     def _replace(self, nested: Nested, plan: Plan, respelling: Respelling) -> Iterator[Edit]:
-        """Have the content of a container be what a plan makes of it."""
+        """Replace the content of a nested container by the result of a plan."""
         from ..plans.plan import Edit, apply_plan
 
         node, source = nested.node, nested.container.source
@@ -390,14 +392,15 @@ class Stream:
             respelling.content(self.data, at, made)
 
     def _joined(self, found: list[Edit], inside: list[Edit], *, exact: bool) -> list[Edit] | None:
-        """Merge changes of `data`, and give them at their offsets in the source.
+        """Merge changes of `data`, and return them with offsets in the source.
 
-        `found` is in order; changes `inside`, of the source, must stay apart from them. If `exact`,
-        each must keep its length: None where they can't.
+        `found` is in order; they must not be merged across changes in `inside`, which have offsets
+        in the source. If `exact`, each merged change must keep its length; None if that is not
+        possible.
         """
         barriers = sorted({*(edit.start for edit in inside), *self._fetched.gap_starts(self.start)})
         joined: list[Edit] = []
-        first = last = grown = 0  # the changes found[first:last], by how much they grow
+        first = last = grown = 0  # the group found[first:last], and by how much it grows
         for last, edit in enumerate(found):
             before = found[last - 1]
             near = (exact and grown != 0) or edit.start - before.end < _NEAR
@@ -415,7 +418,7 @@ class Stream:
         return [*joined, self._join(found[first:])]
 
     def _join(self, found: list[Edit]) -> Edit:
-        """Neighbouring changes of `data` as one change of the source."""
+        """Merge neighboring changes of `data` into one change of the source."""
         from ..pickles.splice import applied
         from ..plans.plan import Edit
 
@@ -424,7 +427,7 @@ class Stream:
         return Edit(self._place(start), self._place(end - 1) + 1, new)
 
     def _place(self, at: int) -> int:
-        """Where in the source a byte of `data` lies."""
+        """The offset in the source of a byte of `data`."""
         return self.start + self._fetched.place(at)
 
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from ..errors import CorruptError
 from ..placement.device import names_device
 
-#: What must be told from the rest: comments, and strings in Python's four ways to quote them. What
-#: is left of a quote that is never closed is the last alternative.
+#: The tokens to recognize: comments, and strings in Python's four kinds of quotes. The last
+#: alternative matches a quote that is never closed.
 _TOKEN = re.compile(
     r"""\#[^\n]*|
     \"\"\"(?:[^\\"]|\\.|\"(?!\"\"))*\"\"\"|\'\'\'(?:[^\\']|\\.|'(?!''))*\'\'\'|
@@ -35,9 +35,9 @@ class Literal(NamedTuple):
     """A string in the code that names a device."""
 
     record: str
-    #: from 1
+    #: the line number, from 1
     line: int
-    #: where the quoted string lies in the text, in characters
+    #: the offsets of the quoted string in the text, in characters
     start: int
     end: int
     #: the device
@@ -54,7 +54,7 @@ def literals(record: str, text: str) -> Iterator[Literal]:
             raise CorruptError(f"the code in {record!r} can't be parsed")
         value = token["double"] or token["single"] or ""
         start = token.start()
-        prefixed = text[start - 1 : start].isalnum()  # r"", b"", f"": none that torch prints
+        prefixed = text[start - 1 : start].isalnum()  # r"", b"", f"": torch prints no such strings
         if names_device(value) and not prefixed:
             line += text.count("\n", counted, start)
             counted = start
@@ -65,13 +65,13 @@ def literals(record: str, text: str) -> Iterator[Literal]:
 
 
 def _last_word(text: str, least: int, end: int) -> int:
-    """Where the last `torch` before `end` starts, or `end`."""
+    """The offset of the last `torch` before `end`; or `end`."""
     found = text.rfind("torch", max(least, end - _LONGEST_CALL), end)
     return end if found < 0 else found
 
 
 def rewrite(text: str, changes: Iterable[tuple[Literal, str]]) -> str:
-    """The text with other devices in the place of some."""
+    """The text with some devices replaced."""
     parts, position = [], 0
     for literal, device in sorted(changes):
         parts += [text[position : literal.start], f'"{device}"']

@@ -11,7 +11,7 @@ from .children import children_of
 
 
 class _Rooted(NamedTuple):
-    """A node, its path, and how many keys of that already led here."""
+    """A node, its path, and how many keys of the path are already used."""
 
     path: Path
     depth: int
@@ -19,15 +19,15 @@ class _Rooted(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """The last of them."""
+        """The last used key."""
         return self.path[self.depth - 1]
 
 
 def join_roots(roots: Sequence[tuple[Path, Node]]) -> Node:
     """One node that leads to each root under its path.
 
-    What a root at the top holds, such as the attributes of a module, is beside the other roots. Of
-    two that are under the same path the last is shown.
+    The contents of a root at the top, such as the attributes of a module, are placed beside the
+    other roots. If two nodes have the same path, the last one is used.
     """
     holder = Dict()
     todo: list[tuple[Dict, Key, list[_Rooted]]] = [
@@ -42,7 +42,7 @@ def join_roots(roots: Sequence[tuple[Path, Node]]) -> Node:
         outer.pairs.append((key, tree))
         for each in (one for all_of in map(_opened, rooted) for one in all_of):
             name = each.path[each.depth]
-            # numbers can be chosen to have all one hash
+            # numbers can be chosen to have the same hash
             slot = name if isinstance(name, str) else (type(name), spell((name,)))
             inner.setdefault(slot, []).append(_Rooted(each.path, each.depth + 1, each.node))
         todo += [(tree, held[0].key, held) for held in reversed(inner.values())]
@@ -50,7 +50,7 @@ def join_roots(roots: Sequence[tuple[Path, Node]]) -> Node:
 
 
 def _opened(rooted: _Rooted) -> Iterator[_Rooted]:
-    """The value itself, or its children if its path ends here."""
+    """The item itself, or its children if its path ends here."""
     if rooted.depth < len(rooted.path):
         yield rooted
     else:
@@ -59,7 +59,7 @@ def _opened(rooted: _Rooted) -> Iterator[_Rooted]:
 
 
 def _children(root: Node) -> Iterator[tuple[Path, Node]]:
-    """What a root holds, without what is merely wrapped around it."""
+    """The children of a root; transparent wrappers are skipped."""
     todo = [root]
     while todo:
         node = todo.pop()

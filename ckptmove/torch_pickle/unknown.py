@@ -1,4 +1,4 @@
-"""What loading a checkpoint would import, and what of that could make tensors anywhere."""
+"""The names that loading a checkpoint would import, and those that could make tensors anywhere."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _INDIRECT = "(called indirectly)"
 
 
 def unknown_callables_in(container: Container) -> tuple[str, ...]:
-    """The names that loading it would import, and that are not known to be harmless."""
+    """The names that loading it would import and that are not known to be harmless."""
     found = (each.unknown_callables() for each in container.everything())
     return tuple(dict.fromkeys(chain.from_iterable(found)))
 
 
 def unknown_makers_in(container: Container, unknown: Collection[str]) -> tuple[str, ...]:
-    """Those of the `unknown` callables that it would call with a tensor or a device.
+    """The `unknown` callables that loading would call with a tensor or a device.
 
-    Nobody knows where what they make is. An object of an unknown class that is made empty and given
-    its state is none of these.
+    The devices of their results are unknown. An object of an unknown class that is made empty and
+    then given its state is not included.
     """
     if not unknown:
         return ()
@@ -43,7 +43,7 @@ def unknown_makers_in(container: Container, unknown: Collection[str]) -> tuple[s
 
 
 def _is_given_any(call: Call, met: set[int]) -> bool:
-    """Whether a tensor, a storage or a device is among what a call is given."""
+    """Whether the arguments or state of a call include a tensor, a storage or a device."""
     todo: list[Node] = [call.args, call.kwargs, call.state]
     while todo:
         node = todo.pop()

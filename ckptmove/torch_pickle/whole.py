@@ -1,4 +1,4 @@
-"""What a container and all that is nested in it hold together."""
+"""The contents of a container and all containers nested in it, merged."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .values.persistent_ids import StorageId, TensorId
 
 
 class Whole(NamedTuple):
-    """What the containers of a checkpoint hold together."""
+    """The merged contents of all containers of a checkpoint."""
 
     streams: Sequence[Stream]
-    #: what nodes say: persistent ids of storages, and calls that load a storage from bytes
+    #: `id()` of persistent ids of storages, and of calls that load a storage from bytes
     ids: Mapping[int, StorageId]
     storages: Mapping[str, Storage]
-    #: `id()` of a node → what is saved in the bytes it stands for, and under which path
+    #: `id()` of a node → the saved objects in its bytes, with their paths
     grafts: Mapping[int, list[tuple[Path, Node]]]
-    #: what each persistent id of a tensor says
+    #: `id()` of a persistent id → the tensor that it names
     tensors: Mapping[int, TensorId]
 
 
 def whole(container: Container) -> Whole:
-    """A container, and all that is nested in it."""
+    """Merge a container and all containers nested in it."""
     all_of_it = list(container.everything())
-    if len(all_of_it) == 1:  # which may hold very many storages: no copies are made
+    if len(all_of_it) == 1:  # it may hold very many storages: avoid copies
         return Whole(container.streams, container.ids, container.storages, {}, container.tensors)
     streams: list[Stream] = []
     ids: dict[int, StorageId] = {}

@@ -27,7 +27,8 @@ _TORCH = {
     "torch.serialization._get_layout",
     "torch.storage.TypedStorage",
     "torch.storage.UntypedStorage",
-    "torch.storage._load_from_bytes",  # what it loads is always read, and its names are listed too
+    # the loaded bytes are always read, and their names are listed too
+    "torch.storage._load_from_bytes",
     "torch._C.Generator",
     "torch._tensor._rebuild_from_type",
     "torch._tensor._rebuild_from_type_v2",
@@ -109,11 +110,11 @@ _NUMPY = {
     *(f"numpy.float{n}" for n in (16, 32, 64)),
 }
 
-#: torch's own modules, as `torch.nn.modules.__all__` has them, and those that people wrap a model
-#: in and save: made empty, and given their state.
-#: `Module.__setstate__` keeps it, and so do those of RNNs, convolutions, attention and the like:
-#: nothing of it is called. Left out are wrappers with a `__new__` that calls (`Container`,
-#: `NLLLoss2d`). `uses` sees to it that none is called with arguments.
+#: torch's own modules, as in `torch.nn.modules.__all__`, and the wrappers in which people save a
+#: model: pickle makes them empty and gives them their state. `Module.__setstate__` stores the
+#: state, and so do those of RNNs, convolutions, attention and similar modules: nothing in it is
+#: called. Wrappers with a `__new__` that calls something are left out (`Container`, `NLLLoss2d`).
+#: `uses` makes sure that none is called with arguments.
 MODULES = frozenset(
     f"torch.nn.modules.{module}.{name}"
     for module, names in {
@@ -157,8 +158,8 @@ MODULES = frozenset(
     for name in names.split()
 ) | {"torch.nn.parallel.data_parallel.DataParallel", "torch.optim.swa_utils.AveragedModel"}
 
-#: What torch's transformer layers keep as their `activation`. They compute with tensors, and are
-#: values only: `uses` sees to it that no pickle calls them.
+#: Functions that torch's transformer layers keep as their `activation`. They compute with tensors
+#: and are only values: `uses` makes sure that no pickle calls them.
 ACTIVATIONS = frozenset(
     ("torch.nn.functional.relu", "torch.nn.functional.gelu", "torch._C._nn.gelu")
 )

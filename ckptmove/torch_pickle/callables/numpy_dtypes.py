@@ -1,9 +1,9 @@
-"""Check that numpy dtypes in a pickle describe memory that is theirs.
+"""Check that numpy dtypes in a pickle describe only memory that belongs to them.
 
-numpy believes the state of a dtype: a field beyond the end of its element is read and written where
-it is said to lie, and references to objects that are said to be numbers are made of bytes. Both let
+numpy trusts the state of a dtype: a field beyond the end of its element is read and written at the
+offset that the state gives, and bytes of numbers can be declared to be object references. Both let
 a file write into the memory of the process that loads it. So a state must be one that numpy writes:
-each field and subarray within its element, flags that tell of objects where there are some.
+each field and subarray within its element, and flags for objects exactly if there are objects.
 
 Source: numpy's descriptor.c (`arraydescr_setstate`, `_arraydescr_reduce`), versions 1.7 to 2.4.
 """
@@ -15,16 +15,17 @@ import re
 
 from ...pickles.nodes import Call, Dict, Node, Tuple
 
-#: Letters of numpy's plain dtypes; `O`, for objects, hands back whatever it is given.
+#: Letters of numpy's plain dtypes; `O`, for objects, is excluded: it returns any object it is
+#: given.
 PLAIN = re.compile(r"[<>=|]?([?a-zA-NP-Z])([0-9]{0,9})(\[\w{1,9}\])?")
 _OBJECT = re.compile(r"\|?O[48]?")
-_FLEXIBLE = "SaUV"  # of any size, which the state says
-_REFERENCES = 3  # flags of dtypes that hold objects: counted, and pickled as a list
+_FLEXIBLE = "SaUV"  # of any size, which the state gives
+_REFERENCES = 3  # flags of dtypes that hold objects: reference-counted, and pickled as a list
 _VERSIONS = (3, 4)  # of the state; 4 adds metadata
 
 
 def is_right(args: list[Node], call: Call) -> bool:
-    """Whether a call of `numpy.dtype`, with its state, gives a dtype that numpy could pickle."""
+    """Whether a call of `numpy.dtype`, with its state, makes a dtype that numpy could pickle."""
     if not args:
         return False
     if not call.built:
@@ -45,7 +46,7 @@ def is_right(args: list[Node], call: Call) -> bool:
 
 
 def _of_subarray(node: Node, size: int | None) -> list[Call | None]:
-    """The dtype of a subarray, if there is one; None: it does not fill its element."""
+    """The dtype of a subarray, if there is one; None if it does not fill its element."""
     if node is None:
         return []
     items = list(node.items) if isinstance(node, Tuple) else []
@@ -60,7 +61,7 @@ def _of_subarray(node: Node, size: int | None) -> list[Call | None]:
 
 
 def _of_fields(names: Node, fields: Node, size: int | None) -> list[Call | None]:
-    """The dtypes of fields, if there are any; None: a field that does not lie in its element."""
+    """The dtypes of fields, if there are any; None for a field that is not inside its element."""
     if names is None and fields is None:
         return []
     if not isinstance(names, Tuple) or not isinstance(fields, Dict) or size is None:
@@ -77,7 +78,10 @@ def _of_fields(names: Node, fields: Node, size: int | None) -> list[Call | None]
 
 
 def _size(call: Call) -> int | None:
-    """The bytes of an element, as the call of a dtype says; its state is looked at by itself."""
+    """The size of an element in bytes, from the call of a dtype.
+
+    Its state is checked separately.
+    """
     args = call.args.items if isinstance(call.args, Tuple) else []
     kind = args[0] if args else None
     if call.qualname != "numpy.dtype" or not isinstance(kind, str):
@@ -99,7 +103,7 @@ def _is_of_objects(kind: Node) -> bool:
 
 
 def _holds_objects(dtype: Call | None) -> bool:
-    """Whether a dtype says that it holds objects, by its flags or by what it is made of."""
+    """Whether the flags or the arguments of a dtype say that it holds objects."""
     if dtype is None:
         return True
     state = dtype.state.items if dtype.built and isinstance(dtype.state, Tuple) else []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: BUILD gives it attributes; it has neither `__setstate__` nor properties that can be set.
+#: BUILD sets its attributes; it has neither `__setstate__` nor properties with setters.
 _ATTRIBUTES = "BUILD fills its __dict__; it has no __setstate__ and no setters"
 #: Python's sources: Lib/types.py, Lib/collections/__init__.py, Modules/arraymodule.c.
 _STANDARD: Mapping[str, str] = {
@@ -23,7 +23,7 @@ _STANDARD: Mapping[str, str] = {
     "array.array": "C code that copies numbers; a typecode is one of a few letters",
     "array._array_reconstructor": "C code that copies the bytes of numbers, and checks their sizes",
 }
-#: What modules that torch saved whole hold besides modules; torch's sources.
+#: Other objects in modules that torch saved whole; from torch's sources.
 _OF_MODULES: Mapping[str, str] = {
     "torch.nn.utils.weight_norm.WeightNorm": f"a hook with a name and a number; {_ATTRIBUTES}",
     "torch.nn.backends.thnn._get_thnn_function_backend": "since torch 1.5 it takes nothing, does "
@@ -37,8 +37,8 @@ _CONTAINER = (
     "object.__new__ makes it; BaseContainer.__setstate__ updates its __dict__, puts Any for a "
     "missing key_type or element_type of its metadata, and makes Dict[…] or List[…] of both"
 )
-#: omegaconf 2.0 to 2.4: base.py, basecontainer.py, nodes.py, dictconfig.py, listconfig.py.
-#: An EnumNode holds a class of the user's, which is judged by its own name.
+#: omegaconf 2.0 to 2.4: base.py, basecontainer.py, nodes.py, dictconfig.py, listconfig.py. An
+#: EnumNode holds a class of the user, which is judged by its own name.
 _OMEGACONF: Mapping[str, str] = {
     "omegaconf.dictconfig.DictConfig": _CONTAINER,
     "omegaconf.listconfig.ListConfig": _CONTAINER,
@@ -60,7 +60,7 @@ _OMEGACONF: Mapping[str, str] = {
 }
 
 _STATE = "object.__new__ makes it, without __init__ and __post_init__; " + _ATTRIBUTES
-#: What `training_args.bin` of Hugging Face's Trainer holds; transformers 4.6 to 5.23 (trainer.py,
+#: Classes in `training_args.bin` of Hugging Face's Trainer; transformers 4.6 to 5.23 (trainer.py,
 #: training_args.py, trainer_pt_utils.py), accelerate 0.20 to 1.15 (state.py).
 _TRAINING_ARGUMENTS: Mapping[str, str] = {
     "transformers.training_args.TrainingArguments": _STATE,
@@ -92,9 +92,10 @@ REVIEWED: Mapping[str, str] = {
     **_TRAINING_ARGUMENTS,
     **_ENUMS,
 }
-#: Of these no more was read than what happens when pickle makes them: by NEWOBJ, without arguments.
+#: For these, only the code that runs when pickle makes them was reviewed: NEWOBJ without arguments.
 MADE_EMPTY = frozenset(
     name for name in (*_OMEGACONF, *_TRAINING_ARGUMENTS) if not name.startswith("typing.")
 )
-#: Of these, what happens when they are called with one value, and their members are left alone.
+#: For these, only the code that runs when they are called with one value was reviewed; they must
+#: not be changed afterwards.
 ENUMS = frozenset(_ENUMS)

@@ -1,9 +1,9 @@
 """Check how a pickle uses the names in it: which callables are not known to be harmless.
 
 Most names of the allow-list may be used in any way. Some are harmless only in one use, because an
-argument decides what runs: those are checked call by call, against what picklers write. Any other
-use makes the name an unknown callable: arguments made by another call, a state set afterwards, or
-the bare function as a value, which a later opcode or another callable may call.
+argument decides what runs: these are checked call by call, against the calls that picklers write.
+Any other use makes the name an unknown callable: arguments made by another call, a state set
+afterwards, or the bare function as a value, which a later opcode or another callable may call.
 
 Sources: CPython's Modules/_pickle.c and Lib/copyreg.py; torch/_tensor.py, torch/_utils.py,
 torch/storage.py; numpy's multiarray (`array_scalar`, `arraydescr_setstate`).
@@ -34,12 +34,13 @@ from . import numpy_dtypes
 from .allowlist import ACTIVATIONS, KNOWN, MODULES
 from .reviewed_names import ENUMS, MADE_EMPTY
 
-#: By what a plain pickle loads a storage from bytes.
+#: The function with which a plain pickle loads a storage from bytes.
 LOADER = "torch.storage._load_from_bytes"
-#: By what protocols up to 2 make bytes of text.
+#: The function with which protocols up to 2 make bytes from text.
 ENCODE = "_codecs.encode"
 LATIN_1 = ("latin1", "latin-1", "latin_1", "iso-8859-1", "iso8859-1")
-_CODECS = frozenset((*LATIN_1, "ascii", "utf-8", "utf8"))  # to look up others imports modules
+# looking up any other codec imports modules
+_CODECS = frozenset((*LATIN_1, "ascii", "utf-8", "utf8"))
 _PLAIN_BASES = frozenset(
     f"{module}.{name}"
     for module, names in {
@@ -51,8 +52,8 @@ _PLAIN_BASES = frozenset(
 _FROM_TYPE = ("torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2")
 _REBUILDS = ("torch._utils._rebuild_", "torch.nested._internal.nested_tensor._rebuild_njt")
 _SCALARS = tuple(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
-#: What picklers append items to, or set them in. Of anything else that calls what its attributes
-#: `append`, `extend` or `add` are, and a file may set those.
+#: Objects to which picklers append items, or set them. For any other object, an unpickler calls its
+#: attributes `append`, `extend` or `add`, and a file may set those.
 _FILLED = frozenset(
     (
         *("builtins.dict", "builtins.list", "builtins.set", "collections.Counter"),
@@ -66,10 +67,10 @@ _NUMPY_NUMBER = re.compile(r"numpy\.u?(int|float)[0-9]+")
 
 
 class Uses:
-    """The uses in one pickle, or graph.
+    """Finds misused names in one pickle or graph.
 
-    `loaded` has the `id()` of the bytes that were read as a checkpoint, and of the calls that make
-    such bytes of text.
+    `loaded` has the `id()` of the bytes that were read as a checkpoint, and of the calls that
+    decode such bytes from text.
     """
 
     def __init__(self, loaded: Collection[int]) -> None:
@@ -78,7 +79,7 @@ class Uses:
     def unknown(self, pickle: Pickle, is_known: Callable[[Global], bool]) -> Iterator[str]:
         """The names of callables that are not known to be harmless, with repetitions.
 
-        `is_known` says whether a name is, in its right use.
+        `is_known` returns whether a name is harmless when it is used correctly.
         """
         for name in pickle.globals:
             if not is_known(name):
@@ -91,28 +92,35 @@ class Uses:
             yield from self._bare(pickle)
 
     def wrong(self, call: Call) -> str | None:
-        """The name that a call misuses, if it does."""
+        """The name that a call misuses; None if it misuses none."""
         function = named(call.function)
-        if not isinstance(function, Global):  # what a call gave is called: it may be anything
+        # the function is the result of a call: it may be anything
+        if not isinstance(function, Global):
             return _maker_of(function)
         return None if self._is_right(function.qualname, call) else function.qualname
 
     def _is_right(self, name: str, call: Call) -> bool:
-        """Whether a call is one that is harmless, if its name is known."""
+        """Whether a call is a harmless one.
+
+        True for unknown names, which are reported elsewhere.
+        """
         if name not in KNOWN:
-            return True  # which is told of already
+            return True  # it is reported already
         if compact_form(call) is None and not _calls_no_attribute(name, call):
             return False
         check = _CHECKS.get(name)
         if not (call.kwargs is None or (isinstance(call.kwargs, Dict) and not call.kwargs.pairs)):
-            # Some of torch's types take addresses by keyword.
+            # Some torch types take memory addresses as keyword arguments.
             return check is None and not name.startswith(("torch.", "numpy."))
         if check is None:
             return _NUMPY_NUMBER.fullmatch(name) is None or _are_scalars(self, call)
         return check(self, call)
 
     def _bare(self, pickle: Pickle) -> Iterator[str]:
-        """The names of functions that are values somewhere, to be called by who knows what."""
+        """The names of functions that occur as values.
+
+        Other code could call them with any arguments.
+        """
         met = set[int]()
         todo: list[Node] = [pickle.root, *pickle.dropped]
         todo += (each.pid for each in pickle.persistents if not is_compact(each))
@@ -135,24 +143,24 @@ class Uses:
 
 
 def wrong_use(call: Call) -> str | None:
-    """The name that a call in a graph misuses, if it does; bytes there were not read."""
+    """The name that a call in a graph misuses, or None; nested bytes count as not read."""
     return Uses(()).wrong(call)
 
 
 def not_surely_harmless(names: Iterable[str]) -> Iterator[str]:
-    """Those of the names in a pickle that may run something, where no more of it can be read."""
+    """The names that may run something, when the rest of the pickle can't be read."""
     return (name for name in names if name not in KNOWN or name in _CHECKS)
 
 
 def _maker_of(node: Node) -> str:
-    """The name of what made a thing that is called."""
+    """The name of the callable that made an object which is then called."""
     while isinstance(node, Call):
         node = named(node.function)
     return node.qualname if isinstance(node, Global) else "an object"
 
 
 def _arguments(call: Call) -> Items | None:
-    """The arguments, as they are when the call is made; None where another call makes them."""
+    """The arguments of a call; None if another call makes them."""
     return call.args.items if isinstance(call.args, Tuple) else None
 
 
@@ -161,11 +169,11 @@ def _is_unchanged(call: Call) -> bool:
 
 
 def _calls_no_attribute(name: str, call: Call) -> bool:
-    """Whether nothing calls an attribute that the file has set on an object.
+    """Whether loading calls no attribute that the file has set on an object.
 
-    An unpickler does where it fills or builds an object; so do many functions with what they are
-    given: `dict` calls `keys`, and `Parameter` `detach`. A module as such an attribute would run
-    its `forward`, which calls other attributes, with any arguments.
+    An unpickler does this when it fills or builds an object. Many functions do it with their
+    arguments: `dict` calls `keys`, and `Parameter` calls `detach`. If such an attribute is a
+    module, its `forward` would run, which calls other attributes with any arguments.
     """
     if (call.items or call.pairs) and name not in _FILLED:
         return False
@@ -186,7 +194,7 @@ def _calls_no_attribute(name: str, call: Call) -> bool:
 
 
 def _has_attributes(node: Node) -> bool:
-    """Whether this is an object with attributes that the file has set, other than a tensor."""
+    """Whether a node is an object, other than a tensor, with attributes that the file has set."""
     if not isinstance(node, Call) or not node.built:
         return False
     name = node.qualname or ""
@@ -197,7 +205,7 @@ def _has_attributes(node: Node) -> bool:
 
 
 def _loads_what_was_read(uses: Uses, call: Call) -> bool:
-    """`_load_from_bytes` runs whatever pickle its bytes are."""
+    """`_load_from_bytes` unpickles its bytes, whatever they are."""
     args = _arguments(call)
     right = call.opcode == "REDUCE" and _is_unchanged(call)
     return right and args is not None and len(args) == 1 and id(args[0]) in uses.loaded
@@ -212,7 +220,7 @@ def _encodes(uses: Uses, call: Call) -> bool:
 
 
 def _may_encode(uses: Uses, call: Call) -> bool:
-    """`str`, `bytes` and `bytearray` take a codec, too."""
+    """`str`, `bytes` and `bytearray` also take a codec."""
     args = _arguments(call)
     if args is None:
         return False
@@ -229,7 +237,7 @@ def _names_codec(args: Items) -> bool:
 
 
 def _reconstructs(uses: Uses, call: Call) -> bool:
-    """`_reconstructor` calls the base that it is given, to make and to fill an object."""
+    """`_reconstructor` calls the given base, to make and to fill an object."""
     args = _arguments(call)
     if args is None or len(args) != 3 or not isinstance(named(args[0]), Global):
         return False
@@ -238,7 +246,7 @@ def _reconstructs(uses: Uses, call: Call) -> bool:
 
 
 def _rebuilds(uses: Uses, call: Call) -> bool:
-    """`_rebuild_from_type` calls the function that it is given."""
+    """`_rebuild_from_type` calls the given function."""
     args = _arguments(call)
     if args is None or len(args) != 4:
         return False
@@ -251,7 +259,7 @@ def _rebuilds(uses: Uses, call: Call) -> bool:
 
 
 def _is_plain_scalar(uses: Uses, call: Call) -> bool:
-    """`scalar` of a dtype of objects gives what it is given: a class, for one, to be changed."""
+    """`scalar` with an object dtype returns its argument: a class, for example, to change later."""
     args = _arguments(call)
     dtype = args[0] if args else None
     if not isinstance(dtype, Call) or not (dtype.qualname or "").startswith("numpy."):
@@ -263,7 +271,7 @@ def _is_plain_scalar(uses: Uses, call: Call) -> bool:
 
 
 def _are_scalars(uses: Uses, call: Call) -> bool:
-    """Numbers of numpy take any object, and the memory at any address that it names."""
+    """Number types of numpy take any object, and read memory at any address that it gives."""
     args = _arguments(call)
     return args is not None and all(
         each is None or isinstance(each, (str, bytes, int, float)) for each in args
@@ -281,37 +289,37 @@ def _is_plain_dtype(uses: Uses, call: Call) -> bool:
 
 
 def _is_array_without_buffer(uses: Uses, call: Call) -> bool:
-    """An array of objects over bytes takes them for references."""
+    """An array of objects over given bytes would treat them as references."""
     args = _arguments(call)
     return args is not None and len(args) <= 2
 
 
 def _is_empty(uses: Uses, call: Call) -> bool:
-    """Some are harmless only as pickle makes them: empty, and given a state.
+    """Some are harmless only as pickle makes them: empty, and then given a state.
 
-    A mesh that is called starts process groups; of others nobody has read what a call does.
+    A mesh that is called starts process groups; for the others, calls were not reviewed.
     """
     return _arguments(call) == [] and call.opcode != "REDUCE" and _has_plain_state(call)
 
 
 def _makes_module(uses: Uses, call: Call) -> bool:
-    """Modules must be made without `__init__`, which could allocate any amount."""
+    """Modules must be made without `__init__`, which could allocate any amount of memory."""
     made = call.opcode == "NEWOBJ" and _arguments(call) == []
     return made and not (call.items or call.pairs) and _has_plain_state(call)
 
 
 def _has_plain_state(call: Call) -> bool:
-    """Whether a state is a dict: of any other mapping, `dict.update` calls what it likes.
+    """Whether a state is a dict: for other mappings, `dict.update` calls their own methods.
 
-    A `ParameterDict`, for one, looks its keys up as attributes, and so gives its own methods.
+    A `ParameterDict`, for example, looks its keys up as attributes, and so returns its own methods.
     """
     return not call.built or isinstance(call.state, Dict)
 
 
 def _takes_member(uses: Uses, call: Call) -> bool:
-    """An enum that is called with one plain value gives a member, which the whole process shares.
+    """An enum that is called with one plain value returns a member, which is shared process-wide.
 
-    With more, it may make a new class; a state would change the member for everybody.
+    With more arguments, it may make a new class; a state would change the shared member.
     """
     args = _arguments(call)
     if call.opcode != "REDUCE" or args is None or len(args) != 1 or not _is_unchanged(call):
@@ -320,17 +328,20 @@ def _takes_member(uses: Uses, call: Call) -> bool:
 
 
 def _is_given_nothing(uses: Uses, call: Call) -> bool:
-    """Python 3.13 takes attributes as an argument, too."""
+    """Python 3.13 also takes attributes as an argument."""
     return _arguments(call) == []
 
 
 def _gives_none(uses: Uses, call: Call) -> bool:
-    """The backend of modules that older releases saved is asked for, and left as it is."""
+    """The function for the backend of old modules takes nothing, and its result stays unchanged."""
     return _arguments(call) == [] and _is_unchanged(call)
 
 
 def _is_never_called(uses: Uses, call: Call) -> bool:
-    """An activation is a value of a module; what it is called with decides what runs."""
+    """An activation is only a value of a module.
+
+    If it were called, its arguments decide what runs.
+    """
     return False
 
 
@@ -351,12 +362,13 @@ _CHECKS: dict[str, Callable[[Uses, Call], bool]] = {
     "types.SimpleNamespace": _is_given_nothing,
     **dict.fromkeys(("torch.distributed.device_mesh.DeviceMesh", *MADE_EMPTY), _is_empty),
 }
-#: Functions; classes are values of many a checkpoint, and harmless whatever they are given.
+#: Functions that must not be values. Classes are values in many checkpoints, and harmless with any
+#: arguments.
 NEVER_BARE = frozenset((LOADER, ENCODE, "copyreg._reconstructor", *_FROM_TYPE, *_SCALARS))
 
 
 def bytes_as_text(call: Call) -> Text | None:
-    """The text of `_codecs.encode(text, 'latin1')`, as protocols up to 2 spell bytes."""
+    """The text in `_codecs.encode(text, 'latin1')`, with which protocols up to 2 spell bytes."""
     if call.qualname != ENCODE or not isinstance(call.args, Tuple):
         return None
     items = call.args.items
@@ -367,7 +379,7 @@ def bytes_as_text(call: Call) -> Text | None:
 
 
 def latin_1(text: str) -> bytes | None:
-    """The bytes whose numbers the characters of a text are, or None if one is none."""
+    """The bytes of a text with one character per byte; None if a character is beyond 255."""
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:

@@ -22,27 +22,27 @@ from ...pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
 from ...pickles.opcodes.pairs import keys_of
 from .sections import is_tensor
 
-_LONGEST_KEY = 1000  # characters of a key that is looked through
-_LONGEST_WORD = 100  # of one that may speak of averages
+_LONGEST_KEY = 1000  # characters of a key that is examined
+_LONGEST_WORD = 100  # characters of a key that may name averages
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SURE = {"ema", "swa", "shadow", "polyak"}
 _HINT = re.compile("ema|swa|shadow|polyak|averag|avg", re.IGNORECASE)
 _OF_A_MODEL = {"model", "net", "network", "module", "params", "parameters", "weights", "state"}
-#: What counts and configures an average, among its weights.
+#: Entries among averaged weights that count updates or configure the average.
 BOOKKEEPING = frozenset(
     {"n_averaged", "num_updates", "decay", "initted", "step", "steps", "optimization_step"}
 )
 _SURE_BOOKKEEPING = {"n_averaged", "num_updates", "initted"}
 _WRAPPED = "module."
-#: Where ema-pytorch keeps the model itself beside `ema_model`; outside it has no such name.
+#: ema-pytorch keeps the model itself here beside `ema_model`; the model has no such name elsewhere.
 COPY = "online_model"
-#: Keys that tell together who saved it → what holds the averages there, and what does not.
+#: Keys that together identify the library → the key of the averages, and the key of other weights.
 _EXCHANGED = (
-    # Lightning, callbacks/weight_averaging.py: what `load_from_checkpoint` takes is the average.
+    # Lightning, callbacks/weight_averaging.py: `load_from_checkpoint` loads the average.
     ({"averaging_state", "current_model_state", "state_dict"}, "state_dict", "current_model_state"),
-    # MMEngine, hooks/ema_hook.py, `_swap_ema_state_dict`: likewise.
+    # MMEngine, hooks/ema_hook.py, `_swap_ema_state_dict`: the same.
     ({"ema_state_dict", "message_hub", "state_dict"}, "state_dict", "ema_state_dict"),
-    # torch-ema and diffusers: what the model had before the average took its place.
+    # torch-ema and diffusers: the model's weights before the average replaced them.
     ({"shadow_params", "collected_params"}, "shadow_params", "collected_params"),
     ({"shadow_params", "temp_stored_params"}, "shadow_params", "temp_stored_params"),
 )
@@ -62,13 +62,13 @@ def speaks_of_average(key: Key) -> bool:
 
 
 def averages_within(node: Node, section: Section) -> dict[Key, bool]:
-    """The keys that tell what is below them: True for averaged weights, False for none."""
+    """Keys that show what is below them: True for averaged weights, False for other weights."""
     held = node.state if isinstance(node, Call) and not node.pairs else node
     if not isinstance(held, Mapping):
         return {}
     if section in (Section.MODEL, Section.EMA):
         found: dict[Key, bool] = dict.fromkeys(_average_names(held), True)
-        if found and section is Section.EMA:  # that of ema-pytorch holds the model too
+        if found and section is Section.EMA:  # the state of ema-pytorch holds the model too
             others = (str(key) for key, _ in held.pairs if isinstance(key, str))
             of_model = {key for key in others if key not in found and key not in BOOKKEEPING}
             found.update(dict.fromkeys(of_model, False))
@@ -78,7 +78,7 @@ def averages_within(node: Node, section: Section) -> dict[Key, bool]:
     keys = [
         key for key in keys_of(held.pairs) if isinstance(key, str) and len(key) <= _LONGEST_WORD
     ]
-    hinted = _HINT.search("\0".join(keys)) is not None  # of all at once: there may be very many
+    hinted = _HINT.search("\0".join(keys)) is not None  # all at once, since there may be very many
     speaking = (str(key) for key in keys if hinted and speaks_of_average(key))
     told: dict[Key, bool] = dict.fromkeys(speaking, True)
     there = held.keys_among(_TOGETHER)
@@ -89,12 +89,12 @@ def averages_within(node: Node, section: Section) -> dict[Key, bool]:
 
 
 def are_tensors(node: Node, children: Sequence[Node]) -> bool:
-    """Whether this is a list of tensors and nothing else."""
+    """Whether the node is a list of only tensors."""
     return isinstance(node, (List, Tuple)) and bool(children) and all(map(is_tensor, children))
 
 
 def is_average(node: Mapping) -> bool:
-    """Whether this is the state of an `AveragedModel`, or a pickled one."""
+    """Whether the node is the state of an `AveragedModel`, or a pickled one."""
     if isinstance(node, Call) and not node.pairs:
         state = node.state if isinstance(node.state, Dict) else None
         buffers = None if state is None else state.get("_buffers")
@@ -109,7 +109,7 @@ def is_average(node: Mapping) -> bool:
 
 
 def _average_names(node: Mapping) -> set[str]:
-    """Of the names of a state dict those of averages: they follow those of the model."""
+    """The names in a state dict that belong to averages: they repeat the names of the model."""
     heads: dict[str, bool] = {}
     inside: dict[str, set[str]] = {}
     outside: set[str] = set()
@@ -133,9 +133,9 @@ def _average_names(node: Mapping) -> set[str]:
 
 
 def _follow(head: str, names: Collection[str], outside: Collection[str]) -> bool:
-    """Whether most of these names are those of what else is there, be it below another head.
+    """Whether most of these names repeat the other names, possibly below another head.
 
-    The names of one layer, `weight` and `bias`, are those of any other.
+    A match needs more than a layer's own names, `weight` and `bias`, which are the same everywhere.
     """
     known = set(outside)
     for name in outside:
@@ -152,11 +152,11 @@ def _follow(head: str, names: Collection[str], outside: Collection[str]) -> bool
 
 
 def model_names(names: Iterable[str], model: Collection[str], head: str = "") -> dict[str, str]:
-    """What averages are called → what they are called in the state dict of their model.
+    """Names of averages → the names of the same weights in the state dict of their model.
 
-    What only counts or configures the average has no name there, and is left out. Names without
-    their dots get them back where just one of the `model`'s names can be meant. `head` is what the
-    averages' names begin with, where they are among those of the model.
+    Entries that only count or configure the average have no such name and are left out. Names
+    without dots get them back if exactly one name in `model` fits. `head` is the prefix of the
+    averages' names, if they are among those of the model.
     """
     own = [name for name in names if name not in BOOKKEEPING or name in model]
     wrapped = bool(own) and all(name.startswith(_WRAPPED) for name in own)
@@ -174,9 +174,9 @@ def model_names(names: Iterable[str], model: Collection[str], head: str = "") ->
 def _named_as(
     names: Collection[str], model: Collection[str], head: str, *, flat: bool
 ) -> dict[str, str]:
-    """Names → the full names of a model, or of one part of it, that they stand for.
+    """Names → the full names in a model, or in one part of it, that they stand for.
 
-    The names may begin with `head`; `flat` ones lack their dots.
+    The part of the model that fits best, and `head`, decide. Names in `flat` form lack their dots.
     """
     parts: dict[str, dict[str, list[str]]] = {"": {}}
     for full in model:
@@ -199,6 +199,6 @@ def _named_as(
 
 
 def _words(head: str) -> frozenset[str]:
-    """The words of a name that don't speak of averages."""
+    """The words of a name that don't refer to averages."""
     words = (word.lower() for word in _WORD.findall(head))
     return frozenset(word for word in words if word not in _SURE and not word.startswith("av"))

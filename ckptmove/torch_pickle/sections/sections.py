@@ -15,15 +15,15 @@ from ..pickled_modules import Way, is_module
 from ..values.numpy_arrays import array_of
 
 _RNG_WORDS = re.compile(r"(^|[^a-z])(rng|random)([^a-z]|$)|rng_?states?|random_?states?")
-#: Bytes of torch's CPU generator state (at::CPUGeneratorImplState), now and in the beginning.
+#: Sizes in bytes of torch's CPU generator state (at::CPUGeneratorImplState), now and originally.
 _CPU_GENERATOR_NBYTES = (5056, 5048)
-_LONGEST_WORD = 100  # characters of a key that is looked through
-_SAFE_BITS = 60  # of a number that is its own hash
-#: How many things beside each other are looked through for the state of a generator.
-MOST_SIBLINGS = 64  # an RNG state has few of them; more are not looked through
+_LONGEST_WORD = 100  # characters of a key that is examined
+_SAFE_BITS = 60  # a number of at most so many bits is its own hash
+#: The most siblings among which a generator state is searched.
+MOST_SIBLINGS = 64  # an RNG state has few of them; more are not searched
 
 #: Lightning keeps the score of each file that it saved (callbacks/model_checkpoint.py,
-#: `best_k_models`); no parameter has such a name.
+#: `best_k_models`); no parameter has a name with this suffix.
 _OF_FILES = (".ckpt",)
 
 _DICTS = ("collections.OrderedDict", "collections.defaultdict")
@@ -33,7 +33,7 @@ _OF_SCHEDULERS = ("last_epoch", "_step_count", "base_lrs", "_last_lr")
 
 
 def section_of(node: Mapping) -> Section | None:
-    """The section that a mapping or object opens, or None where it stays in that of its parent."""
+    """The section that a mapping or object opens; None if it belongs to that of its parent."""
     held = _attributes(node)
     if held is not None:
         if is_optimizer(held):
@@ -47,20 +47,20 @@ def section_of(node: Mapping) -> Section | None:
 
 
 def _attributes(node: Mapping) -> Mapping | None:
-    """The mapping that describes a node: itself, or the attributes of an object."""
+    """The mapping that describes a node: the node itself, or the attributes of an object."""
     if isinstance(node, Call) and not node.pairs:
         return node.state if isinstance(node.state, Dict) else None
     return node
 
 
 def is_optimizer(node: Mapping) -> bool:
-    """Whether this is an optimizer's state dict: `{"state": {…}, "param_groups": [{…}, …]}`."""
+    """Whether the node is an optimizer's state dict: `{"state": {…}, "param_groups": [{…}, …]}`."""
     groups = node.get("param_groups")
     return isinstance(node.get("state"), Mapping) and isinstance(groups, (List, Tuple))
 
 
 def is_module_state(node: Mapping) -> bool:
-    """Whether this is what `Module.state_dict` gives, by its `_metadata`, or a pickled module."""
+    """Whether the node is a result of `Module.state_dict` (has `_metadata`), or a pickled module."""
     if not isinstance(node, Call):
         return False
     if isinstance(node.state, Mapping) and node.state.get("_metadata") is not None:
@@ -69,7 +69,7 @@ def is_module_state(node: Mapping) -> bool:
 
 
 def is_graph_data(node: Node) -> bool:
-    """Whether this is a graph to learn from, not a model: of PyG, or a dict of the parts of one.
+    """Whether the node is a graph to learn from, not a model: of PyG, or a dict with its parts.
 
     Source: torch_geometric/data/storage.py; data/in_memory_dataset.py, `save`.
     """
@@ -80,10 +80,10 @@ def is_graph_data(node: Node) -> bool:
 
 
 def is_state_dict(node: Mapping) -> bool:
-    """Whether this maps names to tensors alone, or to numpy's arrays as well.
+    """Whether the node maps names only to tensors and numpy arrays.
 
-    `_extra_state` and None are let through. Arrays beside the state of torch's generator, or below
-    a key that speaks of such states, are those of another generator.
+    `_extra_state` and None are also accepted. Arrays beside the state of torch's generator, or
+    below a key that names such states, belong to another generator and do not count.
     """
     if isinstance(node, Call) and node.qualname not in _DICTS:
         return False
@@ -103,12 +103,12 @@ def is_state_dict(node: Mapping) -> bool:
 
 
 def holds_weights(node: Mapping) -> bool:
-    """Whether this is a module's state or a state dict."""
+    """Whether the node is a module's state or a state dict."""
     return is_module_state(node) or is_state_dict(node)
 
 
 def is_tensor(node: Node) -> bool:
-    """Whether this rebuilds a tensor, or is the number of one: so torch 0.1 named them."""
+    """Whether the node rebuilds a tensor, or is a tensor's number, as in torch 0.1."""
     if type(node) is PlainTensor:
         return True
     if isinstance(node, Persistent):
@@ -117,16 +117,16 @@ def is_tensor(node: Node) -> bool:
 
 
 class Rng(Enum):
-    """What is known of a place in the tree about states of random number generators."""
+    """Whether a place in the tree may hold states of random number generators."""
 
     UNKNOWN = 0
     NEVER = 1  # inside the state dict of a module
-    INSIDE = 2  # below a key that speaks of them
+    INSIDE = 2  # below a key that names them
     NEAR = 3  # beside the state of a CPU generator, or in a list beside it
 
 
 def rng_within(node: Node, key: Key, children: list[Node], around: Rng) -> Rng:
-    """What a container says of what is in it, given the key to it, and what is known around it."""
+    """The state of knowledge inside a container, given its key and the state around it."""
     if isinstance(node, Mapping) and is_module_state(node):
         return Rng.NEVER
     if around in (Rng.NEVER, Rng.INSIDE):
@@ -153,7 +153,7 @@ def _names_rng(key: Key) -> bool:
 
 
 def is_cpu_generator_state(node: Node) -> bool:
-    """Whether this is a tensor with the shape of the state of torch's CPU generator."""
+    """Whether the node is a tensor with the shape of the state of torch's CPU generator."""
     plain = compact_form(node)
     if plain is not None:
         return len(plain.shape) == 1 and plain.shape[0] in _CPU_GENERATOR_NBYTES
@@ -165,12 +165,12 @@ def is_cpu_generator_state(node: Node) -> bool:
 
 
 def optimizer_roles(optimizer: Mapping) -> Iterator[tuple[Call, Role]]:
-    """The tensors of an optimizer's state dict that torch keeps on a device of their own.
+    """The tensors of an optimizer's state dict that torch keeps on a separate device.
 
-    A `step` (NAdam: `mu_product` too) is a CPU scalar unless its group is `capturable` or `fused`;
-    ASGD keeps its own on the parameter's device. A tensor among the hyper-parameters of a group is
-    never moved. Source: torch/optim/optimizer.py, `_process_value_according_to_param_policy` and
-    `_get_scalar_dtype`; torch/optim/asgd.py.
+    A `step` (in NAdam also `mu_product`) is a CPU scalar unless its group is `capturable` or
+    `fused`; ASGD keeps its own on the parameter's device. A tensor among the hyper-parameters of a
+    group is never moved. Source: torch/optim/optimizer.py,
+    `_process_value_according_to_param_policy` and `_get_scalar_dtype`; torch/optim/asgd.py.
     """
     on_device: list[Node] = []
     groups = optimizer.get("param_groups")
@@ -203,10 +203,11 @@ def optimizer_roles(optimizer: Mapping) -> Iterator[tuple[Call, Role]]:
 
 
 def initial_score(node: Mapping) -> Call | None:
-    """The score to beat of Lightning's ModelCheckpoint, an infinity on the CPU, while it has none.
+    """The initial score of Lightning's ModelCheckpoint, an infinity on the CPU.
 
-    Once there are as many files as it keeps, it is the score of one of them, on its device.
-    Source: lightning/pytorch/callbacks/model_checkpoint.py, `state_dict`, `_update_best_and_save`.
+    None once it has one. Once there are as many files as it keeps, it is the score of one of them,
+    on its device. Source: lightning/pytorch/callbacks/model_checkpoint.py, `state_dict`,
+    `_update_best_and_save`.
     """
     if len(node.pairs) > MOST_SIBLINGS or node.get("kth_best_model_path") != "":
         return None
@@ -215,7 +216,7 @@ def initial_score(node: Mapping) -> Call | None:
 
 
 def _identity(parameter: Node) -> object:
-    """What a parameter goes by in an optimizer: its number or name, or itself."""
+    """The identity of a parameter in an optimizer: its number, its name, or the node itself."""
     if isinstance(parameter, int) and parameter.bit_length() > _SAFE_BITS:
         return f"{parameter:x}", "number"
     return parameter if isinstance(parameter, (int, str)) else (id(parameter),)
@@ -230,7 +231,7 @@ def is_capturable(optimizer: Mapping) -> bool:
 
 
 def mesh_device_type(node: Call) -> Text | None:
-    """The device type of a `DeviceMesh`, where it is spelled."""
+    """The device type of a `DeviceMesh`, if it is a string in the pickle."""
     if not (node.qualname or "").endswith("device_mesh.DeviceMesh"):
         return None
     kind = (
@@ -242,7 +243,7 @@ def mesh_device_type(node: Call) -> Text | None:
 
 
 def remote_device(node: Call) -> Call | None:
-    """The device of a `_remote_device`, by which a ShardedTensor says where each shard is."""
+    """The device of a `_remote_device`, with which a ShardedTensor locates each shard."""
     if node.qualname != "torch.distributed.remote_device._remote_device":
         return None
     device = node.state.get("_device") if isinstance(node.state, Dict) else None
@@ -250,23 +251,26 @@ def remote_device(node: Call) -> Call | None:
 
 
 class Context(NamedTuple):
-    """What the way to a node says about it."""
+    """What is known about a node from the path to it."""
 
     section: Section = Section.OTHER
     role: Role | None = None
     part_of: str | None = None
-    averaged: bool = False  # below a key that speaks of averages of weights, or in one
+    averaged: bool = False  # below a key that names averages of weights, or in one
     rng: Rng = Rng.UNKNOWN
     in_set: bool = False
-    data: bool = False  # in what a model learns from
-    state: bool = False  # right in a state dict, where numpy's arrays are weights
-    model_at: int | None = None  # the depth of the model's state dict, inside of one
-    weights_at: int | None = None  # the depth of what holds all of a model's weights
-    way: Way | None = None  # within modules that were pickled whole
+    data: bool = False  # in data that a model learns from
+    state: bool = False  # directly in a state dict, where numpy arrays are weights
+    model_at: int | None = None  # the depth of the model's state dict, if inside one
+    weights_at: int | None = None  # the depth of the container of all weights of a model
+    way: Way | None = None  # inside modules that were pickled whole
 
 
 def towards(context: Context, averaged: bool | None) -> Context:
-    """What the way to one of the things in a container says, if its key speaks of averages."""
+    """The context of a child whose key says that it holds averages (True) or not (False).
+
+    None: same.
+    """
     if averaged is None:
         return context
     section = context.section

@@ -10,11 +10,11 @@ from ...manifest.paths import Path, spell_apart
 
 
 def set_apart(tensors: list[TensorEntry], take_room: Callable[[int], object]) -> set[str]:
-    """Have tensors that are called alike be called by names that quote their keys.
+    """Rename tensors that would have the same name: their new names quote the keys.
 
-    They are replaced in the list. Where quoting is not enough, since an attribute of an object is
-    called as a key of it, they are numbered. `take_room` is called with the characters of each new
-    name. Returns the names that several had.
+    They are replaced in the list. If quoting is not enough, as when an attribute of an object has
+    the name of one of its keys, they are numbered. `take_room` is called with the characters of
+    each new name. Returns the names that several tensors had.
     """
     names = [entry.name for entry in tensors]
     if len(set(names)) == len(names):
@@ -22,7 +22,7 @@ def set_apart(tensors: list[TensorEntry], take_room: Callable[[int], object]) ->
     counts = Counter(names)
     alike = {name for name, count in counts.items() if count > 1}
     taken = counts.keys() - alike
-    owners: list[tuple[Path, str, str]] = []  # of tensors that hold others: path, names before, now
+    owners: list[tuple[Path, str, str]] = []  # of tensors with parts: path, old name, new name
     for n, entry in enumerate(tensors):
         while owners and entry.path[: len(owners[-1][0])] != owners[-1][0]:
             owners.pop()

@@ -1,7 +1,7 @@
 """Recognize numpy arrays among the inert calls of a pickle.
 
 An array is `_reconstruct(ndarray, (0,), b'b')` with the state `(1, shape, dtype, whether it is in
-Fortran's order, bytes)`; since protocol 5 `_frombuffer(bytes, dtype, shape, order)`. A dtype is
+Fortran order, bytes)`; since protocol 5 `_frombuffer(bytes, dtype, shape, order)`. A dtype is
 `dtype('f4', False, True)` with the state `(3, '<', None, …)`. Source: numpy,
 _core/src/multiarray/methods.c (`array_reduce`), descriptor.c (`arraydescr_reduce`).
 """
@@ -20,7 +20,7 @@ from .persistent_ids import is_size
 from .strided import MOST_DIMENSIONS, Tensor, contiguous_stride
 
 KIND = "numpy.ndarray"
-#: The keys that lead from an array to its bytes, where its state has them.
+#: The keys that lead from an array to its bytes, if they are in its state.
 CONTENT_AT = ("<state>", 4)
 _NAMES = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
 _BUFFERS = {f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")}
@@ -30,47 +30,47 @@ _DTYPES = {
     **{f"u{n}": f"uint{8 * n}" for n in (1, 2, 4, 8)},
     "b1": "bool",
 }
-#: torch's names of the dtypes that both have.
+#: torch's names of the dtypes that both torch and numpy have.
 DTYPES = frozenset(_DTYPES.values())
 
 
 class Array(NamedTuple):
     """A numpy array."""
 
-    #: torch's name of it
+    #: torch's name of the dtype
     dtype: str
     shape: tuple[int, ...]
-    #: whether the first index runs fastest
+    #: whether the first index varies fastest
     fortran: bool
     big_endian: bool
-    #: text in a pickle of Python 2; a call that encodes text, but in a canonical graph
+    #: text in a pickle of Python 2; or, except in a canonical graph, a call that encodes text
     content: bytes | str | Blob | Call
 
     @property
     def nbytes(self) -> int:
-        """Of its elements."""
+        """The size of its elements in bytes."""
         return nbytes_of(prod(self.shape), self.dtype)
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """In elements."""
+        """The stride in elements."""
         if self.fortran:
             return contiguous_stride(self.shape[::-1])[::-1]
         return contiguous_stride(self.shape)
 
 
 class Arrays:
-    """The arrays of a checkpoint as tensors."""
+    """The numpy arrays of a checkpoint, listed as tensors."""
 
     def __init__(self, others: Collection[str]) -> None:
         """`others` are the ids of the checkpoint's storages."""
-        #: what stands for the bytes of each, which are part of a pickle
+        #: storages that stand for the bytes of arrays, which are part of a pickle
         self.storages: dict[str, Storage] = {}
         self._others = others
         self._known: dict[int, Tensor] = {}
 
     def tensor(self, node: Call) -> Tensor | None:
-        """The array that a node is, as a tensor; None where it is none."""
+        """The array of a node as a tensor; None if the node is not an array."""
         array = None if id(node) in self._known else array_of(node)
         if array is not None:
             key = f"numpy/{len(self._known)}"
@@ -90,13 +90,13 @@ class Arrays:
 
 
 def array_of(node: Node) -> Array | None:
-    """The array that a node is; None where it is none, or no tensor could be like it."""
+    """The array of a node; None if it is not an array, or has no equivalent tensor."""
     said = _array_fields(node)
     return None if said is None else _array(*said)
 
 
 def content_of(node: Node) -> Blob | None:
-    """The long bytes of an array that a tensor could be like, be they too few or too many."""
+    """The long bytes of an array with a dtype of torch, even if their number is wrong."""
     said = _array_fields(node)
     if said is None or _dtype(said[1]) is None:
         return None
@@ -105,7 +105,7 @@ def content_of(node: Node) -> Blob | None:
 
 
 def _array_fields(node: Node) -> tuple[Node, Node, bool, Node] | None:
-    """The shape, the dtype, whether it is in Fortran's order, and the bytes of an array."""
+    """Shape, dtype, whether it is in Fortran order, and bytes of an array."""
     if not isinstance(node, Call) or node.pairs or node.items:
         return None
     named = node.qualname in _NAMES
@@ -125,7 +125,7 @@ def _array_fields(node: Node) -> tuple[Node, Node, bool, Node] | None:
 
 
 def put_content(node: Call, content: bytes | Blob) -> None:
-    """Have what `array_of` knows as an array be made of other bytes."""
+    """Replace the bytes of an array that `array_of` recognizes."""
     holder, at = (node.state, CONTENT_AT[1]) if node.built else (node.args, 0)
     assert isinstance(holder, Tuple)
     old = holder.items[at]
@@ -144,7 +144,7 @@ def _is_wrapped(content: Node) -> TypeGuard[Call]:
 
 
 def _unwrapped(content: Node) -> Node:
-    """The bytes that a bytearray is made of."""
+    """The bytes from which a bytearray is made."""
     if not _is_wrapped(content):
         return content
     items = content.args.items if isinstance(content.args, Tuple) else []
@@ -165,7 +165,7 @@ def _array(shape: Node, dtype: Node, fortran: bool, content: Node) -> Array | No
 
 
 def _nbytes(content: bytes | str | Blob | Call) -> int | None:
-    """The number of bytes, if it is known without looking at each."""
+    """The number of bytes, if it is known without reading each character."""
     if isinstance(content, Blob):
         return content.nbytes
     if isinstance(content, bytes):
@@ -181,7 +181,7 @@ def _nbytes(content: bytes | str | Blob | Call) -> int | None:
 
 
 def _dtype(node: Node) -> tuple[str, bool] | None:
-    """The dtype of an array, and whether it is big-endian; None for one that torch has not."""
+    """The dtype of an array, and whether it is big-endian; None for a dtype that torch lacks."""
     if not isinstance(node, Call) or node.qualname != "numpy.dtype":
         return None
     args = node.args.items if isinstance(node.args, Tuple) else []

@@ -27,29 +27,29 @@ _LONGEST = 256  # characters of a key or a location
 
 
 class StorageId(NamedTuple):
-    """A persistent id of a storage, read."""
+    """A parsed persistent id of a storage."""
 
-    #: names the storage within the checkpoint
+    #: the id of the storage within the checkpoint
     id: str
-    #: names it within its container
+    #: the name of the storage within its container
     key: str
-    #: the use of the string that tags it
+    #: the use of the string that is its device tag
     location: Text
-    #: of the storage class, or None for an untyped storage
+    #: the dtype of the storage class, or None for an untyped storage
     dtype: str | None
     whole_nbytes: int
-    #: the size of the part of it that is meant: all of it, mostly
+    #: the size of the part of the storage that is used; usually all of it
     nbytes: int
-    #: where that part starts, in elements
+    #: the start of that part, in elements
     view_at: int = 0
 
 
 class TensorId(NamedTuple):
-    """A persistent id of a tensor, read: what it shows of a storage, or of a part of one."""
+    """A parsed persistent id of a tensor: its place in a storage or in a part of one."""
 
     storage: StorageId
     shape: tuple[int, ...]
-    #: in elements, as the offset, which counts from the start of the storage or part
+    #: in elements, like the offset, which counts from the start of the storage or part
     stride: tuple[int, ...]
     offset: int
 
@@ -57,7 +57,7 @@ class TensorId(NamedTuple):
 def storage_ids(
     persistents: Iterable[Persistent], folder: str, *, legacy: bool = False, numbered: bool = False
 ) -> dict[int, StorageId]:
-    """What the persistent ids of storages say, by `id()` of the node.
+    """Parse the persistent ids of storages: `id()` of the node → storage.
 
     The ids of the storages start with `folder`, e.g. `data/`. If `legacy`, there may be parts of
     storages, and classes, which are left out. If `numbered`, keys may be numbers, as in packages.
@@ -80,13 +80,13 @@ def storage_ids(
 
 
 def _dtype_and_size(form: StorageForm) -> tuple[str, int] | None:
-    """What many storages have in common; None for a class that needs a closer look."""
+    """The common dtype and size of many storages; None for a class that needs separate handling."""
     dtype = STORAGE_CLASSES.get(form.storage_class.name)
     return None if dtype is None else (dtype, form.numel * storage_element_nbytes(dtype))
 
 
 def _names_class(node: Persistent) -> bool:
-    """Whether this is a class with its source, in the form that torch 0.2 gave it."""
+    """Whether the node is a class with its source, in the form of torch 0.2."""
     return named(node) is not node and isinstance(node.pid, Tuple) and len(node.pid.items) == 4
 
 
@@ -115,7 +115,7 @@ def _storage_id(node: Persistent, folder: str, longest: int, numbered: bool) -> 
 
 
 def _view(view: Node, numel: int) -> tuple[int, int]:
-    """Start and size, in elements, of the part of a storage that is meant."""
+    """Start and size, in elements, of the part of a storage that is used."""
     if view is None:
         return 0, numel
     items = view.items if isinstance(view, Tuple) else []
@@ -135,10 +135,10 @@ def storages_of(
     *,
     retyped: bool = False,
 ) -> dict[str, Storage]:
-    """Each storage once, by its id, given every mention of a storage.
+    """Storage id → storage, given every reference to a storage.
 
-    `extent` tells where the bytes of a storage lie in the file. If `retyped`, mentions may be of
-    several dtypes, as in packages; those of an empty storage may everywhere.
+    `extent` returns where the bytes of a storage are in the file. If `retyped`, the references may
+    have several dtypes, as in packages; references to an empty storage always may.
     """
     firsts: dict[str, StorageId] = {}
     others: dict[str, list[StorageId]] = {}
@@ -161,7 +161,7 @@ def storages_of(
 
 
 def _dtype_of(first: StorageId, more: Iterable[StorageId], *, retyped: bool) -> str | None:
-    """The dtype of a storage that is mentioned several times, which must agree."""
+    """The dtype of a storage with several references, which must agree."""
     for each in more:
         if str(each.location) != str(first.location):
             raise CorruptError(
@@ -174,12 +174,12 @@ def _dtype_of(first: StorageId, more: Iterable[StorageId], *, retyped: bool) -> 
                 f"{first.whole_nbytes:,} bytes and with {each.whole_nbytes:,}"
             )
     several = len({each.dtype for each in (first, *more) if each.dtype}) > 1
-    # torch saves and loads an empty storage under as many dtypes as look at it
+    # torch saves and loads an empty storage under as many dtypes as its tensors have
     if several and not retyped and first.whole_nbytes:
         raise CorruptError(f"the storage {first.key!r} is listed with several dtypes")
     return None if several else first.dtype
 
 
 def is_size(node: Node) -> TypeGuard[int]:
-    """Whether this is a number that a size, offset or stride can be."""
-    return type(node) is int and 0 <= node < 1 << 63  # a bool is none
+    """Whether a node is a number that a size, offset or stride can have."""
+    return type(node) is int and 0 <= node < 1 << 63  # a bool is not

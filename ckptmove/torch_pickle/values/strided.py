@@ -14,12 +14,12 @@ from ...manifest.paths import Key
 from ...pickles.nodes import Call, Node, Text
 from .persistent_ids import StorageId
 
-#: The most dimensions of a tensor; torch has no bound on reading, numpy and autograd have this one.
+#: The most dimensions of a tensor; torch has no limit when reading, but numpy and autograd have.
 MOST_DIMENSIONS = 64
 
 
 class Child(NamedTuple):
-    """A node that belongs to a tensor: a part of a composite, an attribute."""
+    """A node that belongs to a tensor: a part of a composite tensor, or an attribute."""
 
     key: Key
     node: Node
@@ -27,7 +27,7 @@ class Child(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """What a call would rebuild; the fields are those of `TensorEntry`."""
+    """The tensor that a call would rebuild; the fields are those of `TensorEntry`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class Tensor(NamedTuple):
     storage: str | None = None
     requires_grad: bool = False
     spelled: tuple[Text | Call, ...] = ()
-    #: what hangs on it
+    #: nodes that belong to it
     children: tuple[Child, ...] = ()
     #: whether its children are its content
     composite: bool = False
@@ -55,9 +55,10 @@ def tensor_at(
     requires_grad: bool = False,
     children: tuple[Child, ...] = (),
 ) -> Tensor:
-    """A tensor that lies so in a storage, or in a part of one; CorruptError if it reaches outside.
+    """A strided tensor in a storage, or in a part of one; CorruptError if it reaches outside.
 
-    Strides and offset are in elements; `dtype` is its own, where that isn't the storage's.
+    Strides and offset are in elements; `dtype` is that of the tensor, if it differs from the
+    storage's.
     """
     dtype = dtype or storage.dtype or "uint8"
     nbytes = size_of(shape, dtype)
@@ -74,13 +75,13 @@ def tensor_at(
 
 @lru_cache(1 << 10)  # many tensors look alike
 def size_of(shape: tuple[int, ...], dtype: str) -> int:
-    """How many bytes the elements of a shape take; CorruptError if that is absurd."""
+    """The size in bytes of the elements of a shape; CorruptError if that is impossible."""
     return nbytes_of(count_of(shape), dtype)
 
 
 @lru_cache(1 << 10)
 def reach_of(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: str) -> int:
-    """How many bytes a storage needs to have for a tensor that lies so in it."""
+    """How many bytes a storage must have for a tensor with this shape, stride and offset."""
     if 0 in shape:
         return 0
     last = offset
@@ -91,7 +92,7 @@ def reach_of(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype
 
 @lru_cache(1 << 10)
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The stride that torch gives a tensor whose elements follow each other, in elements."""
+    """The stride of a contiguous tensor of this shape, in elements."""
     stride, step = [0] * len(shape), 1
     for n in reversed(range(len(shape))):
         stride[n] = step
@@ -101,7 +102,7 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(1 << 10)
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether the elements follow each other; how far those of one are apart does not matter."""
+    """Whether the elements are contiguous; strides of dimensions of size 1 do not matter."""
     pairs = zip(shape, stride, contiguous_stride(shape), strict=True)
     return 0 in shape or all(size == 1 or step == usual for size, step, usual in pairs)
 

@@ -19,14 +19,14 @@ from ...pickles.opcodes.plain_tensors import Form, PlainTensor, compact_form
 from .persistent_ids import StorageId, TensorId, is_size
 from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, reach_of, size_of, tensor_at
 
-_DEEPEST = 16  # of tensors wrapped in each other
-_NOT_ATTRIBUTES = {"data", "grad", "requires_grad"}  # to set them changes the tensor itself
-#: Parameters of torch 0.1 to 0.3, and what they were made of.
+_DEEPEST = 16  # levels of tensors wrapped in each other
+_NOT_ATTRIBUTES = {"data", "grad", "requires_grad"}  # setting these changes the tensor itself
+#: Parameters of torch 0.1 to 0.3, and the class that they were made of.
 VARIABLES = ("torch.nn.parameter.Parameter", "torch.autograd.variable.Variable")
 
 
 def device_text(node: Node) -> str | None:
-    """The device that a `torch.device` call makes, or None if it is none."""
+    """The device that a `torch.device` call makes; None for any other node."""
     if not isinstance(node, Call) or node.qualname != "torch.device":
         return None
     args = node.args.items if isinstance(node.args, Tuple) else []
@@ -38,9 +38,9 @@ def device_text(node: Node) -> str | None:
 
 
 def variable_of(node: Call) -> tuple[Node, Node, Node] | None:
-    """The data of a parameter of torch 0.1 to 0.3, whether it requires a gradient, and its hooks.
+    """The data, the requires_grad flag and the hooks of a parameter of torch 0.1 to 0.3.
 
-    It was made of its data or of nothing, and given its state.
+    It was made from its data or from nothing, and then given its state.
     """
     if node.qualname not in VARIABLES:
         return None
@@ -52,21 +52,22 @@ def variable_of(node: Call) -> tuple[Node, Node, Node] | None:
 
 
 class Recogniser:
-    """Tells what tensor a node is, given what its persistent ids say."""
+    """Finds the tensor that a node makes, given what persistent ids name."""
 
     def __init__(
         self, ids: Mapping[int, StorageId], tensors: Mapping[int, TensorId] | None = None
     ) -> None:
-        """What nodes that stand for storages and for tensors say, by their `id()`."""
+        """`ids` and `tensors`: `id()` of a node → the storage or tensor that it stands for."""
         self._ids = ids
         self._tensors = tensors or {}
-        self._known: dict[int, tuple[Call, Tensor | None]] = {}  # holds each, so that ids stay
-        # By form and dtype: bytes of the elements, and of a storage that has them all.
+        # keeps the nodes alive, so that their ids stay valid
+        self._known: dict[int, tuple[Call, Tensor | None]] = {}
+        # By form and dtype: the size of the elements, and the least size of the storage.
         self._sizes: dict[tuple[int, str], tuple[int, int, Form]] = {}
         self._devices: dict[str, str] = {}
 
     def tensor(self, node: Call, depth: int = 0) -> Tensor | None:
-        """The tensor that a call would rebuild, or None if it makes something else."""
+        """The tensor that a call would rebuild; None if it makes something else."""
         plain = compact_form(node)
         if plain is not None and isinstance(node, PlainTensor):
             found = self._ids.get(id(node.storage))
@@ -87,24 +88,25 @@ class Recogniser:
         return tensor
 
     def check_reach(self, form: Form, storage: StorageId, dtype: str) -> int:
-        """How many bytes its elements take; CorruptError if they reach outside their storage."""
+        """The size of its elements in bytes; CorruptError if they reach outside their storage."""
         known = self._sizes.get((id(form), dtype))
         if known is None:
             reach = reach_of(form.shape, form.stride, form.offset, dtype)
             sizes = size_of(form.shape, dtype), reach
-            known = self._sizes[id(form), dtype] = *sizes, form  # which stays, so that its id does
+            # the form stays alive, so that its id stays valid
+            known = self._sizes[id(form), dtype] = *sizes, form
         if known[1] > storage.nbytes:
             raise CorruptError(f"a tensor reaches outside its storage {storage.id!r}")
         return known[0]
 
     def _plain(self, form: Form, storage: StorageId, dtype: str) -> Tensor:
-        """As `tensor_at`."""
+        """Like `tensor_at`, for a plain tensor."""
         _, offset, shape, stride, requires_grad = form
         nbytes, place = self.check_reach(form, storage, dtype), storage.location
         device = self._devices.get(place) or self._devices.setdefault(place, intern(str(place)))
         at = offset + storage.view_at
         said = dtype, shape, device, nbytes, "tensor", "strided", stride, at, storage.id
-        # not by its constructor, which takes twice as long, since there may be very many
+        # the constructor would take twice as long, and there may be very many
         return tuple.__new__(Tensor, (*said, requires_grad, (), (), False))
 
     def _rebuilt(self, function: str | None, args: Items, depth: int) -> Tensor | None:
@@ -119,7 +121,7 @@ class Recogniser:
             raise CorruptError(f"a tensor has malformed arguments ({function})") from error
 
     def _variable(self, node: Call, depth: int) -> Tensor | None:
-        """A parameter of torch 0.1 to 0.3."""
+        """The tensor of a parameter of torch 0.1 to 0.3."""
         found = variable_of(node)
         if found is None:
             return None
@@ -133,7 +135,7 @@ class Recogniser:
         return tensor._replace(kind=kind, requires_grad=requires_grad is True, children=children)
 
     def outside(self, node: Persistent) -> Tensor | None:
-        """The tensor or storage that a persistent id names, or None where it names a class."""
+        """The tensor or storage that a persistent id names; None if it names a class."""
         tensor = self._tensors.get(id(node))
         if tensor is not None:
             return tensor_at(*tensor)
@@ -211,13 +213,14 @@ class Recogniser:
         children = (*tensor.children, *_attributes(state))
         if cls.name == "NestedTensor":  # its attributes repeat what it is rebuilt from
             children = tensor.children
-        if cls.name == "ShardedTensor":  # its wrapper is said to be on the CPU wherever it is
+        # its wrapper claims to be on the CPU, wherever the shards are
+        if cls.name == "ShardedTensor":
             device = self._device_of_shards(state, depth) or tensor.device
             tensor = tensor._replace(device=device, spelled=())
         return tensor._replace(kind=kind, children=children)
 
     def _device_of_shards(self, state: Node, depth: int) -> str | None:
-        """Where the first shard of a ShardedTensor is, of those in this file."""
+        """The device of the first shard of a ShardedTensor that is in this file."""
         shards = _items(_items(state)[0])
         for shard in shards:
             attributes = _items(shard.state) if isinstance(shard, Call) else []
@@ -304,7 +307,7 @@ class Recogniser:
         )
 
     def _through_cpu(self, args: Items, depth: int) -> Tensor:
-        """XLA and its like: the bytes lie in a CPU tensor, the device is an argument."""
+        """XLA and similar devices: the bytes are in a CPU tensor, the device is an argument."""
         tensor = self._inner(args[0], depth)
         device = args[2]
         if not isinstance(device, Text):
@@ -421,7 +424,7 @@ def _layout(node: Node) -> str:
 
 
 def _hooks(node: Node) -> tuple[Child, ...]:
-    """Backward hooks, which are objects of the user's; there are none, mostly."""
+    """Backward hooks, which are objects of the user; usually there are none."""
     if isinstance(node, Call) and not node.pairs:
         return ()
     return () if node is None else (Child("_backward_hooks", node),)

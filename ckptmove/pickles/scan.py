@@ -23,7 +23,7 @@ FRAME, STOP = 0x95, ord(".")
 
 
 class Scan:
-    """The offsets of opcodes that a splice may change: PUTs, GETs, slots, BININTs, FRAMEs."""
+    """The offsets of opcodes that a splice may change: PUTs, GETs, BININTs, FRAMEs."""
 
     def __init__(self, data: bytes, nbytes: int | None = None) -> None:
         """Scan all of a pickle, or the opcodes that begin in its first `nbytes`."""

@@ -1,7 +1,7 @@
 """Read JSON documents in a checkpoint strictly, and write them with some new values.
 
-All else stays the same, except white space and escapes. The new text has the length of the old one
-if possible: with the white space of `json.dumps`, otherwise with none, padded at its end.
+Everything else stays the same, except white space and escapes. The new text has the length of the
+old one if possible: with the white space of `json.dumps`, otherwise with none, padded at its end.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from ...errors import CorruptError, UnsupportedError
 from ...pickles.terms import extent_of
 from ..safetensors.header import Twice, unique
 
-#: What `json.loads` gives.
+#: The result of `json.loads`.
 Json: TypeAlias = Any
-#: `id()` of an object in a document → its members that change, and their new values.
+#: `id()` of an object in a document → its changed members, with their new values.
 Changes = Mapping[int, Mapping[str, Json]]
 
-#: The most lists and objects of any document, and bytes for each more: empty ones take much memory.
+#: The most lists and objects of any document, and the bytes that allow one more: empty ones take
+#: much memory.
 _LEAST_BRACKETS, _NBYTES_OF_BRACKET = 1 << 17, 8
 _SPACINGS = ((", ", ": "), (",", ":"))
 
@@ -29,7 +30,7 @@ class Document:
     """One JSON text."""
 
     def __init__(self, name: str, content: bytes) -> None:
-        self.name = name  #: of the record it is in, for messages
+        self.name = name  #: name of the record, for messages
         self.nbytes = len(content)
         if extent_of(content).opened > _LEAST_BRACKETS + len(content) // _NBYTES_OF_BRACKET:
             raise CorruptError(f"the record {name!r} has too many brackets")
@@ -47,7 +48,7 @@ class Document:
         self._ascii = text.isascii()
 
     def rewrite(self, changes: Changes) -> bytes:
-        """The text with other values: of the same length, if that can be had."""
+        """The text with changed values; it has the same length if possible."""
         try:
             root = _replace_values(self.root, changes)
             made = [self._dump(root, spacing) for spacing in _SPACINGS]
@@ -57,7 +58,7 @@ class Document:
         return fitting.ljust(self.nbytes)
 
     def with_values(self, changes: Changes) -> bytes:
-        """What the text says with other values, a line each, to be compared and shown."""
+        """The text with changed values, one per line, to be compared and shown."""
         try:
             return json.dumps(_replace_values(self.root, changes), indent=1).encode("ascii")
         except RecursionError as error:
@@ -70,7 +71,7 @@ class Document:
             return json.dumps(root, separators=spacing).encode("utf-8")
 
     def differs(self, other: Document, changes: Changes) -> bool:
-        """Whether the other one says anything else than this one with these changes."""
+        """Whether the other document differs from this one with these changes."""
         todo: list[tuple[Json, Json]] = [(self.root, other.root)]
         while todo:
             old, new = todo.pop()
@@ -85,7 +86,7 @@ class Document:
                 if len(old) != len(new):
                     return True
                 todo += zip(old, new, strict=True)
-            elif old != new and not (old != old and new != new):  # NaN is not itself
+            elif old != new and not (old != old and new != new):  # NaN is not equal to itself
                 return True
         return False
 
@@ -98,7 +99,7 @@ def _finite(text: str) -> float:
 
 
 def _replace_values(node: Json, changes: Changes) -> Json:
-    """A copy with the changes made."""
+    """A copy with changed values."""
     if isinstance(node, dict):
         fresh = changes.get(id(node), {})
         return {
@@ -111,7 +112,7 @@ def _replace_values(node: Json, changes: Changes) -> Json:
 
 
 def member(node: Json, key: str, kind: type, where: str) -> Json:
-    """What an object holds under a key; CorruptError if it is nothing, or of another kind."""
+    """The member of an object; CorruptError if it is missing or of another type."""
     found = node.get(key) if isinstance(node, dict) else None
     if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
         raise CorruptError(f"{where} has no proper {key!r}")

@@ -26,7 +26,7 @@ from .zip_container import ArchiveContainer, content_of
 
 
 class View(NamedTuple):
-    """A tensor over the raw bytes of a record, in elements."""
+    """A tensor over the raw bytes of a record; strides and offset are in elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class View(NamedTuple):
         requires_grad: bool,
         state_key: str | None = None,
     ) -> TensorEntry:
-        """Its entry in a manifest; the root has no name yet."""
+        """Its entry in a manifest; the name of a root is still empty."""
         return TensorEntry(
             path=path,
             name=spell(path) if path else "",
@@ -74,12 +74,12 @@ class RecordsContainer(ArchiveContainer):
         """Check the layout; no record is read."""
         super().__init__(archive, session)
         self.parts: dict[str, Container] = {}  #: the containers, by the name of their record
-        self.documents: dict[str, Document] = {}  #: the JSON texts, by the name of their record
-        self.by_torch = by_torch  #: whether torch's own writer laid the zip out
+        self.documents: dict[str, Document] = {}  #: the JSON documents, by the name of their record
+        self.by_torch = by_torch  #: whether torch's own writer made the zip
         self.warnings += archive.oddities()
 
     def add(self, record: Record, path: Path, *, needed: bool) -> Container | None:
-        """Open the checkpoint in a record; None if it holds none and none is needed."""
+        """Open the checkpoint in a record; None if there is none and it is not `needed`."""
         try:
             container = (
                 self.session.open(content_of(self.archive, record)) if record.nbytes else None
@@ -94,7 +94,7 @@ class RecordsContainer(ArchiveContainer):
         return container
 
     def add_raw(self, key: str, record: Record, view: View, where: str, *, fake: bool) -> None:
-        """Note the storage that the raw bytes of a record are, of which a tensor is a view.
+        """Add the raw bytes of a record as a storage, of which a tensor is a view.
 
         If `fake`, an empty record stands for a tensor without data. `where` is for messages.
         """
@@ -119,20 +119,20 @@ class RecordsContainer(ArchiveContainer):
         self.storages[key] = Storage(key, view.device, record.nbytes, view.dtype, extent)
 
     def read_document(self, record: Record) -> Document:
-        """Read the JSON in a record."""
+        """Read the JSON document in a record."""
         text = self.archive.read_parsed(record)
         self.documents[record.name] = Document(record.name, text)
         return self.documents[record.name]
 
     def record(self, name: str) -> Record:
-        """The record of that name, which must be there."""
+        """The record of that name; CorruptError if it is missing."""
         found = self.archive.records.get(name)
         if found is None:
             raise CorruptError(f"the record {name!r} is missing")
         return found
 
     def container_records(self) -> set[str]:
-        """The records that are containers."""
+        """The names of records that are containers."""
         return set(self.parts)
 
     def inner(self) -> Iterator[tuple[str, Container]]:
@@ -146,11 +146,11 @@ class RecordsContainer(ArchiveContainer):
         return Memory(document.with_values(changes), self.source.path)
 
     def without_devices(self, name: str) -> Changes:
-        """What changes in a JSON text such that it names no device of its own."""
+        """The changes to a JSON document that remove its own device names."""
         return {}
 
     def everything(self) -> Iterator[Container]:
-        """Itself, and the containers in it, however deep."""
+        """This container and all containers in it, at any depth."""
         yield self
         for part in self.parts.values():
             yield from part.everything()
@@ -160,7 +160,7 @@ class RecordsContainer(ArchiveContainer):
         return self.plan_with(spelling, {})
 
     def plan_with(self, spelling: LocationEdits, changed: Mapping[str, bytes]) -> Plan:
-        """As `plan`, with other content in some records that are no checkpoints."""
+        """Like `plan`, with new content in some records that are not checkpoints."""
         new: dict[str, Content] = dict(changed)
         for name, part in self.parts.items():
             plan = part.plan(spelling)

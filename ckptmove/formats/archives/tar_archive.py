@@ -1,9 +1,9 @@
 """Read the members of a tar strictly, and plan a new size for one of them.
 
-Only regular files, of sizes within the file, no name twice: what Python's tarfile writes, which is
-ustar headers, and pax headers for times to the microsecond and sizes from 8 GiB. Where they are
-wanted, folders and long names too: in two fields, in pax headers, and in GNU's members `L`. A block
-is a header if its checksum says so, as for tarfile, which torch uses.
+Only regular files are accepted, with sizes within the file and unique names: what Python's tarfile
+writes. These are ustar headers, and pax headers for times in microseconds and sizes from 8 GiB.
+With `folders`, also folders and long names: in two fields, in pax headers, and in GNU's `L`
+members. A block is a header if its checksum is right, as in tarfile, which torch uses.
 
 Sources: POSIX.1-2017, pax, ustar Interchange Format; CPython's Lib/tarfile.py.
 """
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 BLOCK = 512
 _SIZE, _CHECKSUM = slice(124, 136), slice(148, 156)  # fields of a header
-_LARGEST = 8**11  # bytes that a size field can't count
+_LARGEST = 8**11  # a size field holds only smaller sizes
 _TYPE_AT = 156
 _PREFIX = slice(345, 500)
 _REGULAR, _PAX, _FOLDER, _LONG_NAME = (b"0", b"\0"), b"x", b"5", b"L"
-_MAGIC, _POSIX = slice(257, 263), b"ustar\0"  # GNU tar has other things in the place of the prefix
+_MAGIC, _POSIX = slice(257, 263), b"ustar\0"  # GNU tar stores other data in place of the prefix
 _USUAL_END = 20 * BLOCK  # bytes: tar fills its last record with zeros
 _PAX_RECORD = re.compile(rb"(\d{1,6}) ([^=]+)=")
 _HARMLESS = (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname")
@@ -37,14 +37,14 @@ _MOST_MEMBERS = 1000
 
 
 class Size(NamedTuple):
-    """A size as a pax header spells it: `text`, at an offset in the file."""
+    """A size in a pax header: its text, and its offset in the file."""
 
     at: int
     text: bytes
 
 
 class _Header(NamedTuple):
-    """What a header says of the member behind it."""
+    """The fields of an extra header, which apply to the next member."""
 
     name: str | None = None
     size: Size | None = None
@@ -54,21 +54,21 @@ class Member(NamedTuple):
     """A file in the tar."""
 
     name: str
-    header_at: int  #: offset of its header, behind one that says more of it if there is one
+    header_at: int  #: offset of its own header, after any extra header
     start: int  #: offset of its content
     nbytes: int
-    size: Size | None  #: what the pax header says of that, or None
+    size: Size | None  #: the size in its pax header, or None
 
     @property
     def end(self) -> int:
-        """The offset after its content; padding follows."""
+        """The offset where its content ends; padding follows."""
         return self.start + self.nbytes
 
 
 def members_of(source: Readable) -> tuple[dict[str, Member], int]:
-    """The members of a tar by name, in their order, and the offset where they end.
+    """The members of a tar by name, in order, and the offset where they end.
 
-    UnsupportedError if one of them is no regular file.
+    UnsupportedError if one of them is not a regular file.
     """
     members: dict[str, Member] = {}
     end = 0
@@ -83,10 +83,10 @@ def members_of(source: Readable) -> tuple[dict[str, Member], int]:
 def walk_members(
     source: Readable, *, folders: bool = False, broken: bool = False
 ) -> Iterator[Member]:
-    """The members of a tar one by one, whatever they are called.
+    """The members of a tar, one by one; names may repeat.
 
-    `folders`: also folders, whose names end in a slash, and long names. Of a `broken` one, the last
-    may be cut short; the error that ends it comes behind that.
+    `folders`: also return folders, whose names end in a slash, and accept long names. If `broken`,
+    the last member may be cut short; it is returned before the error is raised.
     """
     at, count, said = 0, 0, None  # said: by a header that waits for its member
     while at + BLOCK <= source.nbytes:
@@ -101,7 +101,7 @@ def walk_members(
         has_prefix = folders and header[_MAGIC] == _POSIX
         name = _name(header) if said is None or said.name is None else said.name
         is_folder = folders and kind == _FOLDER and name.endswith("/")
-        # other readers see another name or kind
+        # other readers would see another name or kind
         odd = not is_folder and (name.endswith("/") or kind not in _REGULAR)
         if (odd and not says_more) or (any(header[_PREFIX]) and not has_prefix):
             raise UnsupportedError(f"is a tar archive in which {name!r:.100} is not a regular file")
@@ -126,18 +126,18 @@ def walk_members(
 
 
 def bytes_behind(source: Readable, end: int) -> list[str]:
-    """A warning if more than usual follows the end of the members of a tar."""
+    """A warning if more bytes than usual follow the members of a tar."""
     behind = source.nbytes - end
     return [f"{behind:,} bytes follow the end of the tar"] if behind > _USUAL_END else []
 
 
 def starts_tar(head: bytes) -> bool:
-    """Whether a tar header comes first, by its magic or its checksum: torch takes it for a tar."""
+    """Whether torch takes the file for a tar: its first block is a header, by magic or checksum."""
     return len(head) == BLOCK and (head[257:262] == b"ustar" or has_checksum(head))
 
 
 def _said_by(source: Readable, start: int, nbytes: int, *, is_pax: bool) -> _Header:
-    """What a pax header, or GNU's long name, says of the member behind it."""
+    """The fields in a pax header, or in a GNU long name."""
     if nbytes > _LONGEST_PAX:
         raise UnsupportedError("is a tar with an overlong pax header")
     content = source.read(start, nbytes)
@@ -162,9 +162,9 @@ def _said_by(source: Readable, start: int, nbytes: int, *, is_pax: bool) -> _Hea
 
 
 def edits_to_resize(source: Readable, member: Member, nbytes: int) -> list[Edit]:
-    """The changes in a member's header and padding that give it another size.
+    """The changes in a member's header and padding for a new size.
 
-    UnsupportedError if its header has no room for that.
+    UnsupportedError if the size does not fit into the header.
     """
     from ...plans.plan import Edit
 
@@ -186,14 +186,14 @@ def edits_to_resize(source: Readable, member: Member, nbytes: int) -> list[Edit]
 
 
 def has_checksum(header: bytes) -> bool:
-    """Whether the checksum of a tar header is right, as tarfile computes it, which torch uses."""
+    """Whether the checksum of a tar header is right, as computed by tarfile, which torch uses."""
     rest = header[: _CHECKSUM.start] + header[_CHECKSUM.stop :]
     signed = sum(struct.unpack(f"{len(rest)}b", rest))
     return _number(header[_CHECKSUM]) - 8 * ord(" ") in (sum(rest), signed)
 
 
 def _number(field: bytes) -> int:
-    """A number in a tar header: octal, or base 256; -1 if it is none."""
+    """A number in a tar header: octal, or base 256; -1 if it is invalid."""
     if field[0] in (0x80, 0xFF):
         value = int.from_bytes(field[1:], "big")
         return value if field[0] == 0x80 else value - 256 ** (len(field) - 1)
@@ -204,7 +204,7 @@ def _number(field: bytes) -> int:
 
 
 def _name(header: bytes) -> str:
-    """The name that a header has room for, with the folders in front of it."""
+    """The name in a tar header, with the prefix of folders."""
     name, prefix = _text(header[:100]), _text(header[_PREFIX])
     return f"{prefix}/{name}" if prefix else name
 

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from ...plans.plan import Plan
 
 _NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
-#: What only says how the file is laid out.
+#: Records that only describe the layout of the file.
 _FRAME = (*_NAMES[1:], ".data/version")
-_HEAD_NBYTES = 64  # that tell whether a record may be a checkpoint
+_HEAD_NBYTES = 64  # bytes needed to recognize a possible checkpoint
 _NEWEST_VERSION = 10  # caffe2/serialize/versions.h, kMaxSupportedFileFormatVersion
 _LARGEST_ALIGNMENT = 1 << 15  # the padding must fit an extra field
 
 
 def prefix_of(archive: Archive) -> str:
-    """The folder that torch takes all records from: that of the first directory entry."""
+    """The folder in which torch looks for all records: that of the first directory entry."""
     first = next(iter(archive.records), "")
     return first[: first.find("/") + 1]
 
@@ -49,8 +49,8 @@ class ArchiveContainer(Container):
         super().__init__(archive.source)
         self.archive = archive
         self.session = session
-        self.folder = session.folder()  #: what the ids of its storages start with
-        self._held: dict[str, str] = {}  # the name of the record of each storage
+        self.folder = session.folder()  #: the prefix of the ids of its storages
+        self._held: dict[str, str] = {}  # storage id → the name of its record
         archive.check_layout()
 
     def content(self, storage: str) -> bytes:
@@ -63,7 +63,7 @@ class ArchiveContainer(Container):
             yield HeldRecord(found, partial(self.content_to_compare, record))
 
     def _others(self) -> Iterator[tuple[Record, RecordKind]]:
-        """The records that are neither pickles nor storages, nor but the frame."""
+        """The records other than pickles, storages and those that only describe the layout."""
         read = {*self._held.values(), *self.container_records()}
         for name in self.archive.records:
             if name in read:
@@ -79,12 +79,12 @@ class ArchiveContainer(Container):
 
     @cached_property
     def _beside(self) -> tuple[str, ...]:
-        """The unknown callables of records that are not read, whoever loads those."""
+        """The unknown callables in records that are not read here; other programs may load them."""
         others = (record for record, kind in self._others() if kind is RecordKind.DATA)
         return tuple(name for record in others for name in self.callables_in(record))
 
     def callables_in(self, record: Record) -> list[str]:
-        """The unknown callables of a record, if somebody unpickled it."""
+        """The unknown callables that a program would import if it unpickled a record."""
         session, unclear = self.session, f"(in the record {self.short(record)!r})"
         if not self.archive.may_be_parsed(record):
             return [unclear]
@@ -104,24 +104,24 @@ class ArchiveContainer(Container):
         return found
 
     def container_records(self) -> set[str]:
-        """The names of records that are pickles, or checkpoints of their own."""
+        """The names of records that are pickles or nested checkpoints."""
         return set()
 
     def short(self, record: Record) -> str:
-        """The name of a record without the folder that all are in."""
+        """The name of a record without the folder of all records."""
         return record.name
 
     def kind_of(self, name: str) -> RecordKind | None:
-        """What a record is for, by its short name; None if it is but the frame."""
+        """The purpose of a record, by its short name; None if it only describes the layout."""
         if name in _FRAME:
             return None
         return RecordKind.IDENTITY if name == ".data/serialization_id" else RecordKind.DATA
 
     def content_to_compare(self, record: Record, no_devices: bool) -> Readable:
-        """The content of a record, as two checkpoints are compared in it.
+        """The content of a record, for the comparison of two checkpoints.
 
-        Of what is compressed too tightly to be held in memory, the compressed bytes. `no_devices`
-        leaves out the devices that code names.
+        If it is compressed too tightly to be held in memory, the compressed bytes. `no_devices`
+        removes the devices that code names.
         """
         if not self.archive.may_be_parsed(record):
             return self.source.window(self.archive.data_at(record), record.stored_nbytes)
@@ -137,7 +137,7 @@ class ArchiveContainer(Container):
 
 
 def content_of(archive: Archive, record: Record) -> Readable:
-    """The content of a record, in place where it is not compressed."""
+    """The content of a record; a window of the file if it is not compressed."""
     if record.method == DEFLATED:
         return Memory(archive.read_parsed(record), archive.source.path)
     return archive.source.window(archive.data_at(record), record.nbytes)
@@ -170,7 +170,7 @@ class ZipContainer(ArchiveContainer):
         order = records.get(f"{prefix}byteorder")
         if order is not None and self.archive.read(order, at_most=64) not in (b"little", b"big"):
             raise CorruptError("its byte order is neither little nor big")
-        # torch finds a record whatever the case of its name, and no two differ only in that
+        # torch ignores the case of record names, so names must not differ only in case
         absent = {
             f"{prefix}{name}".casefold(): name for name in _NAMES if prefix + name not in records
         }
@@ -180,16 +180,16 @@ class ZipContainer(ArchiveContainer):
                 raise CorruptError(f"torch would read the record {found!r} instead of {name!r}")
 
     def add(self, name: str, folder: str, path: tuple[str, ...] = ()) -> None:
-        """Read a pickle and the storages it names.
+        """Read a pickle and the storages that it names.
 
-        `name` and `folder`, where the storages' records are (`data/`), are without the prefix.
+        `name`, and `folder` with the storages' records (`data/`), are without the prefix.
         """
         stream = self.add_pickle(name, path)
         self.ids.update(storage_ids(stream.pickle.persistents, f"{self.folder}{folder}"))
         self.storages = storages_of(self.ids.values(), self.extent)
 
     def add_pickle(self, name: str, path: tuple[str, ...]) -> Stream:
-        """Read a pickle, but none of what it refers to; the arguments are those of `add`."""
+        """Read a pickle without the storages it refers to; the arguments are those of `add`."""
         record = self.archive.records[f"{self.prefix}{name}"]
         content = Memory(self.archive.read_parsed(record), self.source.path)
         stream = self.session.stream(content)
@@ -204,7 +204,7 @@ class ZipContainer(ArchiveContainer):
         return stream
 
     def extent(self, storage: StorageId, suffix: str = "") -> Extent | None:
-        """Where the record of a storage lies in the file, or None where it is compressed."""
+        """The extent of a storage's record in the file; None if it is compressed."""
         name = self.prefix + storage.id[len(self.folder) :] + suffix
         records = self.archive.records
         usual = records.stored_at(name, storage.whole_nbytes)
@@ -225,7 +225,7 @@ class ZipContainer(ArchiveContainer):
         return Extent(self.source.start + self.archive.data_at(record), record.nbytes)
 
     def may_be_left_out(self, storage: StorageId, record: Record) -> bool:
-        """Whether the bytes of a storage need not be there."""
+        """Whether the bytes of a storage may be missing."""
         return False
 
     def _warnings(self) -> list[str]:
@@ -245,11 +245,11 @@ class ZipContainer(ArchiveContainer):
         return warnings
 
     def is_text(self, record: Record) -> bool:
-        """Whether a record holds no tensor, so that it may be compressed."""
+        """Whether a record holds no tensor and so may be compressed."""
         return record.name == f"{self.prefix}data.pkl"
 
     def plan(self, spelling: LocationEdits) -> Plan:
-        """Patch a clone if the pickles can keep their lengths, else lay the zip out anew."""
+        """Patch a clone if the pickles can keep their lengths; otherwise write a new zip."""
         from ...plans.plan import apply_edits, apply_plan
         from ...zips.rewrite import rewrite
 
@@ -275,7 +275,7 @@ class ZipContainer(ArchiveContainer):
         return record.name.removeprefix(self.prefix)
 
     def changed_records(self, spelling: LocationEdits) -> dict[str, bytes]:
-        """Other records that change."""
+        """The new content of other records that change."""
         return {}
 
     def _alignment(self) -> int:

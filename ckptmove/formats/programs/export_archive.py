@@ -30,14 +30,14 @@ OLD_PARTS: tuple[tuple[str, Path], ...] = (
 _WEIGHTS, _CONSTANTS = "data/weights/", "data/constants/"
 _MODELS, _SAMPLE_INPUTS, _COMPILED = "models/", "data/sample_inputs/", "data/aotinductor/"
 _OBJECTS = {"custom_obj_": "custom object", "opaque_obj_": "opaque object"}
-#: What else may be there without naming a device that matters.
+#: Other records that may be present; they do not name devices that matter.
 _HARMLESS = (
     *("extra/", "extra_files/", ".data/", "version", "byteorder", "archive_format"),
     *("archive_version", _WEIGHTS, _CONSTANTS, _SAMPLE_INPUTS, _MODELS, _COMPILED),
 )
 _FAKE = "torch._export.serde.serialize._reconstruct_fake_tensor"
 _STRIDED = 7
-#: torch/_export/serde/schema.py, `ScalarType`, which counts otherwise than c10 does.
+#: torch/_export/serde/schema.py, `ScalarType`, whose numbers differ from c10's.
 _DTYPES = {
     **dict(
         enumerate(["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"], 1)
@@ -49,11 +49,11 @@ _DTYPES = {
 
 
 class Weight(NamedTuple):
-    """A weight or constant whose bytes are raw."""
+    """A weight or constant that is stored as raw bytes."""
 
-    entry: TensorEntry  #: what the manifest says of it
-    config: str  #: the record that describes it
-    place: Place  #: its device there
+    entry: TensorEntry  #: its entry in the manifest
+    config: str  #: the name of the record that describes it
+    place: Place  #: its device in that record
 
 
 class ExportContainer(RecordsContainer):
@@ -66,17 +66,16 @@ class ExportContainer(RecordsContainer):
         """Read all but the tensors."""
         self.old = OLD_PROGRAM in archive.records
         super().__init__(archive, session, by_torch=not self.old)
-        self.weights: list[Weight] = []  #: those that are raw
-        #: that name devices besides those of the raw weights; `place_records` holds the record of
-        #: each
+        self.weights: list[Weight] = []  #: the raw weights
+        #: named devices other than those of the raw weights; `place_records` has the record of each
         self.places: list[Place] = []
         self.place_records: list[str] = []
-        self.compiled: list[tuple[Path, str]] = []  #: path and kind of device of what is compiled
-        self.riddles: list[str] = []  #: why it can't be moved, a clause each
-        self.bound: list[str] = []  #: operators that are there for one kind of device
-        self.objects: dict[str, int] = {}  #: how many objects there are whose content is not known
-        self.machine_code: dict[str, None] = {}  #: folders with what AOTInductor compiled
-        self.held_objects: list[Record] = []  #: their records, which torch unpickles
+        self.compiled: list[tuple[Path, str]] = []  #: path and device type of compiled code
+        self.riddles: list[str] = []  #: why it can't be relocated, one clause each
+        self.bound: list[str] = []  #: operators that exist for only one type of device
+        self.objects: dict[str, int] = {}  #: how many objects have unknown content, by kind
+        self.machine_code: dict[str, None] = {}  #: folders of code that AOTInductor compiled
+        self.held_objects: list[Record] = []  #: the records of these objects, which torch unpickles
         self.prefix = "" if self.old else prefix_of(archive)
         if self.old:
             self._read_old()
@@ -156,7 +155,7 @@ class ExportContainer(RecordsContainer):
                 self.riddles.append(f"the record {short!r} is not known")
 
     def _note_compiled(self, record: Record, short: str) -> None:
-        """What AOTInductor compiled, and for what kind of device."""
+        """Note code that AOTInductor compiled, and for which type of device."""
         self.riddles.append(f"it holds code compiled for its device, in {_COMPILED!r}")
         self.machine_code[f"compiled code in {short.rpartition('/')[0]}"] = None
         if short.endswith("_metadata.json"):
@@ -222,7 +221,7 @@ class ExportContainer(RecordsContainer):
     def _add_weight(
         self, config: str, record: Record, path: Path, payload: Json, where: str
     ) -> None:
-        """A tensor as the config describes it, over the bytes of a record."""
+        """Add a tensor over the bytes of a record, as the config describes it."""
         view, place = described_weight(payload, where)
         key = None
         if record.nbytes or place.device != "meta" or not view.nbytes:
@@ -240,7 +239,7 @@ class ExportContainer(RecordsContainer):
 
 
 def described_weight(payload: Json, where: str) -> tuple[View, Place]:
-    """A raw weight as a config describes it, and its device there."""
+    """A raw weight as a config describes it, and its device in the config."""
     meta = member(payload, "tensor_meta", dict, where)
     dtype = _DTYPES.get(member(meta, "dtype", int, where))
     if dtype is None or member(meta, "layout", int, where) != _STRIDED:

@@ -1,10 +1,10 @@
 """Find and rewrite the devices in the JSON of an exported program.
 
 A device is an object `{"type": "cuda", "index": 0}`, in the metadata of a tensor or as an argument
-of a node; in an autocast region it is a device type, as a string. What the schema below does not
-know can be shown, but prevents relocation. So do other strings that spell a device, such as
-arguments of custom operators, which may mean anything. Stack traces and other texts for people
-stay as they are.
+of a node; in an autocast region it is a device type, as a string. Anything outside the schema below
+can be shown, but prevents relocation. So do other strings that spell a device, such as arguments of
+custom operators, because their meaning is unknown. Stack traces and other texts for people are not
+changed.
 
 Source: torch/_export/serde/schema.py, version 8.
 """
@@ -21,8 +21,9 @@ from ..archives.documents import Json
 
 _MAJOR = 8
 
-#: Class → field → what is there: a class, a list `[…]` or mapping `{…}` of it; else `data`, which
-#: holds no devices; `words`, which may spell one; `riddle`, whose meaning is not in the file.
+#: Class → field → type of the value: a class, or a list `[…]` or mapping `{…}` of it; or `data`,
+#: which holds no devices; `words`, which may spell a device; `riddle`, whose meaning is not in the
+#: file.
 _CLASSES: dict[str, dict[str, str]] = {
     "ExportedProgram": {
         "graph_module": "GraphModule",
@@ -80,7 +81,7 @@ _ARGUMENT = {
     "as_graph": "GraphArgument",
     "as_custom_obj": "riddle",
 }
-#: As `_CLASSES`, of objects that hold one of these fields.
+#: Like `_CLASSES`, for objects that hold exactly one of these fields.
 _UNIONS: dict[str, dict[str, str]] = {
     "Argument": {**_ARGUMENT, "as_device": "riddle", "as_string_to_argument": "{Argument}"},
     "Input": {**_ARGUMENT, "as_device": "Device", "as_string_to_argument": "{Input}"},
@@ -104,7 +105,7 @@ _UNIONS: dict[str, dict[str, str]] = {
 
 _AUTOCAST = "torch.ops.higher_order.wrap_with_autocast"
 _COMPILED = "torch.ops.higher_order.triton_kernel_wrapper"
-#: Operators that are there for one kind of device; exporting elsewhere would have chosen others.
+#: Operators that exist for only one type of device; an export on another device would use others.
 _BOUND = re.compile(
     r"_for_(cpu|mps)|cudnn|miopen|mkldnn|onednn|nnpack|_mkl|_cuda|_mps|_xpu|_hpu"
     r"|_(flash|efficient)_attention|_thnn_fused|qlinear|qconv|_triton"
@@ -116,26 +117,26 @@ class Place(NamedTuple):
     """A place that names a device."""
 
     path: Path
-    holder: dict[str, Json]  #: the object that says it, as it is in the document
+    holder: dict[str, Json]  #: the object that names the device, as in the document
     device: str
-    kind: str = "graph"  #: `graph`, or `autocast` where it is but the kind of a device
-    fixed: str = ""  #: why the kind of the device can't be another, or nothing
+    kind: str = "graph"  #: `graph`, or `autocast` if it is only a device type
+    fixed: str = ""  #: why the device type can't change, or empty
 
     def with_device(self, device: str) -> dict[str, Json]:
-        """The members of the holder that change."""
+        """The changed members of the holder."""
         return {"as_string": device} if self.kind == "autocast" else device_members(device)
 
 
 class Program(NamedTuple):
-    """What was found in a program."""
+    """The devices in a program, and the obstacles to changing them."""
 
-    places: list[Place]  #: that name a device, in order
-    riddles: list[str]  #: why it can't be moved, a clause each
-    bound: list[str]  #: operators that are there for one kind of device
+    places: list[Place]  #: the places that name a device, in order
+    riddles: list[str]  #: why it can't be relocated, one clause each
+    bound: list[str]  #: operators that exist for only one type of device
 
 
 def device_text(node: Json) -> str | None:
-    """The tag that `{"type": …, "index": …}` means, or None if it is no device."""
+    """The tag for `{"type": …, "index": …}`; None if the object is not a device."""
     if not isinstance(node, dict) or not node.keys() <= {"type", "index"}:
         return None
     kind, index = node.get("type"), node.get("index")
@@ -147,15 +148,15 @@ def device_text(node: Json) -> str | None:
 
 
 def device_members(tag: str) -> dict[str, Json]:
-    """The device of a tag as its members."""
+    """The members of a device object for a tag."""
     kind, _, index = tag.partition(":")
     if kind == "mps":
-        return {"type": kind, "index": 0}  # torch.device("mps").index of any tensor there
+        return {"type": kind, "index": 0}  # torch.device("mps").index of every tensor there
     return {"type": kind, "index": int(index) if index else None}
 
 
 def walk(root: Json, path: Path) -> Program:
-    """Find every device in the JSON of a program; `path` is what its places start with."""
+    """Find every device in the JSON of a program; their paths start with `path`."""
     program = Program([], [], [])
     walker = _Walker(program)
     walker.run(root, path)
@@ -210,7 +211,7 @@ class _Walker:
             yield each, fields[key], at if quiet else (*at, key)
 
     def node(self, node: dict[str, Json], at: Path) -> Iterator[tuple[Json, str, Path]]:
-        """A call of an operator; its arguments go by their names."""
+        """Visit a call of an operator; its arguments are identified by name."""
         target, inputs = node.get("target"), node.get("inputs")
         here = (*at[:-1], node.get("name") or at[-1])
         if not isinstance(target, str) or not isinstance(inputs, list):
@@ -228,7 +229,10 @@ class _Walker:
         yield node.get("outputs"), "[Argument]", (*here, "outputs")
 
     def autocast(self, inputs: list[Json], at: Path) -> bool:
-        """Whether the region says for what kind of device it is, where all of them do."""
+        """Record the device type of an autocast region.
+
+        False if it does not give one as expected.
+        """
         first, second = (_argument(inputs, n) for n in (0, 1))
         if first is None or second is None or first.keys() != {"as_string"}:
             return False

@@ -56,7 +56,7 @@ class TorchExport(Format):
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, probe: Probe) -> bool:
-        """A zip that says so, or one with the program of old."""
+        """Whether it is a zip with `archive_format`, or with a program of torch 2.1 to 2.7."""
         if probe.archive is None:
             return False
         records = probe.archive.records
@@ -70,13 +70,13 @@ class TorchExport(Format):
 
 
 class ExportCheckpoint(Checkpoint):
-    """Exported programs: what they hold, and how their devices change."""
+    """An exported program as a checkpoint."""
 
     container: ExportContainer
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What it holds: raw tensors first, then those that are pickled."""
+        """The manifest: raw tensors first, then pickled ones."""
         found, container = super().manifest, self.container
         devices = [
             NamedDevice(place.path, spell(place.path), place.device, place.kind)
@@ -110,7 +110,7 @@ class ExportCheckpoint(Checkpoint):
         return self.container.plan_with(self.spelling(self._moves_of_pickles(moves)), new)
 
     def _refuse(self, moves: Moves) -> None:
-        """Raises UnsupportedError if not all that depends on the devices is known."""
+        """Raises UnsupportedError if anything that depends on the devices is not understood."""
         reasons = list(self.container.riddles)
         first = len(self.contents.values)
         changed = [
@@ -137,7 +137,7 @@ class ExportCheckpoint(Checkpoint):
             )
 
     def _moves_of_pickles(self, moves: Moves) -> Moves:
-        """The moves of what is pickled, counted as its own contents count."""
+        """The moves of the pickled contents, with indexes of their own."""
         first, values = len(self._raw), len(self.contents.values)
         return Moves(
             storages=moves.storages,
@@ -147,7 +147,7 @@ class ExportCheckpoint(Checkpoint):
         )
 
     def _changes(self, moves: Moves) -> dict[str, dict[int, dict[str, Json]]]:
-        """What changes in each JSON record."""
+        """The changes in each JSON record."""
         changes: dict[str, dict[int, dict[str, Json]]] = {}
 
         def change(record: str, place: Place, device: str) -> None:

@@ -44,7 +44,7 @@ from .script_operators import called_while_loading, is_foreign
 
 _BYTECODE = "bytecode"
 _PICKLES = ("data", "constants", "traced_inputs", _BYTECODE)
-_MAX_CODE_NBYTES = 64 << 20  # of one record
+_MAX_CODE_NBYTES = 64 << 20  # the most bytes of one record
 _NO_DEVICE = "device"
 _OWN = ("__torch__", "torch.jit._pickle.")
 
@@ -62,7 +62,7 @@ class TorchScript(PickledFormat):
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, probe: Probe) -> bool:
-        """A zip with both a `data.pkl` and a `constants.pkl`."""
+        """Whether it is a zip with both a `data.pkl` and a `constants.pkl`."""
         if probe.archive is None:
             return False
         prefix = prefix_of(probe.archive)
@@ -112,7 +112,7 @@ class ScriptContainer(ZipContainer):
             yield f"__setstate__ in {called[0]}, which names {called[1]}"
 
     def _folder(self, pickle: str) -> str:
-        """Where the tensors of a pickle lie: those of new bytecode are the constants."""
+        """The folder with a pickle's tensors; newer bytecode uses the folder of the constants."""
         if pickle == _BYTECODE and not any(
             self._in(record, "bytecode/") for record in self.archive.records.values()
         ):
@@ -120,15 +120,15 @@ class ScriptContainer(ZipContainer):
         return f"{pickle}/"
 
     def is_known(self, name: Global) -> bool:
-        """The classes of the archive are no code of Python's: libtorch finds them in the code."""
+        """Whether a name is harmless; classes of the archive are TorchScript, not Python."""
         return name.qualname.startswith(_OWN) or super().is_known(name)
 
     def is_text(self, record: Record) -> bool:
-        """Whether a record holds no tensor, so that it may be compressed."""
+        """Whether a record holds no tensor and so may be compressed."""
         return record.name.endswith((".pkl", ".py", ".debug_pkl")) or self._in(record, "extra/")
 
     def may_be_left_out(self, storage: StorageId, record: Record) -> bool:
-        """The bytes of example inputs are not written; nothing loads them."""
+        """Whether bytes may be missing: those of example inputs, which torch does not write."""
         return record.nbytes == 0 and self._in(record, "traced_inputs/")
 
     def _in(self, record: Record, folder: str) -> bool:
@@ -171,7 +171,7 @@ class ScriptContainer(ZipContainer):
         return Memory(rewrite(text, found).encode("utf-8"), self.source.path)
 
     def changed_records(self, spelling: LocationEdits) -> dict[str, bytes]:
-        """The code that names other devices."""
+        """The code records in which devices change, with their new text."""
         changes: dict[str, list[tuple[Literal, str]]] = defaultdict(list)
         for literal, device in spelling.literals:
             changes[literal.record].append((literal, device))
@@ -192,7 +192,7 @@ def _may_be_code(name: str) -> bool:
 
 
 def _as_code_says(path: Path, root: Node) -> Iterator[tuple[Path, Node]]:
-    """The constants under the names by which the code calls them: `CONSTANTS.c0`."""
+    """The constants under the names that the code uses: `CONSTANTS.c0`."""
     if path == ("constants",) and isinstance(root, Tuple):
         yield from ((("CONSTANTS", f"c{n}"), each) for n, each in enumerate(root.items))
     else:

@@ -6,9 +6,9 @@
     P/attributes.pkl    a tuple of values, in which tensors are numbers of that table
     P/code/….py         TorchScript, P/debug/….pkl
 
-JSON as protobuf spells it: numbers of 64 bits are strings, what has its default is left out.
-Relocating changes the devices of the table. What the code says of devices is shown and stays, and
-so do pickled attributes; torch itself gave up on this format in 1.4, and loads it no longer.
+This is JSON as protobuf writes it: 64-bit numbers are strings, and default values are left out.
+Relocating changes the devices in the table. Devices in the code and in pickled attributes are shown
+and stay as they are. torch abandoned this format in 1.4 and no longer loads it.
 
 Sources, at v1.3.0: caffe2/proto/torch.proto; torch/csrc/jit/export.cpp (`ScriptModuleSerializer`)
 and import_legacy.cpp.
@@ -57,7 +57,7 @@ _TENSOR = {"dims", "offset", "strides", "requiresGrad", "dataType", "data", "dev
 _TENSOR |= {"isQuantized", "scale", "zeroPoint"}
 _FROM_ID = "torch.jit._pickle.build_tensor_from_id"
 _MOST_CODE_NBYTES = 64 << 20
-_DEEPEST = 200  # modules in each other; containers of a pickled attribute
+_DEEPEST = 200  # levels of nested modules, and of containers in a pickled attribute
 
 
 class TorchScriptV1(Format):
@@ -74,7 +74,7 @@ class TorchScriptV1(Format):
     )
 
     def sniff(self, probe: Probe) -> bool:
-        """A zip with a `model.json`, and without the pickles of later versions."""
+        """Whether it is a zip with a `model.json` and without the pickles of later versions."""
         if probe.archive is None:
             return False
         records, prefix = probe.archive.records, prefix_of(probe.archive)
@@ -89,20 +89,20 @@ class TorchScriptV1(Format):
 
 
 class _Described(NamedTuple):
-    """A tensor of the table: where its bytes lie, and the object that says so."""
+    """A tensor of the table, with the JSON object that describes it."""
 
-    key: str  #: of its record
+    key: str  #: the name of its record
     view: View
     requires_grad: bool
     holder: dict[str, Json]
 
 
 class ScriptModel:
-    """What `model.json` and the pickled attributes say of tensors."""
+    """The tensors in `model.json` and in the pickled attributes."""
 
     def __init__(self, root: Json, attributes: list[Node] | None) -> None:
-        """Without the attributes, what they name has no name."""
-        self.riddles: list[str] = []  #: why it can't be relocated, a clause each
+        """If `attributes` is None, tensors that only attributes name have no name."""
+        self.riddles: list[str] = []  #: why it can't be relocated, one clause each
         #: path and number of each tensor, in the order of the modules
         self.names: list[tuple[Path, int]] = []
         self.parameters: set[int] = set()
@@ -115,7 +115,8 @@ class ScriptModel:
         if attributes is not None:
             named = {n for _, n in self.names}
             unnamed = (n for n in range(len(self.table)) if n not in named)
-            self.names += [(("CONSTANTS", f"c{n}"), n) for n in unnamed]  # as the code calls them
+            # the names that the code uses
+            self.names += [(("CONSTANTS", f"c{n}"), n) for n in unnamed]
 
     def _check_keys(self, node: Json, known: set[str], where: str) -> None:
         if not isinstance(node, dict):
@@ -203,7 +204,7 @@ class ScriptV1Container(RecordsContainer):
         self.model = f"{self.prefix}{MODEL}"
         root = self.read_document(self.record(self.model)).root
         self.described = ScriptModel(root, self._read_attributes())
-        #: what the manifest says of each tensor of the table, without a name
+        #: the manifest entry of each tensor of the table, without a name
         self.entries = [self._entry(n, each) for n, each in enumerate(self.described.table)]
         self.said = self.described.said  #: the devices that code and pickled attributes name
         self._read_code()
@@ -249,13 +250,13 @@ class ScriptV1Container(RecordsContainer):
 
 
 class ScriptV1Checkpoint(Checkpoint):
-    """What such a file holds, and how its devices change."""
+    """A TorchScript module of torch 1.0 to 1.3 as a checkpoint."""
 
     container: ScriptV1Container
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What it holds."""
+        """The manifest of the checkpoint."""
         container = self.container
         tensors = [
             container.entries[n]._replace(path=path, name=spell(path), state_key=spell(path))
@@ -298,7 +299,7 @@ class ScriptV1Checkpoint(Checkpoint):
 
 
 def attributes_of(stream: Stream) -> list[Node]:
-    """The values that are pickled; UnsupportedError if they are not as torch wrote them."""
+    """The pickled values; UnsupportedError if they are not in the form that torch wrote."""
     root = stream.pickle.root
     if stream.pickle.persistents or not isinstance(root, (Tuple, List)):
         raise UnsupportedError("its pickled attributes are not a tuple")
@@ -306,7 +307,7 @@ def attributes_of(stream: Stream) -> list[Node]:
 
 
 def _modules(main: dict[str, Json]) -> Iterator[tuple[Path, dict[str, Json]]]:
-    """A module and those in it, and under which path."""
+    """A module and all modules in it, each with its path."""
     todo: list[tuple[Path, dict[str, Json]]] = [((), main)]
     while todo:
         path, module = todo.pop()
@@ -325,7 +326,7 @@ def _list_at(node: Json, key: str) -> list[Json]:
 
 
 def _number(node: Json, where: str) -> int:
-    """A number as protobuf spells it in JSON."""
+    """A number in the form that protobuf writes in JSON."""
     if not isinstance(node, str) or not node.isascii() or not node.isdigit() or len(node) > 18:
         raise CorruptError(f"{where} has an invalid number")
     return int(node)

@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from ...reports.convert import Loss
     from ..writing import WriteOptions, WritePlan
 
-#: Under which torch.distributed.checkpoint says which part of each tensor a file holds.
+#: The metadata key under which torch.distributed.checkpoint stores which part of each tensor a file
+#: holds.
 SHARDING = "DCP_SHARDING_INFO"
-_SPACE = b" \t\n\r"  # that JSON may start with
-#: What libraries say under `format`, and what they are for.
+_SPACE = b" \t\n\r"  # JSON may start with these
+#: Values of `format` that libraries write, and the framework each stands for.
 _WRITERS = {
     "pt": "PyTorch",
     "tf": "TensorFlow",
@@ -74,7 +75,7 @@ class SafetensorsFile(PickledFormat, WritableFormat):
     )
 
     def sniff(self, probe: Probe) -> bool:
-        """A length comes first that the file has, and then the start of a JSON object."""
+        """Whether it starts with a length that fits the file, and then a JSON object."""
         length = int.from_bytes(probe.head[:LENGTH_NBYTES], "little")
         start = probe.head[LENGTH_NBYTES : LENGTH_NBYTES + length]
         fits = 0 < length <= probe.source.nbytes - LENGTH_NBYTES
@@ -89,7 +90,7 @@ class SafetensorsFile(PickledFormat, WritableFormat):
         return SafetensorsContainer(probe)
 
     def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
-        """Nothing, unless the tree is left out that tells of what has no form of its own."""
+        """Without the tree (`bare`): the tensors that only the tree can express. Otherwise none."""
         if not options.bare:
             return []
         from ...reports.convert import Loss
@@ -108,20 +109,20 @@ class SafetensorsFile(PickledFormat, WritableFormat):
 
 
 class Placed(NamedTuple):
-    """A tensor, and the file that it is in."""
+    """A tensor, with the file that holds it."""
 
-    entry: Entry  #: what the header says of it
+    entry: Entry  #: its entry in the header
     file: Readable
-    source: int = 0  #: the number of that file, where there are several
+    source: int = 0  #: the number of that file, if there are several
 
 
 class TensorsCheckpoint(Checkpoint):
-    """What is saved as tensors by name."""
+    """A checkpoint of tensors by name."""
 
     container: TensorsContainer
 
     def plain(self) -> Mapping[str, Placed] | None:
-        """Each tensor by name, or None if there is more to it than tensors."""
+        """Each tensor by name; None if there is more than tensors."""
         return self.container.placed if self.container.is_flat else None
 
     def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
@@ -145,9 +146,9 @@ class TensorsContainer(Container):
         metadata: Mapping[str, str],
         folder: str = "",
     ) -> None:
-        """`source` names the tensors in `described` bytes; `tree` is what is told of their tree.
+        """`source` names the tensors in its `described` bytes.
 
-        `folder`: what the ids of its storages start with.
+        `tree` is the stored text of their tree. `folder`: the prefix of the ids of its storages.
         """
         super().__init__(source)
         self.folder = folder
@@ -161,45 +162,46 @@ class TensorsContainer(Container):
         self._described = described
         self._tree, self._others = tree, other_names(placed, self.metadata)
         for name in ("roots", "ids", "storages", "blobs"):
-            delattr(self, name)  # made when they are asked for, since `load` mostly needs none
+            # created at the first access, since `load` usually needs none of them
+            delattr(self, name)
         told = tree is not None and self._reader.terms
         self.section = Section.OTHER if told else Section.MODEL
-        #: whether its nodes are sure to be in canonical form
-        self.is_canonical = not told  # terms may say anything
-        #: whether each tensor has one name, and there is nothing else
+        #: whether its nodes are surely in canonical form
+        self.is_canonical = not told  # terms may build any nodes
+        #: whether each tensor has one name and there is nothing else
         self.is_flat = self.is_canonical and not self._others
         self.writer = "ckptmove" if told else ""
         self.tags_storages = told
 
     @cached_property
     def _reader(self) -> Reader:
-        """What read its tree; raises as `read_tree`."""
+        """The reader of its tree; raises the same errors as `read_tree`."""
         entries = {name: each.entry for name, each in self.placed.items()}
         return read_tree(entries, self._tree, self.warnings, self._others, self.folder)[0]
 
     @property
     def graph(self) -> Graph:
-        """Its nodes."""
+        """The graph of its nodes."""
         return self._reader.graph
 
     @cached_property
     def roots(self) -> list[tuple[Path, Node]]:  # type: ignore[override] # it can be set
-        """As of any container; these are made when they are asked for."""
+        """Like in any container, but created at the first access."""
         return [((), self.graph.root)]
 
     @cached_property
     def ids(self) -> dict[int, StorageId]:  # type: ignore[override] # it can be set
-        """As `roots`."""
+        """See `roots`."""
         return self.graph.ids
 
     @cached_property
     def storages(self) -> dict[str, Storage]:  # type: ignore[override] # it can be set
-        """As `roots`."""
+        """See `roots`."""
         return {key: self._storage(self._reader, key) for key in self.graph.storages}
 
     @cached_property
     def blobs(self) -> dict[int, Readable]:  # type: ignore[override] # it can be set
-        """As `roots`."""
+        """See `roots`."""
         latest = Latest()
         return {known: self._bytes(*held, latest) for known, held in self._reader.blobs.items()}
 
@@ -208,11 +210,11 @@ class TensorsContainer(Container):
 
     @property
     def described_nbytes(self) -> int:
-        """The length of the header, or of all."""
+        """The size of the header, or of all headers together."""
         return self._described
 
     def unknown_callables(self) -> Iterator[str]:
-        """What its tree names: loading it runs nothing, but a pickle made of it would run that."""
+        """The callables in its tree: loading it runs nothing, but a pickle made from it would."""
         if not self.is_canonical:
             from ...graph.edit.callables import callables_in, unlisted_callable
 

@@ -1,13 +1,13 @@
-"""The header of a safetensors file: read strictly, and written as the library does.
+"""The header of a safetensors file: read strictly, and written like the library does.
 
     8 bytes     N, the length of the header, little-endian, at most 100,000,000
     N bytes     JSON: {"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets"}, …};
                 white space around it counts
     the rest    the tensors, contiguous and little-endian, without gaps; offsets count from here
 
-What the library refuses is refused. So is what it lets through by accident, or torch can't load:
-a key that is said twice (readers would disagree), a tensor spelled as a list, a dtype spelled as an
-object, sizes beyond 63 bits even of an empty tensor, pairs of float4 that are cut apart.
+Files that the library refuses are refused. So are files that it accepts by accident, or that torch
+can't load: a repeated key (readers would disagree), a tensor spelled as a list, a dtype spelled as
+an object, sizes beyond 63 bits even of an empty tensor, a float4 pair that is cut in half.
 
 Sources: https://github.com/huggingface/safetensors, README.md (Format) and
 safetensors/src/tensor.rs (`read_metadata`, `Metadata::validate`, `prepare`); serde_json for its
@@ -28,29 +28,32 @@ from ...manifest.dtypes import SAFETENSORS, nbytes_of
 from ...pickles.terms import extent_of, has_long_number
 from ...sources.source import Readable
 
-#: What the length of a header takes, in bytes.
+#: The size of the length field of the header, in bytes.
 LENGTH_NBYTES = 8
 #: The longest header that the library reads, in bytes.
 LONGEST = 100_000_000
-#: What `json.loads` gives.
+#: The result of `json.loads`.
 Json: TypeAlias = Any
-#: The key that names no tensor.
+#: The key that does not name a tensor.
 METADATA = "__metadata__"
 
 _DEEPEST = 127  # levels of JSON that serde_json reads
 _LONGEST_INTEGER = 20  # digits of a number of 64 bits
-_LARGEST = (1 << 63) - 1  # that torch counts
+_LARGEST = (1 << 63) - 1  # the largest size that torch can count
 _LONGEST_SHOWN = 100  # characters of a name in a message
 _ALIGNMENT = 8
 _LEAST_ROOM = 1 << 16  # brackets that any header may open
-_NBYTES_OF_BRACKET = 8  # of a header, for each more; an entry opens three in 50 bytes at least
-_LEAST_QUOTES = 1 << 18  # that any header may have
-NBYTES_OF_QUOTE = 5  # of a header, for each more; an entry has ten in 50 bytes at least
-#: Tensors that any file may have, and bytes of a file for each more. A tensor takes kilobytes of
-#: memory; the shortest takes 62 bytes of a file, one of a few numbers with a usual name 130.
+# of a header, for each further bracket; an entry opens three in at least 50 bytes
+_NBYTES_OF_BRACKET = 8
+_LEAST_QUOTES = 1 << 18  # quotation marks that any header may have
+# of a header, for each further quotation mark; an entry has ten in at least 50 bytes
+NBYTES_OF_QUOTE = 5
+#: The tensors that any file may have, and the bytes of a file for each further one. A tensor takes
+#: kilobytes of memory; the shortest takes 62 bytes of a file, and one with a few numbers and a
+#: usual name 130.
 _LEAST_TENSORS, _NBYTES_OF_TENSOR = 5 << 13, 128
 _BRACKETS_OF_TENSOR = 3
-_LEAST_EMPTY, _NBYTES_OF_EMPTY = 5 << 12, 512  # of a file, for each more tensor without a byte
+_LEAST_EMPTY, _NBYTES_OF_EMPTY = 5 << 12, 512  # of a file, for each further tensor without bytes
 _FLOAT4 = "float4_e2m1fn_x2"
 _WITHOUT_TORCH = ("F6_E2M3", "F6_E3M2")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -60,19 +63,19 @@ _RANK = {torch: rank for rank, torch in enumerate(reversed(SAFETENSORS.values())
 
 
 class Entry(NamedTuple):
-    """A tensor in a file, or in one that is to be written."""
+    """A tensor in a file that exists or will be written."""
 
     name: str
-    #: torch's name of it
+    #: torch's name of the dtype
     dtype: str
-    #: as torch has it: of float4, the last dimension counts pairs
+    #: the shape in torch: for float4, the last dimension counts pairs
     shape: tuple[int, ...]
     start: int
     nbytes: int
 
 
 class Header(NamedTuple):
-    """What a header says: tensors in its order, and metadata, empty too where there are none."""
+    """The contents of a header: tensors in their order, and metadata; both may be empty."""
 
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
@@ -81,7 +84,7 @@ class Header(NamedTuple):
 
 
 class Sized(NamedTuple):
-    """A tensor that is to be written: dtype and shape as torch has them, its size in bytes."""
+    """A tensor to write: name, dtype and shape as in torch, and its size in bytes."""
 
     name: str
     dtype: str
@@ -90,7 +93,7 @@ class Sized(NamedTuple):
 
 
 class LaidOut(NamedTuple):
-    """A file that is to be written: the length and the header, then the tensors without gaps."""
+    """The layout of a file to write: length and header, then the tensors without gaps."""
 
     head: bytes
     entries: Mapping[str, Entry]
@@ -98,7 +101,7 @@ class LaidOut(NamedTuple):
 
 
 def read_header(source: Readable) -> Header:
-    """Read the header of a safetensors file, and check it against the length of the file.
+    """Read the header of a safetensors file, and check it against the size of the file.
 
     UnsupportedError if a tensor has a dtype that torch does not have.
     """
@@ -115,7 +118,7 @@ def read_header(source: Readable) -> Header:
         )
     most = most_tensors(source.nbytes)
     content = source.read(LENGTH_NBYTES, length)
-    # All brackets are those of tensors, but for one of the header and one of the metadata.
+    # All brackets belong to tensors, except one of the header and one of the metadata.
     root = read_json(content, "its header", most_brackets=2 + _BRACKETS_OF_TENSOR * most)
     if not isinstance(root, dict):
         raise CorruptError("its header is no JSON object")
@@ -133,7 +136,7 @@ def read_header(source: Readable) -> Header:
 
 
 def most_tensors(nbytes: int) -> int:
-    """How many tensors a file of so many bytes may have."""
+    """The most tensors that a file of this size may have."""
     return _LEAST_TENSORS + nbytes // _NBYTES_OF_TENSOR
 
 
@@ -145,14 +148,14 @@ def read_json(
     constants: bool = False,
     most_brackets: int | None = None,
 ) -> Json:
-    """What JSON says, if all readers agree on it: it is not absurdly deep, and says nothing twice.
+    """Parse JSON that all readers read alike: no key twice, and not nested too deeply.
 
-    But for the first thousands of quotation marks, it must have `nbytes_of_quote` bytes for each.
-    `constants`: it may hold the NaN and Infinity that Python writes. `most_brackets`: how many of
-    `[` and `{` it may have, if not a share of its length.
+    The first few hundred thousand quotation marks are always allowed; beyond that, each needs
+    `nbytes_of_quote` bytes. `constants`: accept the NaN and Infinity that Python writes.
+    `most_brackets`: the limit for `[` and `{`, in addition to a share of the length.
     """
     _check_extent(content, what, nbytes_of_quote, most_brackets)
-    # Where there are none, Python's own whole numbers are the same; `1e-08` has none in a text.
+    # Without these, Python's own integers give the same result; `1e-08` in a string does not count.
     usual = not _MINUS_ZERO.search(content) and not has_long_number(content)
     try:
         root = json.loads(
@@ -176,7 +179,7 @@ def read_json(
 def _check_extent(
     content: bytes, what: str, nbytes_of_quote: int, most_brackets: int | None
 ) -> None:
-    """Check how deep brackets are nested, and how many they and texts are, before any is parsed."""
+    """Check the depth and number of brackets, and the number of strings, before parsing."""
     extent = extent_of(content)
     if extent.depth > _DEEPEST:
         raise CorruptError(f"{what} is nested more than {_DEEPEST} levels deep")
@@ -196,7 +199,7 @@ class Twice(Exception):
 
 
 def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    """An object of JSON, for `json.loads` to call; Twice if it says a key twice."""
+    """An object of JSON, for `json.loads` to call; Twice if a key occurs twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         counted = Counter(name for name, _ in pairs)
@@ -205,7 +208,7 @@ def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def _integer(digits: str) -> int | float:
-    """A whole number; as serde_json has it, a float where it is beyond 64 bits, or -0."""
+    """An integer; like in serde_json, a float if it is beyond 64 bits or -0."""
     whole = len(digits) <= _LONGEST_INTEGER and digits != "-0"
     return int(digits) if whole else _number(digits)
 
@@ -218,7 +221,7 @@ def _number(text: str) -> float:
 
 
 def entry_of(name: str, said: Json, data_at: int) -> Entry:
-    """What the header says of one tensor; where it ends up is not checked."""
+    """The entry of one tensor in the header; its offsets are not checked against the file."""
     if type(said) is not dict:
         raise _fault(name, "is no object")
     dtype, shape, offsets = said.get("dtype"), said.get("shape"), said.get("data_offsets")
@@ -233,7 +236,7 @@ def entry_of(name: str, said: Json, data_at: int) -> Entry:
         raise _fault(name, "has no proper shape")
     if not _are_sizes(offsets) or len(offsets) != 2:
         raise _fault(name, "has no proper data_offsets")
-    count = prod(shape) or prod(filter(None, shape))  # so torch counts strides
+    count = prod(shape) or prod(filter(None, shape))  # torch counts strides like this
     if count > _LARGEST:
         raise _fault(name, "claims more elements than there can be")
     if torch_dtype == _FLOAT4:
@@ -249,7 +252,7 @@ def entry_of(name: str, said: Json, data_at: int) -> Entry:
 
 
 def _are_sizes(said: Json) -> TypeGuard[list[int]]:
-    """Whether this is a list of whole numbers from 0 on."""
+    """Whether this is a list of integers from 0 up."""
     if type(said) is not list:
         return False
     for each in said:  # noqa: SIM110 (twice as fast as a generator)
@@ -259,7 +262,7 @@ def _are_sizes(said: Json) -> TypeGuard[list[int]]:
 
 
 def _check_coverage(entries: Mapping[str, Entry], data_at: int, nbytes: int) -> None:
-    """Check that the tensors follow each other, up to the end of the file."""
+    """Check that the tensors follow each other without gaps, up to the end of the file."""
     at = data_at
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.nbytes)):
         if entry.start != at:
@@ -279,15 +282,16 @@ def _fault(name: str, what: str) -> CorruptError:
 
 
 def quote(name: str) -> str:
-    """A name in a message: quoted, on one line, and not too long."""
+    """A name for a message: quoted, on one line, and not too long."""
     return repr(name) if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]!r}…"
 
 
 def lay_out(tensors: Sequence[Sized], metadata: Mapping[str, str] | None = None) -> LaidOut:
-    """Lay a file out byte for byte as the library does: most aligned first, then by name.
+    """Lay out a file byte for byte like the library does: largest alignment first, then by name.
 
-    The library writes several metadata in any order; here they are sorted. Metadata of None, unlike
-    nothing, leave no trace. RefusedError if the header would be longer than can be read.
+    The library writes several metadata keys in any order; here they are sorted. Metadata of None
+    are not written at all, unlike an empty mapping. RefusedError if the header would be longer than
+    readers accept.
     """
     said: dict[str, Json] = {}
     if metadata is not None:
@@ -322,7 +326,7 @@ def lay_out(tensors: Sequence[Sized], metadata: Mapping[str, str] | None = None)
 
 
 def _order(tensor: Sized) -> tuple[int, str]:
-    """By what tensors are sorted. UTF-8, which the library compares, sorts as code points do."""
+    """The sort key of tensors. The library compares UTF-8, which has the order of code points."""
     rank = _RANK.get(tensor.dtype)
     if rank is None:
         raise UnsupportedError(
@@ -332,7 +336,7 @@ def _order(tensor: Sized) -> tuple[int, str]:
 
 
 def _entry_json(tensor: Sized, start: int, end: int) -> dict[str, Json]:
-    """What the header says of a tensor, in the library's order."""
+    """The entry of a tensor in the header, in the library's order."""
     name, shape = tensor.name, list(tensor.shape)
     if name == METADATA:
         raise UnsupportedError(f"safetensors can't hold a tensor named {METADATA!r}")

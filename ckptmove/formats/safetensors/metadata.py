@@ -2,11 +2,11 @@
 
     ROOT/.data/ckptmove_metadata.json    {"version": 1, "metadata": {KEY: TEXT, …}}
 
-torch opens records by name and ignores all others; it uses `.data/` for what is not content
+torch opens records by name and ignores all others; it uses `.data/` for data that is not content
 (caffe2/serialize/inline_container.cc, its serialization id).
 
-`safetensors.torch.save_model` writes one of several names of a tensor, and notes each name that it
-left out as a key, whose text is the name that it wrote.
+`safetensors.torch.save_model` writes a tensor with several names only once. For each name that it
+leaves out, it adds a key to the metadata, whose text is the written name.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Container, Mapping
 from ...errors import CorruptError, UnsupportedError
 from ...zips.archive import Archive
 
-#: The record, without the folder that all records are in.
+#: The name of the record, without the folder of all records.
 RECORD = ".data/ckptmove_metadata.json"
 _VERSION = 1
 _WHAT = f"the record {RECORD!r}"
 
 
 def metadata_record(metadata: Mapping[str, str]) -> bytes:
-    """The content of the record; the order of the keys says nothing."""
+    """The content of the record; the order of the keys has no meaning."""
     import json  # only here, and below what few files need
 
     said = {"version": _VERSION, "metadata": dict(sorted(metadata.items()))}
@@ -31,7 +31,7 @@ def metadata_record(metadata: Mapping[str, str]) -> bytes:
 
 
 def read_metadata(archive: Archive, prefix: str) -> dict[str, str]:
-    """What the record of a zip says; nothing where there is none."""
+    """The metadata in the record of a zip; empty if there is none."""
     record = archive.records.get(f"{prefix}{RECORD}")
     if record is None:
         return {}
@@ -49,10 +49,10 @@ def read_metadata(archive: Archive, prefix: str) -> dict[str, str]:
 
 
 def other_names(names: Container[str], metadata: Mapping[str, str]) -> dict[str, str]:
-    """Names that `save_model` left out → the name that the same tensor is written under.
+    """Names that `save_model` left out → the name under which the same tensor is written.
 
-    It keeps the first name in the order of the alphabet. So a key that is a tensor itself, a text
-    that is none, or one that comes later is something else.
+    `save_model` keeps the name that is first in alphabetical order. So this excludes a key that is
+    a tensor itself, a text that is not a tensor, and a key that is earlier than its text.
     """
     return {
         key: text
@@ -62,6 +62,6 @@ def other_names(names: Container[str], metadata: Mapping[str, str]) -> dict[str,
 
 
 def still_true(metadata: Mapping[str, str], names: Container[str]) -> dict[str, str]:
-    """The metadata without names of tensors that the checkpoint had and these are without."""
+    """The metadata without shared names of tensors that are not in the written file."""
     gone = other_names(names, metadata)
     return {key: text for key, text in metadata.items() if key not in gone}

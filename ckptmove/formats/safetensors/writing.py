@@ -26,12 +26,12 @@ from ..writing import WriteOptions, WritePlan, assemble
 from .header import Entry, Sized, lay_out, read_header
 from .metadata import still_true
 
-#: What every tool looks for that reads safetensors for PyTorch.
+#: The metadata that every tool expects that reads safetensors for PyTorch.
 _FOR_TORCH = {"format": "pt"}
 
 
 def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-    """How to write a draft, if its names and its tree have a form in safetensors."""
+    """Plan to write a draft, if its names and its tree can be stored in safetensors."""
     contents = draft.list_contents()
     said = still_true(draft.metadata, {each.name for each in contents.tensors})
     arrays = bytes_of_arrays(draft, contents)
@@ -71,7 +71,8 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         index = _index(names, shards, told)
         files[f"{options.stem}.safetensors.index.json"] = assemble(len(index), _only(index))
 
-    # The text of the tree may be as long as the checkpoint, and the planned bytes have it already.
+    # The text of the tree may be as long as the checkpoint, and the planned bytes already include
+    # it.
     in_index = None if TREE in metadata else told
     expected_text = hash(metadata.pop(TREE, None))
     del told
@@ -111,7 +112,7 @@ def _lost_layouts(parts: Parts) -> Iterator[str]:
 
 
 def _is_as_planned(entries: Mapping[str, Entry], text: str, expected: bytes | None) -> bool:
-    """Whether the text of a tree is read as it was meant."""
+    """Whether the text of a tree, when it is read, gives the planned tree."""
     try:
         return fingerprint_of(entries, text) == expected
     except MissingTensor:
@@ -119,7 +120,7 @@ def _is_as_planned(entries: Mapping[str, Entry], text: str, expected: bytes | No
 
 
 def _file(parts: Sequence[Part], metadata: Mapping[str, str]) -> tuple[Plan, Mapping[str, Entry]]:
-    """One file, and what its header says."""
+    """The plan of one file, and the entries of its header."""
     laid = lay_out([Sized(*part[:4]) for part in parts], metadata)
     pieces = _only(laid.head)
     for part in parts:
@@ -138,7 +139,7 @@ def _only(content: bytes) -> Pieces:
 
 
 def _shards(parts: Sequence[Part], limit: int) -> list[list[Part]]:
-    """Group tensors into files of at most the limit; no tensor is divided."""
+    """Group tensors into files of at most `limit` bytes; a larger tensor has its own file."""
     shards: list[list[Part]] = []
     current: list[Part] = []
     filled = 0
@@ -157,7 +158,7 @@ def _shards(parts: Sequence[Part], limit: int) -> list[list[Part]]:
 
 
 def _index(names: Sequence[str], shards: Sequence[Sequence[Part]], told: str | None) -> bytes:
-    """Where each tensor is, as Hugging Face's libraries have it."""
+    """The index with the file of each tensor, in the form of Hugging Face's libraries."""
     metadata: dict[str, Any] = {"total_size": sum(p.nbytes for shard in shards for p in shard)}
     if told is not None:
         metadata[TREE] = told
@@ -165,5 +166,5 @@ def _index(names: Sequence[str], shards: Sequence[Sequence[Part]], told: str | N
     index = {"metadata": metadata, "weight_map": where}
     try:
         return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode("utf-8")
-    except UnicodeEncodeError as error:  # a name was checked by `lay_out`; metadata are ours
+    except UnicodeEncodeError as error:  # `lay_out` checked names; metadata are ours
         raise UnsupportedError("a name cannot be written as JSON") from error

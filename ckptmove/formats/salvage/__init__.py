@@ -1,6 +1,6 @@
-"""Read what is left of a broken checkpoint, of any format.
+"""Read the remains of a broken checkpoint of any format.
 
-A format whose broken files can be read is one row of `SALVAGERS`.
+Each format whose broken files can be read has a row in `SALVAGERS`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .zipped import read_zip
 __all__ = ["SALVAGERS", "Judged", "NamedTensor", "Remains", "StorageRemains", "remains_of"]
 
 _LOCAL_MAGIC, _PROTO = b"PK\3\4", b"\x80"
-_DEEPEST = 8  # folders in one another
-_LOOKED_AT = 1 << 16  # bytes at the start, where that is damaged itself
+_DEEPEST = 8  # levels of nested folders
+_LOOKED_AT = 1 << 16  # bytes that are searched if the start of a file is damaged
 
 
 class Salvager(NamedTuple):
-    """How what is left of a format is recognized and read."""
+    """How to recognize and read the remains of a format."""
 
     name: str
     sniff: Callable[[Probe], bool]
@@ -44,7 +44,7 @@ def _start(probe: Probe) -> bytes:
     return probe.source.read(0, min(probe.source.nbytes, _LOOKED_AT))
 
 
-#: The first that recognizes something reads it: by its first bytes, or else by those behind them.
+#: The first salvager that recognizes a file reads it: by its first bytes, or else by later ones.
 SALVAGERS: tuple[Salvager, ...] = (
     Salvager(
         "torch-zip",
@@ -66,9 +66,9 @@ SALVAGERS: tuple[Salvager, ...] = (
 
 @contextlib.contextmanager
 def remains_of(path: StrPath, *, follow_links: bool = False) -> Iterator[Remains]:
-    """What is left of a checkpoint, for a `with` block in which its files are open.
+    """The remains of a checkpoint, for a `with` block in which its files are open.
 
-    InputError if it is not like a checkpoint of any format that can be broken and read.
+    InputError if it does not resemble a checkpoint of any of these formats.
     """
     with ExitStack() as stack:
         opener = Opener(stack, formats.read_probe, formats.sniff_format, follow_links=follow_links)
@@ -80,7 +80,10 @@ def remains_of(path: StrPath, *, follow_links: bool = False) -> Iterator[Remains
 
 
 def _read(probe: Probe, depth: int = 0) -> Remains:
-    """What is left of a file, an index with its files, or a folder, so deep in another."""
+    """Read the remains of a file, an index with its files, or a folder.
+
+    `depth` is its nesting level.
+    """
     if is_distributed(probe):
         return read_distributed(probe)
     try:
@@ -94,7 +97,7 @@ def _read(probe: Probe, depth: int = 0) -> Remains:
 
 
 def _read_part(probe: Probe, *, depth: int) -> Remains:
-    """What is left of a file or folder in a folder."""
+    """Read the remains of a file or folder in a folder."""
     if not probe.is_folder:
         return _read_file(probe)
     if depth > _DEEPEST:
@@ -103,7 +106,7 @@ def _read_part(probe: Probe, *, depth: int) -> Remains:
 
 
 def _read_file(probe: Probe) -> Remains:
-    """What is left of one file."""
+    """Read the remains of one file."""
     probe = Probe(probe.source, formats.new_session())
     try:
         return read_whole(formats.read_probe(probe))
@@ -114,7 +117,7 @@ def _read_file(probe: Probe) -> Remains:
 
 
 def _broken(probe: Probe, error: InputError) -> Remains:
-    """What is left of a file that can't be read as a whole, because of an error."""
+    """Read the remains of a file that can't be read as a whole because of `error`."""
     if isinstance(error, CkptmoveError) and not probe.source.nbytes:
         raise UnsupportedError("is empty")
     probe = Probe(probe.source, formats.new_session())
@@ -125,7 +128,7 @@ def _broken(probe: Probe, error: InputError) -> Remains:
 
 
 def _only_file(probe: Probe, error: InputError) -> Probe:
-    """The file in a folder that could not be read."""
+    """The file in a folder that caused an error."""
     if error.path is None or error.path == probe.path:
         raise error
     for name, each in probe.entries.items():

@@ -1,8 +1,8 @@
-"""Read what is left of a folder of torch.distributed.checkpoint that lacks a file, or parts of one.
+"""Read the remains of a folder of torch.distributed.checkpoint with missing or damaged files.
 
-`.metadata` names the tensors and says where their chunks lie; without it, nothing does. Each chunk
-is all of a file of torch.save, so that its checksum tells whether its bytes are right. `.metadata`
-has no checksum: the names of tensors are unproven.
+Only `.metadata` names the tensors and locates their chunks. Each chunk is a complete file of
+torch.save, so its checksum shows whether its bytes are right. `.metadata` has no checksum: the
+names of tensors are unproven.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNFINISHED = re.compile(re.escape(f"{METADATA}.tmp"))
 
 
 class _Chunk(NamedTuple):
-    """What is left of a chunk: so many bytes from its start."""
+    """The remains of a chunk: `present` bytes from its start."""
 
     item: Item
     present: int
@@ -44,20 +44,20 @@ class _Chunk(NamedTuple):
 
 
 def is_distributed(probe: Probe) -> bool:
-    """Whether this is such a folder, and no later save into it was interrupted.
+    """Whether this is such a folder, without an interrupted later save.
 
-    After that, nobody knows of which save the bytes of a file are.
+    After such a save, nothing shows to which save the bytes of a file belong.
     """
     return Dcp().sniff(probe) and not any(map(_UNFINISHED.fullmatch, probe.entries))
 
 
 def read_distributed(probe: Probe) -> Remains:
-    """What is left of such a folder."""
+    """Read the remains of such a folder."""
     return _Folder(probe).remains()
 
 
 class _Folder:
-    """The chunks and values of a folder, as far as they are there."""
+    """The available chunks and values of a folder."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
@@ -69,7 +69,7 @@ class _Folder:
         self._files = dict(self._open())
 
     def _read_saved(self) -> tuple[Saved, bool]:
-        """What the metadata tells, and whether that is all."""
+        """The contents of the metadata, and whether they are complete."""
         names = [METADATA] if METADATA in self._probe.entries else ranks_of(self._probe)
         saved, errors = Saved(), list[InputError]()
         for name in names:
@@ -127,7 +127,10 @@ class _Folder:
         )
 
     def _storage(self, name: str, tensor: SavedTensor) -> StorageRemains:
-        """The chunks of a tensor, put together as they are read; zeros where they are missing."""
+        """The storage of a tensor, assembled from chunks as it is read.
+
+        Zeros replace missing chunks.
+        """
         boxes = check_tiling(name, tensor.shape, list(tensor.chunks))
         chunks = [self._chunk(name, tensor, box) for box in boxes]
         nbytes = nbytes_of(sum(box.numel for box in boxes), tensor.dtype)
@@ -145,7 +148,7 @@ class _Folder:
         )
 
     def _chunk(self, name: str, tensor: SavedTensor, box: Box) -> _Chunk:
-        """What is left of the chunk of a tensor."""
+        """The remains of one chunk of a tensor."""
         lies, nbytes = tensor.chunks[box], box.numel * BITS[tensor.dtype] // 8
         file = self._files.get(lies.file)
         if file is None:
@@ -163,7 +166,7 @@ class _Folder:
         return _Chunk(item, nbytes, Proof.RIGHT)
 
     def _broken(self, file: Source, lies: Lies, tensor: SavedTensor, box: Box, why: str) -> _Chunk:
-        """What is left of a chunk whose item can't be read as a whole."""
+        """The remains of a chunk whose item can't be read as a whole."""
         nbytes = box.numel * BITS[tensor.dtype] // 8
         end = min(lies.at + lies.nbytes, data_end(file))
         if end < min(lies.at + lies.nbytes, file.nbytes) or file.nbytes < lies.at + lies.nbytes:
@@ -199,7 +202,7 @@ class _Folder:
         return Item(zeros, 0, nbytes, contiguous_stride(box.sizes), 0)
 
     def _value(self, name: str, called: str, lies: Lies) -> Remains:
-        """The tensors in a value that is none; most values have none."""
+        """The tensors in a value that is not a tensor itself; most values have none."""
         file = self._files.get(lies.file)
         try:
             if file is None or lies.at + lies.nbytes > file.nbytes:

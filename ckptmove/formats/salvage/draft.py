@@ -1,4 +1,4 @@
-"""Make a checkpoint of what is left: a dict of tensors by name, on the storages that they share."""
+"""Make a checkpoint from remains: a dict of tensors by name, with the storages they share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .zero_fill import ZeroFilled
 
 
 def room_for(tensor: NamedTensor, names: Container[str]) -> str:
-    """Why a tensor can't be written beside others of these names; empty if it can."""
+    """Why a tensor can't be written beside tensors of these names; empty if it can."""
     if tensor.name in names:
         return "another tensor has the same name"
     try:
@@ -28,9 +28,9 @@ def room_for(tensor: NamedTensor, names: Container[str]) -> str:
 def draft_of(
     remains: Remains, tensors: Sequence[NamedTensor], path: str, metadata: Mapping[str, str]
 ) -> CheckpointGraph:
-    """What is to be written of these tensors; a storage that is cut short is filled with zeros.
+    """The draft with these tensors; a storage that is cut short is filled with zeros.
 
-    It is filled only as far as its tensors reach.
+    It is filled only as far as its tensors extend.
     """
     graph, root = Graph(None), Dict()
     sources: list[Source] = list(remains.files)
@@ -64,7 +64,7 @@ def draft_of(
 
 
 def _stored(key: str, held: StorageRemains, reach: int, sources: list[Source]) -> StorageBytes:
-    """The bytes of a storage that are needed, of which `sources` may get one more."""
+    """The needed bytes of a storage; a filled source may be added to `sources`."""
     is_all = held.present >= held.nbytes
     nbytes = held.nbytes if is_all else min(held.nbytes, -(-reach // 16) * 16)
     stored = StorageBytes(
@@ -86,7 +86,7 @@ def _stored(key: str, held: StorageRemains, reach: int, sources: list[Source]) -
 
 
 def _plain(dtype: str | None) -> str | None:
-    """The dtype of a storage as it is written: that of the integers of quantized numbers."""
+    """The dtype in which a storage is written: for quantized numbers, that of their integers."""
     if dtype is None:
         return None
     return NamedTensor("", dtype, (), (), 0, 0, None).written_dtype

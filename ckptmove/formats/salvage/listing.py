@@ -1,4 +1,4 @@
-"""List the tensors that a container names, even if what it holds contradicts itself."""
+"""List the tensors in a container, even if its contents contradict each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ...torch_pickle.whole import whole
 from ...zips.found_records import Proof
 from .remains import NamedTensor, StorageRemains
 
-_DEEPEST = 200  # keys of a name
+_DEEPEST = 200  # keys of a path
 _BITS_OF_BYTE = 8
 _NUMBER_NBYTES = 8
 _MORE = "it has metadata that are not known"
@@ -35,16 +35,16 @@ _QUANTIZED = "torch._utils._rebuild_qtensor"
 
 
 class Listed(NamedTuple):
-    """The tensors that pickles name, and the bytes of those that are within a pickle."""
+    """The tensors that pickles name, and the arrays whose bytes are inside a pickle."""
 
     tensors: list[NamedTensor]
     arrays: dict[str, StorageRemains]
 
 
 def tensors_of(container: Container) -> Listed:
-    """The tensors that the pickles of a container name, as `inspect` names them.
+    """The tensors that the pickles of a container name, with the same names as in `inspect`.
 
-    Excess if there are absurdly many. What can't be listed so is gone through tensor by tensor.
+    Excess if there are far too many. If the usual listing fails, the tensors are listed one by one.
     """
     found = whole(container)
     try:
@@ -56,7 +56,7 @@ def tensors_of(container: Container) -> Listed:
 
 
 def of_contents(contents: Contents) -> Listed:
-    """The tensors of a listing that have bytes of their own."""
+    """The strided tensors with a storage in a listing."""
     found = Listed([], {})
     for entry, node in zip(contents.tensors, contents.nodes, strict=True):
         if entry.layout != "strided" or entry.storage is None:
@@ -76,16 +76,17 @@ def of_contents(contents: Contents) -> Listed:
 
 
 def _flags(node: Node) -> Mapping[str, bool] | None:
-    """Which of `conj` and `neg` a tensor has set, or None if its metadata say more than that."""
+    """The `conj` and `neg` flags that a tensor has set; None if its metadata has anything else."""
     node = data_of(node)
     if isinstance(node, Call) and node.qualname == _FROM_TYPE:
         items = node.args.items if isinstance(node.args, Tuple) else []
-        node = Call(items[0], items[2], "REDUCE", 0)  # recognized, so that it has them
+        # the recognized form always has these arguments
+        node = Call(items[0], items[2], "REDUCE", 0)
     return flags_of(node) if isinstance(node, Call) and is_plain(node) else {}
 
 
 def _add_quantizer(found: Listed, tensor: NamedTensor, node: Node) -> None:
-    """Add the scale and the zero point of a tensor that has one of each, as two more tensors."""
+    """For a tensor with a single scale and zero point, add both as additional tensors."""
     node = data_of(node)
     items = node.args.items if isinstance(node, Call) and isinstance(node.args, Tuple) else []
     if not isinstance(node, Call) or node.qualname != _QUANTIZED or len(items) < 5:
@@ -110,7 +111,7 @@ def _add_quantizer(found: Listed, tensor: NamedTensor, node: Node) -> None:
 
 
 def _array(node: Node) -> StorageRemains | None:
-    """The bytes of a numpy array, where the pickle has them."""
+    """The bytes of a numpy array, if they are in the pickle."""
     array = array_of(node)
     content: object = None if array is None else array.content
     if isinstance(content, Blob):
@@ -133,7 +134,7 @@ def _array(node: Node) -> StorageRemains | None:
 
 
 def ids_of(persistents: tuple[Persistent, ...], folder: str, **kind: bool) -> dict[int, StorageId]:
-    """What those persistent ids say of storages that make sense."""
+    """The storages that these persistent ids name, without malformed ids."""
     found: dict[int, StorageId] = {}
     for each in persistents:
         try:
@@ -144,7 +145,7 @@ def ids_of(persistents: tuple[Persistent, ...], folder: str, **kind: bool) -> di
 
 
 def strict_storages(container: Container) -> dict[str, tuple[Storage, Container]]:
-    """The storages of a container that was read strictly, and of all nested in it."""
+    """The storages of a container that was read strictly, and of all containers nested in it."""
     return {
         key: (storage, each)
         for each in container.everything()
@@ -168,7 +169,7 @@ def of_entry(entry: TensorEntry, why: str) -> NamedTensor:
 
 
 def _one_by_one(container: Container, recogniser: Recogniser) -> Listed:
-    """The tensors, each on its own, under the keys that lead to them."""
+    """List the tensors one at a time, named by the keys that lead to them."""
     found, met, names = Listed([], {}), set[int](), set[str]()
     room = 1 << 16 | 4 * container.described_nbytes
     todo: list[tuple[tuple[object, ...], Node]] = [

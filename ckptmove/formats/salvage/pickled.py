@@ -23,8 +23,8 @@ from .remains import Remains, StorageRemains
 
 _COUNT_NBYTES = 8
 _BEFORE = 3  # pickles before that of the object
-_KEYS = b".\x80\x02]q"  # how the pickle of the keys starts, behind another
-_LONGEST_LOOK = 64 << 20  # bytes in which it is looked for
+_KEYS = b".\x80\x02]q"  # the end of a pickle, and the start of the pickle of keys
+_LONGEST_LOOK = 64 << 20  # bytes in which it is searched
 _MOST = 1_000  # checkpoints in a file
 _CUT = "the file ends before it"
 
@@ -45,7 +45,7 @@ class _Broken(Container):
 
 
 def read_legacy(probe: Probe) -> Remains:
-    """What is left of a file that `torch.save` wrote before zip."""
+    """Read the remains of a file that `torch.save` wrote before zip."""
     container = _Broken(probe)
     found: dict[str, StorageRemains] = {}
     at: int | None = start_of(probe) or 0
@@ -70,7 +70,7 @@ def read_legacy(probe: Probe) -> Remains:
 
 
 def read_pickle(probe: Probe) -> Remains:
-    """What is left of a plain pickle: the tensors in its byte strings that are whole."""
+    """Read the remains of a plain pickle: the tensors in its complete byte strings."""
     container = _Broken(probe)
     at, count = 0, 0
     while at < probe.source.nbytes and count < _MOST and container.is_whole:
@@ -118,7 +118,7 @@ def _remains(container: _Broken, format: str, probe: Probe) -> Remains:
 def _read_one(
     container: _Broken, at: int, folder: str, found: dict[str, StorageRemains]
 ) -> int | None:
-    """Read what was saved there; gives where it ends, or None if that can't be told."""
+    """Read one saved object; return the offset of its end, or None if that is unknown."""
     end: int | None = at
     for _ in range(_BEFORE):
         stream = container.stream_at(at)
@@ -150,7 +150,7 @@ def _read_one(
 
 
 def _keys_behind(container: _Broken, at: int, stream: Stream) -> int | None:
-    """Where the keys of the storages seem to be, behind a pickle that is damaged."""
+    """The offset where the keys of the storages seem to be, after a damaged pickle."""
     source = container.source
     start = min(source.nbytes, at + max(0, stream.pickle.nbytes - 1))
     part = source.read(start, min(_LONGEST_LOOK, source.nbytes - start))
@@ -165,10 +165,10 @@ def _take(
     at: int | None,
     found: dict[str, StorageRemains],
 ) -> int | None:
-    """Note the storage of a key, which starts there; gives where the next one does."""
+    """Record the storage of a key at an offset; return the offset of the next one, or None."""
     source, storage = container.source, by_key.get(key)
     if at is None or storage is None:
-        return None  # nobody tells how long it is
+        return None  # its size is unknown
     start = at + _COUNT_NBYTES
     numel = -1
     if start <= source.nbytes:

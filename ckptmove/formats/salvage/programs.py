@@ -1,4 +1,4 @@
-"""Name the tensors of a broken program by the JSON in it, where a checksum proves that.
+"""Name the tensors of a broken program by its JSON documents, if a checksum proves these.
 
 P/data/weights/NAME_weights_config.json, P/data/constants/…    torch.export; behind the weights
 P/data/sample_inputs/NAME.pt, and of torch 2.8 P/data/weights/NAME.pt    files of torch.save
@@ -28,7 +28,7 @@ _PART = re.compile(r"data/(weights|constants|sample_inputs)/([^/]+)\.pt")
 
 
 class Described(NamedTuple):
-    """A tensor: the record that has its bytes, and what is seen of it."""
+    """A tensor over the bytes of a record."""
 
     name: str
     record: str
@@ -37,17 +37,18 @@ class Described(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What is known of a program."""
+    """The tensors and checkpoints in a program."""
 
     tensors: list[Described]
-    parts: dict[str, str]  #: records that are files of torch.save → what names in them start with
+    #: names of records that are files of torch.save → the prefix of the names in them
+    parts: dict[str, str]
     warnings: list[str]
 
 
 def program_of(
     source: Readable, found: Mapping[str, FoundRecord], prefix: str, session: ReadSession
 ) -> Program:
-    """What the documents among the records of a zip, all in one folder, say of tensors."""
+    """Read the JSON documents among the records of a zip, all in one folder."""
     program = Program([], {}, [])
     for name, path in OLD_PARTS:
         if f"{name}.pt" in found:
@@ -92,9 +93,10 @@ def _start(path: Path) -> str:
 def _of_config(
     program: Program, root: Json, folder: str, path: Path, config: FoundRecord
 ) -> Iterator[Described]:
-    """The weights or constants of a program, as `ExportContainer` reads them; notes its parts.
+    """The weights or constants of a program, like `ExportContainer` reads them.
 
-    No checksum is of the name of the config, which names start with.
+    Also adds its parts. The names start with the name of the config, for which there is no
+    checksum.
     """
     for name, payload in member(root, "config", dict, "it").items():
         where = f"the description of {name!r}"
@@ -114,7 +116,7 @@ def _of_script(
     prefix: str,
     session: ReadSession,
 ) -> Iterator[Described]:
-    """The tensors of a module; those in attributes that are lost have no names."""
+    """The tensors of a module; if the attributes are lost, tensors in them have no names."""
     values = None
     if attributes is not None and attributes.proof is Proof.RIGHT:
         content = Memory(read_record(source, attributes), source.path)

@@ -1,4 +1,4 @@
-"""Take what a checkpoint holds that can be read as a whole, and check it by its checksums."""
+"""Take the contents of a readable checkpoint, and check them by its checksums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from .remains import Remains, StorageRemains
 
 
 def read_whole(found: Checkpoint) -> Remains:
-    """What a checkpoint holds, each storage checked; only what is compressed is held in memory."""
+    """The contents of a checkpoint, with each storage checked.
+
+    Only compressed bytes stay in memory.
+    """
     storages = {
         key: _checked(found.files, storage, held)
         for key, (storage, held) in strict_storages(found.container).items()
@@ -32,7 +35,7 @@ def read_whole(found: Checkpoint) -> Remains:
     tensors = [*(of_entry(each, "") for each in found.raw()), *listed.tensors]
     proven = _proven_storages(found.container)
     names_proven = _is_proven(found.container) or all(e.storage in proven for e in tensors)
-    # a file that can be read shows no other damage than what its checksums and its reader tell
+    # a readable file has no other damage than its checksums and its reader report
     damage = {
         place_of(each.path).name: "" if names_proven else ending_in_zeros(each)
         for each in found.files
@@ -71,7 +74,7 @@ def _checked(files: Sequence[Source], storage: Storage, held: Container) -> Stor
     start, nbytes, number = storage.extent
     remains = remains._replace(start=start, source=number)
     crc32 = held.crc32(storage.id)
-    sums = held.proofs(storage.id)  # of a tensor that ranks divided
+    sums = held.proofs(storage.id)  # for a tensor that ranks divided
     if any(_is_wrong(files[each.source], each) for each in sums):
         return remains._replace(proof=Proof.WRONG)
     if not crc32:
@@ -83,12 +86,12 @@ def _checked(files: Sequence[Source], storage: Storage, held: Container) -> Stor
 
 @lru_cache(256)
 def _is_wrong(source: Source, proof: PartProof) -> bool:
-    """Whether part of a file differs from its checksum; many tensors may lie in one."""
+    """Whether a part of a file differs from its checksum; many tensors may be in one part."""
     return crc32_of(source, proof.source_at, proof.nbytes) != proof.crc32
 
 
 def _proven_storages(container: Container) -> set[str]:
-    """The storages in those files of several of which checksums prove all that they say."""
+    """The storages in those files whose checksums prove their whole contents."""
     if isinstance(container, PartsContainer):
         return set().union(*map(_proven_storages, container.parts.values()))
     if not _is_proven(container):
@@ -97,7 +100,7 @@ def _proven_storages(container: Container) -> set[str]:
 
 
 def _is_proven(container: Container) -> bool:
-    """Whether checksums prove all that a container says, and those nested in it."""
+    """Whether checksums prove the contents of a container and of all nested in it."""
     return all(_has_checksums(each) for each in container.everything())
 
 

@@ -1,4 +1,4 @@
-"""What is left of a broken checkpoint: its tensors by name, and the bytes of their storages."""
+"""The remains of a broken checkpoint: its tensors by name, and the bytes of their storages."""
 
 from __future__ import annotations
 
@@ -30,52 +30,52 @@ class NamedTensor(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     nbytes: int
-    #: None where its bytes have no place of their own
+    #: None if its bytes are not stored in one place
     storage: str | None
     device: str = "cpu"
     #: why it can't be read, if that is known
     why: str = ""
-    #: whether a checksum proves its name, dtype and shape, whatever of the others
+    #: whether a checksum proves its name, dtype and shape, independent of other tensors
     proven: bool = False
-    #: those of torch's bits `conj` and `neg` that it has set
+    #: which of torch's `conj` and `neg` bits are set
     flags: Mapping[str, bool] = MappingProxyType({})
 
     @property
     def written_dtype(self) -> str:
-        """A dtype that any format has for its bytes: of quantized numbers, that of the integers."""
+        """A dtype that any format can store: for quantized numbers, that of their integers."""
         plain = self.dtype not in CARRIERS or self.dtype.startswith("complex")
         return self.dtype if plain else CARRIERS[self.dtype][0]
 
     def span(self) -> tuple[int, int]:
-        """Where its first byte lies in its storage, and where its last one ends."""
+        """The offsets of its first byte, and after its last byte, in its storage."""
         end = reach_of(self.shape, self.stride, self.offset, self.dtype)
         return min(end, nbytes_of(self.offset, self.dtype)), end
 
 
 class StorageRemains(NamedTuple):
-    """What is left of a storage."""
+    """The remains of a storage."""
 
     #: how many bytes it should have
     nbytes: int
-    #: how many of them are there, from its start
+    #: how many of these are present, from its start
     present: int
     proof: Proof
     dtype: str | None = None
     location: str = "cpu"
-    #: where they lie, and in which of the files
+    #: the offset of its bytes, and the number of the file with them
     start: int = 0
     source: int = 0
     crc32: int = 0
-    #: the bytes themselves, where no file has them as they are
+    #: the bytes themselves, if no file has them as is
     content: bytes | None = None
     big_endian: bool = False
     why: str = ""
-    #: whether its source has zeros where bytes are missing; these may lie anywhere in it
+    #: whether its source has zeros in place of missing bytes; these may be anywhere in it
     is_filled: bool = False
 
 
 class Judged(NamedTuple):
-    """What became of a tensor."""
+    """The result for one tensor."""
 
     fate: Fate
     present: int
@@ -84,7 +84,7 @@ class Judged(NamedTuple):
 
 @dataclass
 class Remains:
-    """What is left of a checkpoint, in one file or in several."""
+    """The remains of a checkpoint, in one or several files."""
 
     format: str
     tensors: Sequence[NamedTensor]
@@ -92,20 +92,20 @@ class Remains:
     files: Sequence[Source]
     #: whether a checksum proves the names, dtypes and shapes of the tensors
     names_proven: bool = False
-    #: whether all that names tensors could be read
+    #: whether all data that names tensors could be read
     names_complete: bool = True
     warnings: list[str] = field(default_factory=list)
-    #: name of a file → what it looks like that happened to it, where the format can tell: empty if
+    #: name of a file → what seems to have happened to it, if the format can show it; empty if
     #: nothing did
     damage: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def _ends(self) -> list[int]:
-        """Where what was written of each file ends."""
+        """For each file, the offset where its written data ends."""
         return [each.nbytes if isinstance(each, Joined) else data_end(each) for each in self.files]
 
     def held(self, key: str | None) -> StorageRemains | None:
-        """What is left of a storage: zeros at the end of its file count only if proven."""
+        """The remains of a storage: zeros at the end of its file count only if proven."""
         found = None if key is None else self.storages.get(key)
         if found is None or found.content is not None or found.proof is Proof.RIGHT:
             return found
@@ -113,7 +113,7 @@ class Remains:
         return found if present >= found.present else found._replace(present=present, why=_ZEROS)
 
     def judge(self, tensor: NamedTensor) -> Judged:
-        """What is left of a tensor."""
+        """Determine what is left of a tensor."""
         held = self.held(tensor.storage)
         if held is None or tensor.why:
             return Judged(Fate.LOST, 0, tensor.why or MISSING)
@@ -137,16 +137,16 @@ class Remains:
         return Judged(Fate.UNPROVEN, tensor.nbytes, "")
 
     def shift(self, by: int) -> Remains:
-        """The same of bytes that start so far into their file."""
+        """The same remains, for bytes that start at offset `by` of their file."""
         storages = {
             key: each._replace(start=each.start + by) for key, each in self.storages.items()
         }
         return replace(self, storages=storages)
 
     def renumber(self, first: int, folder: str, prefix: str = "") -> Remains:
-        """The same as a part of several files, the first of which has this number.
+        """The same remains as a part of several files, starting with file number `first`.
 
-        `prefix` comes before the names of its tensors.
+        `prefix` is prepended to the names of its tensors.
         """
         return replace(
             self,

@@ -1,7 +1,7 @@
 """Read broken safetensors: data missing at the end, or a header that is damaged or cut short.
 
-Of a damaged header, what still has the form of an entry is taken. The format has no checksum, so
-nothing proves the bytes of a tensor.
+In a damaged header, everything that still has the form of an entry is used. The format has no
+checksums, so nothing proves the bytes of a tensor.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..safetensors.header import (
 )
 from .remains import NamedTensor, Remains, StorageRemains
 
-#: A string, and what follows where it is a name. Without that it matches too, so that the search
-#: goes on at the end of the string: no byte is read again for each quote before it.
+#: A string, and the rest of an entry if it is a name. The pattern also matches a string alone, so
+#: that the search continues after it: no byte is read again for each quote before it.
 _ENTRY = re.compile(
     rb'"((?:[^"\\\x00-\x1f]|\\.){1,4096})(?:"\s{0,8}:\s{0,8}\{'
     rb"([^{}]{0,2048})\})?"
@@ -37,7 +37,7 @@ _FIELD = re.compile(
     rb'"(dtype|shape|data_offsets)"\s{0,8}:\s{0,8}("[A-Z0-9_a-z]{1,16}"|\[[\d,\s]{0,1024}\])'
 )
 _STEP = 1 << 20
-_FAR = 1 << 16  # bytes without an entry, behind which a header has ended
+_FAR = 1 << 16  # so many bytes without an entry mean that the header has ended
 _MOST = 1_000_000  # entries
 _ALIGNMENT = 8
 _OVERLAP = "its place contradicts that of another tensor"
@@ -45,16 +45,16 @@ _CUT = "the file ends before its end"
 
 
 class _Header(NamedTuple):
-    """What a header still says."""
+    """The readable contents of a header."""
 
     entries: Mapping[str, Entry]
-    lost: Mapping[str, str]  #: names of tensors → why their entries make no sense
+    lost: Mapping[str, str]  #: names of tensors → why their entries are invalid
     data_at: int
     is_whole: bool
 
 
 def read_safetensors(probe: Probe) -> Remains:
-    """What is left of a safetensors file."""
+    """Read the remains of a safetensors file."""
     source = probe.source
     header = _strict(source) or _lenient(source)
     overlapping = _overlapping(header.entries.values())
@@ -76,7 +76,7 @@ def read_safetensors(probe: Probe) -> Remains:
 
 
 def _strict(source: Readable) -> _Header | None:
-    """The header, if it is JSON; the data need not be there."""
+    """The header, if it is valid JSON; the data may be missing."""
     if source.nbytes < LENGTH_NBYTES:
         return None
     length = int.from_bytes(source.read(0, LENGTH_NBYTES), "little")
@@ -104,7 +104,7 @@ def _header(said: Iterable[tuple[str, Json]], data_at: int, *, is_whole: bool) -
 
 
 def _lenient(source: Readable) -> _Header:
-    """What has the form of entries, in a header that is damaged or cut short."""
+    """Everything that has the form of an entry, in a header that is damaged or cut short."""
     said, end = _entries(source)
     length = int.from_bytes(source.read(0, min(LENGTH_NBYTES, source.nbytes)), "little")
     found = _header(said.items(), 0, is_whole=False)
@@ -115,7 +115,8 @@ def _lenient(source: Readable) -> _Header:
     if text_end is not None and (ends or text_end + tail == source.nbytes):
         ends.insert(0, text_end)
     fitting = [each for each in ends if each + tail == source.nbytes]
-    data_at = next(iter(fitting or ends), source.nbytes)  # it may be cut within the header
+    # the file may be cut short within the header
+    data_at = next(iter(fitting or ends), source.nbytes)
     entries = {
         name: each._replace(start=each.start + data_at) for name, each in found.entries.items()
     }
@@ -123,7 +124,7 @@ def _lenient(source: Readable) -> _Header:
 
 
 def _entries(source: Readable) -> tuple[dict[str, Json], int]:
-    """What seems to be entries from the start of a file on, and where the last one ends."""
+    """The apparent entries from the start of a file, and the offset where the last one ends."""
     said: dict[str, Json] = {}
     end, known = LENGTH_NBYTES, LENGTH_NBYTES
     while known < min(source.nbytes, LONGEST) and known - end < _FAR and len(said) < _MOST:
@@ -147,7 +148,10 @@ def _entries(source: Readable) -> tuple[dict[str, Json], int]:
 
 
 def _text_end(source: Readable, end: int) -> int | None:
-    """Where a header ends whose last entry ends there, as it is filled with blanks, if it does."""
+    """The end of a header, including padding, whose last entry ends at `end`.
+
+    None if it does not.
+    """
     after = source.read(end, min(64, source.nbytes - end))
     if after[:1] != b"}":
         return None
@@ -171,7 +175,7 @@ def _json(raw: bytes) -> Json:
 
 
 def _overlapping(entries: Iterable[Entry]) -> set[str]:
-    """The tensors that lie where another one does."""
+    """The tensors that overlap another one."""
     found, end, last = set[str](), 0, ""
     for each in sorted(entries, key=lambda each: (each.start, each.nbytes)):
         if each.nbytes and each.start < end:

@@ -1,10 +1,10 @@
-"""Read what is left of several files: one of them missing or damaged, or their index.
+"""Read the remains of several files: some are missing or damaged, or their index is.
 
 *.index.json                       {"weight_map": {TENSOR: FILE, …}}
 NAME-00001-of-00003.safetensors …  the files, which say themselves how many they are
 
-Of any other folder, such as that of a trainer, each checkpoint is read by itself. The names of its
-tensors begin with its own: `optimizer.state.0.step` of `optimizer.pt`, `model.…` of weights.
+In any other folder, such as that of a Trainer, each checkpoint is read separately. The names of its
+tensors start with its own name: `optimizer.state.0.step` for `optimizer.pt`, `model.…` for weights.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..probe import Probe
 from ..safetensors.header import LONGEST
 from .remains import NamedTensor, Remains, StorageRemains
 
-#: Reads what is left of one file.
+#: Reads the remains of one file.
 ReadFile = Callable[[Probe], Remains]
 
-#: A string, and what follows where it is a name. Without that it matches too, so that the search
-#: goes on at the end of the string: no byte is read again for each quote before it.
+#: A string, and the value after it if it is a key. The pattern also matches a string alone, so that
+#: the search continues after it: no byte is read again for each quote before it.
 _PAIR = re.compile(
     rb'"((?:[^"\\\x00-\x1f]|\\.){1,4096})(?:"\s{0,8}:\s{0,8}"([^"\\\x00-\x1f]{1,255})")?'
 )
@@ -40,10 +40,10 @@ _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl")
 class _Files(NamedTuple):
     """The files of a checkpoint."""
 
-    expected: Mapping[str, list[str]]  #: name of a file → tensors that it should hold
-    is_whole: bool  #: whether these are all
+    expected: Mapping[str, list[str]]  #: name of a file → the tensors that it should hold
+    is_whole: bool  #: whether these are all files
     note: str = ""
-    #: name of a file → what the names of its tensors begin with; empty for parts of one checkpoint
+    #: name of a file → the prefix of its tensors' names; empty for parts of one checkpoint
     prefixes: Mapping[str, str] = {}
 
 
@@ -57,13 +57,13 @@ def has_files(probe: Probe) -> bool:
 
 
 def has_several(probe: Probe) -> bool:
-    """Whether a folder has several checkpoints that are none of one another, or one in a folder."""
+    """Whether a folder has several separate checkpoints, or one in a subfolder."""
     names = _checkpoints_in(probe).expected
     return len(names) > 1 or any(probe.entries[n].kind is EntryKind.FOLDER for n in names)
 
 
 def read_files(probe: Probe, read: ReadFile) -> Remains:
-    """What is left of a checkpoint of several files, each of which `read` reads."""
+    """Read the remains of a checkpoint of several files; `read` reads each file."""
     files = _files_of(probe)
     if not files.expected or len(files.expected) > _MOST_FILES:
         raise UnsupportedError("names no files that could be read")
@@ -101,7 +101,7 @@ def read_files(probe: Probe, read: ReadFile) -> Remains:
 
 
 def _read(probe: Probe, name: str, read: ReadFile) -> tuple[Remains | None, str]:
-    """What is left of one of the files, or why nothing is."""
+    """The remains of one of the files, or why there are none."""
     try:
         is_folder = probe.is_folder and name in probe.entries
         is_folder = is_folder and probe.entries[name].kind is EntryKind.FOLDER
@@ -131,7 +131,7 @@ def _files_of(probe: Probe) -> _Files:
 
 
 def _checkpoints_in(probe: Probe) -> _Files:
-    """The checkpoints in a folder, by the suffixes of their names, and its folders with some."""
+    """The checkpoints in a folder, by their suffixes, and its subfolders that have any."""
     names = sorted(
         name
         for name, each in probe.entries.items()
@@ -154,7 +154,7 @@ def _checkpoints_in(probe: Probe) -> _Files:
 
 
 def _has_any(folder: Probe) -> bool:
-    """Whether there is a checkpoint in a folder, however deep, as far as names tell."""
+    """Whether a folder has a checkpoint at any depth, judged by the names."""
     return any(name.endswith((*_SUFFIXES, ".distcp")) for name in folder.names_below())
 
 

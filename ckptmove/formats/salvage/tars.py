@@ -1,10 +1,10 @@
-"""Read broken tars: models of NeMo, and what torch 0.1 wrote; both lie in them uncompressed.
+"""Read broken tars: models of NeMo, and files of torch 0.1; both are uncompressed.
 
     sys_info, pickle, tensors, storages     torch 0.1, in this order: the bytes come last
     ./, ./model_config.yaml, …              NeMo, in any order: `model_weights.ckpt` is a checkpoint
 
-The header of a member has a checksum, its content has none; the weights of NeMo have those of
-torch.save.
+The header of a member has a checksum, but its content has none; the weights of NeMo have the
+checksums of torch.save.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ _CUT = "the file ends within it"
 
 
 def is_tar(probe: Probe) -> bool:
-    """Whether a tar header comes first."""
+    """Whether it starts with a tar header."""
     return starts_tar(probe.head)
 
 
 def read_tar(probe: Probe, read: Callable[[Probe], Remains]) -> Remains:
-    """What is left of a tar; `read` reads the weights of NeMo, which are a file of torch.save."""
+    """Read the remains of a tar.
+
+    `read` reads the weights of NeMo, which are a file of torch.save.
+    """
     source = probe.source
     assert isinstance(source, Source)
     members = dict[str, Member]()
@@ -42,7 +45,7 @@ def read_tar(probe: Probe, read: Callable[[Probe], Remains]) -> Remains:
         for member in walk_members(source, folders=True, broken=True):
             members.setdefault(posixpath.normpath(member.name), member)
     except InputError:
-        pass  # what follows is lost
+        pass  # the rest is lost
     weights = members.get(WEIGHTS)
     if weights is None:
         return _of_torch(probe, source, members)
@@ -54,7 +57,7 @@ def read_tar(probe: Probe, read: Callable[[Probe], Remains]) -> Remains:
 
 
 def _of_torch(probe: Probe, source: Source, members: dict[str, Member]) -> Remains:
-    """What is left of a tar of torch 0.1, whose tensors are named before their bytes."""
+    """Read the remains of a tar of torch 0.1, where descriptions of tensors precede the bytes."""
     missing = [name for name in ("pickle", "tensors") if name not in members]
     if missing:
         raise CorruptError(f"is a tar without the member {missing[0]!r}, which names its tensors")

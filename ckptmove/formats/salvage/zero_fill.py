@@ -1,4 +1,4 @@
-"""A range of a file with zeros behind it, as if nothing were missing at its end."""
+"""A range of a file followed by zeros, as if nothing were missing at its end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class ZeroFilled(Source):
     __slots__ = ("_at", "_copy", "_inner", "_there")
 
     def __init__(self, inner: Source, start: int, there: int, nbytes: int) -> None:
-        """The `there` bytes from `start` of a source, filled up to `nbytes`."""
+        """`there` bytes from offset `start` of `inner`, followed by zeros up to `nbytes`."""
         self.path, self.nbytes = inner.path, nbytes
         self._inner, self._at, self._there = inner, start, there
-        self._copy = -1  # a file with the same bytes, once it is asked for
+        self._copy = -1  # a file with the same bytes, created at the first use
 
     def close(self) -> None:
-        """Close the copy; the source is not its own."""
+        """Close the copy; `inner` stays open."""
         copy, self._copy = self._copy, -1
         if copy >= 0:
             os.close(copy)
@@ -46,7 +46,7 @@ class ZeroFilled(Source):
         return self._inner.same_file(path)
 
     def mappable(self, start: int, nbytes: int) -> int:
-        """As `Source.mappable`: a sparse copy, which takes room for what is there."""
+        """Like `Source.mappable`; a sparse copy that takes disk space only for present bytes."""
         if self._copy < 0:
             with tempfile.TemporaryFile() as made:
                 made.truncate(self.nbytes)

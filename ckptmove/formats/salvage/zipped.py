@@ -7,11 +7,11 @@
     P/tensors/0 …                          TorchScript of torch 1.0 to 1.3: likewise
     policy.pth …                           a zip of checkpoints
 
-Where several zips follow each other, since each `torch.save` went into the same open file, each is
-read by itself, and the names in it start with its number.
+If several zips follow each other, because several calls of `torch.save` wrote to the same open
+file, each is read separately, and the names in it start with its number.
 
-Each record with its checksum is as it was. Where the pickle itself is missing, the storages have
-no names of their own: they are listed as bytes, under the names of their records.
+A record whose checksum is right is unchanged. If the pickle itself is missing, the storages have no
+names: they are listed as bytes, under the names of their records.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from .zero_fill import ZeroFilled
 #: The pickles, and the folders of the storages that they name.
 _PICKLES = {"data.pkl": "data/", "constants.pkl": "constants/"}
 _PACKAGED = ".data/"  # the folder of the storages of a package
-#: What an exported program has, its weights first.
+#: Records of an exported program, its weights first.
 _PROGRAM = "data/weights/", "models/", "archive_format"
-_TENSORS = "tensors/"  # those of TorchScript of torch 1.0 to 1.3
-_NO_TENSORS = (".json", ".pt", ".pkl")  # what an exported program has beside its weights
+_TENSORS = "tensors/"  # the tensors of TorchScript of torch 1.0 to 1.3
+_NO_TENSORS = (".json", ".pt", ".pkl")  # other records of an exported program
 _LOCAL_MAGIC, _PROTO = b"PK\3\4", b"\x80"
-_HEAD = 64  # bytes in which a checkpoint shows
+_HEAD = 64  # bytes needed to recognize a checkpoint
 _UNSURE = "nothing but its own header says that it is this storage"
 _LONGEST_ORDER = 64  # bytes
 
@@ -53,12 +53,12 @@ class _Part(NamedTuple):
 
     start: int
     nbytes: int
-    prefix: str  #: what the names of its tensors start with
-    name_proven: bool  #: whether something proves that
+    prefix: str  #: the prefix of its tensors' names
+    name_proven: bool  #: whether a checksum proves the prefix
 
 
 class _Records(Container):
-    """What the pickles of a broken zip name."""
+    """The contents of the pickles of a broken zip."""
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe.source)
@@ -66,7 +66,8 @@ class _Records(Container):
         self.prefix = _prefix(self.found)
         self.is_whole = self.is_proven = True
         self.budget = probe.session.budget
-        self.wanted: dict[str, tuple[StorageId, str]] = {}  # with the name of the record
+        # storage id → the storage, and the name of its record
+        self.wanted: dict[str, tuple[StorageId, str]] = {}
         probe.session.folder()
         names = [name.removeprefix(self.prefix) for name in self.found]
         is_program = any(name.startswith(_PROGRAM) for name in names)
@@ -75,7 +76,7 @@ class _Records(Container):
         raw = raw or bool(self.described.parts)
         for name, folder in _PICKLES.items():
             record = self.found.get(self.prefix + name)
-            if record is not None and not raw:  # else it is of a checkpoint within this one
+            if record is not None and not raw:  # else it belongs to a checkpoint within this one
                 self._read(probe, record, folder, () if folder == "data/" else (folder[:-1],))
         packaged = [n for n in self.found if n.startswith(self.prefix + _PACKAGED)]
         self.is_package = any(n.endswith((".storage", "/extern_modules")) for n in packaged)
@@ -83,7 +84,7 @@ class _Records(Container):
             for record in self._packaged(probe.source):
                 self._read(probe, record, _PACKAGED, (record.name.removeprefix(self.prefix),))
         if is_program or not all(name.startswith(self.prefix) for name in self.found):
-            # these are of another checkpoint, or this is one within another
+            # some records belong to another checkpoint, or this one is nested in another
             self.is_whole = self.is_proven = False
         order = self.found.get(f"{self.prefix}byteorder")
         self.order_proven = order is not None and order.proof is Proof.RIGHT
@@ -93,7 +94,7 @@ class _Records(Container):
             self.is_proven = self.is_proven and order.proof is not Proof.WRONG
 
     def _packaged(self, source: Readable) -> Iterator[FoundRecord]:
-        """The pickles of a package, by how they begin."""
+        """The pickles of a package, recognized by their first byte."""
         for record in self.found.values():
             beside = not record.name.startswith(self.prefix + _PACKAGED)
             may_be = beside and record.stored_nbytes and not record.name.endswith(".py")
@@ -122,7 +123,7 @@ class _Records(Container):
 
 
 def read_zip(probe: Probe, read: Callable[[Probe], Remains] | None = None) -> Remains:
-    """What is left of a zip of torch; or of one of checkpoints, where `read` reads each of them."""
+    """Read the remains of a torch zip; or of a zip of checkpoints, each of which `read` reads."""
     starts_of_zips = zip_starts(probe.source)
     if len(starts_of_zips) > 1 and read is not None and isinstance(probe.source, Source):
         return _of_zips_in_a_row(probe, probe.source, starts_of_zips, read)
@@ -134,7 +135,7 @@ def read_zip(probe: Probe, read: Callable[[Probe], Remains] | None = None) -> Re
         return _of_program(probe, container, container.described, files, read)
     members = _members(container) if files and read is not None else {}
     if members and read is not None:
-        # what else was in it is not known
+        # the other contents of the zip are not known
         bundle = Remains("zip-bundle", [], {}, [], names_complete=False)
         return _of_parts(probe, files[0], members, read, bundle)
     if not container.roots:
@@ -168,7 +169,7 @@ def read_zip(probe: Probe, read: Callable[[Probe], Remains] | None = None) -> Re
 def _of_zips_in_a_row(
     probe: Probe, source: Source, starts_of_zips: Sequence[int], read: Callable[[Probe], Remains]
 ) -> Remains:
-    """What is left of each of the zips that follow each other in a file."""
+    """Read the remains of each of several zips in one file."""
     ends = (*starts_of_zips[1:], source.nbytes)
     parts = {
         f"zip {n}": _Part(start, end - start, f"{n}.", name_proven=True)
@@ -182,17 +183,17 @@ def _of_zips_in_a_row(
 
 
 def _part_in(record: FoundRecord, prefix: str) -> _Part:
-    """The checkpoint that a record is."""
+    """The checkpoint that a record contains."""
     return _Part(record.data_at, record.stored_nbytes, prefix, record.is_named_twice)
 
 
 def _members(container: _Records) -> dict[str, _Part]:
-    """The records that are checkpoints themselves, where the zip is none of torch."""
+    """The records that are checkpoints themselves, if the zip itself is not one of torch."""
     members = dict[str, _Part]()
     end = 0
     for name, record in sorted(container.found.items(), key=lambda item: item[1].header_at):
         if record.header_at < end:
-            continue  # it is in the one before
+            continue  # it is inside the record before
         of_torch = name.rpartition("/")[2] in _PICKLES or "/.data/" in name
         if record.proof is not Proof.WRONG and (of_torch or "/data/weights/" in name):
             return {}
@@ -210,7 +211,7 @@ def _of_parts(
     read: Callable[[Probe], Remains],
     found: Remains,
 ) -> Remains:
-    """Add what is left of the checkpoints in a zip, or in a file, to what else was found in it."""
+    """Add the remains of checkpoints in a zip, or in a file, to those already found."""
     tensors, storages, files = list(found.tensors), dict(found.storages), list(found.files)
     proven, complete = found.names_proven, found.names_complete
     for name, each_part in parts.items():
@@ -223,7 +224,8 @@ def _of_parts(
             complete = False
             continue
         proven, complete = proven and held.names_proven, complete and held.names_complete
-        if not each_part.name_proven:  # no checksum is of its name, which names start with
+        # no checksum covers its name, with which the tensors' names start
+        if not each_part.name_proven:
             named = [each._replace(proven=False) for each in held.tensors]
             held = replace(held, tensors=named)
         tensors += held.tensors
@@ -247,7 +249,7 @@ def _of_program(
     files: list[Source],
     read: Callable[[Probe], Remains] | None,
 ) -> Remains:
-    """What is left of an exported program, or of one of torch 1.0 to 1.3."""
+    """Read the remains of an exported program, or of a TorchScript program of torch 1.0 to 1.3."""
     scripted = any(each.record.startswith(container.prefix + _TENSORS) for each in program.tensors)
     ordered = scripted or container.order_proven
     found = _unnamed(container, "torchscript-v1" if scripted else "torch-export", files)
@@ -257,7 +259,7 @@ def _of_program(
         try:
             reach = reach_of(view.shape, view.stride, view.offset, view.dtype)
         except InputError:
-            continue  # judged below
+            continue  # handled below
         nbytes[record] = max(nbytes.get(record, 0), reach)
     for name, record, view, proven in program.tensors:
         held = container.found.get(record)
@@ -281,7 +283,7 @@ def _of_program(
 
 
 def _prefix(found: Mapping[str, FoundRecord]) -> str:
-    """The folder that all records are in: that of a pickle, else that of the first record."""
+    """The folder of all records: that of a pickle, or else that of the first record."""
     names = [name for name in found if name.rpartition("/")[2] in _PICKLES]
     first = min(names, key=len) if names else next(iter(found), "")
     return first[: first.rfind("/") + 1] if names else first[: first.find("/") + 1]
@@ -290,7 +292,7 @@ def _prefix(found: Mapping[str, FoundRecord]) -> str:
 def _storage(
     container: _Records, nbytes: int, dtype: str | None, device: str, record: FoundRecord | None
 ) -> StorageRemains:
-    """What is left of a storage, of which a record holds something, if there is one."""
+    """The remains of a storage, given its record, or None if the record is missing."""
     held = StorageRemains(
         nbytes,
         0,
@@ -324,7 +326,7 @@ def _storage(
 
 
 def _unnamed(container: _Records, format: str, files: list[Source]) -> Remains:
-    """The storages, where what names the tensors is lost."""
+    """The storages as plain bytes, if the data that names the tensors is lost."""
     storages: dict[str, StorageRemains] = {}
     tensors: list[NamedTensor] = []
     folders = tuple(f"{container.prefix}{folder}" for folder in (*_PICKLES.values(), _TENSORS))
@@ -332,7 +334,7 @@ def _unnamed(container: _Records, format: str, files: list[Source]) -> Remains:
         if not name.startswith(folders) or record.method != STORED or not record.stored_nbytes:
             continue
         if record.proof is Proof.CUT or name.endswith(_NO_TENSORS):
-            continue  # nobody knows how long it is
+            continue  # its size is unknown
         key, nbytes = name.removeprefix(container.prefix), record.stored_nbytes
         storages[key] = StorageRemains(
             nbytes,

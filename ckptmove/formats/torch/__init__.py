@@ -1,1 +1,1 @@
-"""What `torch.save` and `torch.package` write."""
+"""The formats that `torch.save` and `torch.package` write."""

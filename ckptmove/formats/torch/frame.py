@@ -1,4 +1,4 @@
-"""The zip that torch.save lays out around a pickle and its storages: see `zip` for the records."""
+"""The zip that torch.save writes around a pickle and its storages: see `zip` for the records."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...zips.archive import STORED
 from ...zips.layout import LaidOut, Member, directory, lay_out, sums_in_directory
 
 PICKLE = "data.pkl"
-#: The small records, as torch 2.13 has them, before and after the storages.
+#: The small records before and after the storages, as in torch 2.13.
 _BEFORE = {".format_version": b"1", ".storage_alignment": b"64", "byteorder": b"little"}
 _VERSION = b"3\n"
 _ID_NBYTES = 40
 
 
 class Frame:
-    """All records of a zip in their places, but for the bytes of the storages."""
+    """The layout of all records of a zip; everything except the bytes of the storages."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class Frame:
     ) -> None:
         """Lay out a file with this stem.
 
-        `storages` has the size of each, and its CRC-32, or 0 where that is not known yet; `further`
-        are records beside those of torch.
+        `storages` has the size and CRC-32 of each storage; the CRC-32 is 0 if it is not known yet.
+        `further` are records that torch does not write.
         """
         prefix = f"{stem}/"
         self._fixed = {PICKLE: pickle, **_BEFORE, **(further or {})}
@@ -45,7 +45,7 @@ class Frame:
         self._members.append(_member(f"{prefix}version", _VERSION))
         self._members.append(_member(f"{prefix}.data/serialization_id", b"0" * _ID_NBYTES))
         self._laid = lay_out(self._members)
-        #: which have a checksum from the start: all but the identity, and storages without
+        #: indexes of records with a known checksum: all but the identity and storages without one
         self._summed = {
             n for n, each in enumerate(self._members[:-1]) if each.crc32 or not each.nbytes
         }
@@ -53,11 +53,11 @@ class Frame:
         self.nbytes = self._end + len(directory(self._laid, self._end))
 
     def data_at(self, n: int) -> int:
-        """Where a storage begins."""
+        """The offset of the bytes of a storage."""
         return self._laid[self._first + n].data_at
 
     def writes(self) -> list[Write]:
-        """What can be written before all checksums are known."""
+        """The writes that are possible before all checksums are known."""
         laid = self._laid
         found = [Write(place.at, place.header) for place in laid]
         found += [_ending(laid[n]) for n in self._summed if laid[n].descriptor]
@@ -67,10 +67,10 @@ class Frame:
         return found
 
     def final_writes(self, crcs: Mapping[int, int]) -> list[Write]:
-        """What can only be written once all checksums are known: descriptors, and the directory.
+        """The writes that need all checksums: descriptors, and the directory.
 
-        `crcs` has those of the storages that were laid out without, by number. The identity is a
-        number as torch makes one: of the names of the records, and of their contents.
+        `crcs` has the checksums that were missing, by number of the storage. The identity is a
+        number like torch makes: from the names of the records, and from their contents.
         """
         import hashlib  # here, since only who writes needs it
 
@@ -96,7 +96,7 @@ class Frame:
 
     @cached_property
     def _late(self) -> list[int]:
-        """The records whose checksums are known last."""
+        """The indexes of the records whose checksums are known last."""
         return [n for n in range(len(self._members)) if n not in self._summed]
 
     @cached_property
@@ -109,7 +109,7 @@ class Frame:
 
     @cached_property
     def _directory(self) -> tuple[bytes, Sequence[int]]:
-        """The directory as it would be by now, and where in it the checksum of each record is."""
+        """The directory with the checksums known so far, and the offset of each checksum in it."""
         return directory(self._laid, self._end), array("Q", sums_in_directory(self._laid))
 
 

@@ -8,11 +8,12 @@
     then for each key, in that order: int64 number of elements, and the bytes of the storage
 
 Nothing is aligned and nothing has a checksum, so bytes are compared after copying. Relocating
-changes device tags in the object's pickle alone, and what follows it moves if it must. Asked for
-with `_use_new_zipfile_serialization=False`. Integers are little-endian, whatever the machine.
+changes only device tags in the object's pickle; the bytes after it move if its length changes.
+torch writes this format with `_use_new_zipfile_serialization=False`. Integers are little-endian on
+every machine.
 
-torch unpickles all five: a file in which one of the others than the object's names anything to
-import is refused.
+torch unpickles all five: a file is refused if any pickle other than the object's names anything to
+import.
 
 Sources: torch/serialization.py (`_legacy_save`, `_legacy_load`); `writeFileRaw` of
 torch/csrc/StorageMethods.cpp and its kin.
@@ -40,8 +41,8 @@ _MAGIC_BYTES = _MAGIC.to_bytes(10, "little")
 _MAGIC_HEADS = (b"\x80\x02\x8a\x0a", b"\x80\x03\x8a\x0a", b"\x80\x04", b"\x80\x05")
 _MAGIC_TEXT = f"L{_MAGIC}L\n.".encode()  # in protocols 0 and 1
 _COUNT_NBYTES = 8
-_HEAD_NBYTES = 32  # within which the magic number ends
-_LATEST_START = 1 << 16  # of what torch saved, in bytes from the start of the file
+_HEAD_NBYTES = 32  # the magic number ends within so many bytes
+_LATEST_START = 1 << 16  # torch's data must start within so many bytes of the start of the file
 _MOST = 10_000  # checkpoints in one file
 
 
@@ -61,7 +62,7 @@ class TorchLegacy(PickledFormat):
     )
 
     def sniff(self, probe: Probe) -> bool:
-        """A pickle of torch's magic number comes first."""
+        """Whether it starts with a pickle of torch's magic number."""
         return starts(probe.head)
 
     def open(self, probe: Probe) -> LegacyContainer:
@@ -70,23 +71,23 @@ class TorchLegacy(PickledFormat):
 
 
 class LegacyAfterPrefix(TorchLegacy):
-    """The same, after something that is no checkpoint."""
+    """The same format, after other bytes at the start of the file."""
 
     def sniff(self, probe: Probe) -> bool:
-        """A pickle of torch's magic number comes within the first bytes."""
+        """Whether a pickle of torch's magic number starts within the first bytes."""
         found = probe.archive is None and start_of(probe) is not None
         return found and runs_nothing(probe)
 
 
 def starts(head: bytes) -> bool:
-    """Whether something that torch saved so starts with these bytes."""
+    """Whether bytes are the start of such a file."""
     return head.startswith(_MAGIC_TEXT) or (
         head.startswith(_MAGIC_HEADS) and _MAGIC_BYTES in head[:_HEAD_NBYTES]
     )
 
 
 def start_of(probe: Probe) -> int | None:
-    """Where what torch saved starts: a program may have written something of its own before it."""
+    """The offset where torch's data starts: a program may have written other bytes before it."""
     head = probe.head
     if starts(head):
         return 0
@@ -97,7 +98,7 @@ def start_of(probe: Probe) -> int | None:
 
 
 class LegacyContainer(Container):
-    """Five pickles and a tail of storages; and again, where several were saved to one file."""
+    """Five pickles and the storages; repeated if several objects were saved to one file."""
 
     def __init__(self, probe: Probe) -> None:
         """Read the pickles, and the size of each storage."""
@@ -105,7 +106,7 @@ class LegacyContainer(Container):
         self.session = probe.session
         self.folder = f"{self.session.folder()}data/"
         self._extents: dict[str, Extent] = {}
-        self.reached: list[str] = []  # what unpickling the bytes that follow would import
+        self.reached: list[str] = []  # names that unpickling the bytes behind the end would import
         start = start_of(probe) or 0
         if start:
             self.warnings.append(f"{start:,} bytes precede what torch saved")
@@ -127,7 +128,7 @@ class LegacyContainer(Container):
         return starts(head)
 
     def _read(self, at: int, folder: str) -> int:
-        """Read what was saved there; gives where it ends."""
+        """Read the object that was saved at an offset; return the offset of its end."""
         session = self.session
         magic = session.plain(self.source, at)
         protocol = session.plain(self.source, at + magic.nbytes)
@@ -136,7 +137,7 @@ class LegacyContainer(Container):
         if protocol.pickle.root != _PROTOCOL:
             raise UnsupportedError(f"its protocol is not {_PROTOCOL}")
         machine = session.plain(self.source, protocol.start + protocol.nbytes)
-        if not isinstance(machine.pickle.root, Dict):  # torch reads it, and believes none of it
+        if not isinstance(machine.pickle.root, Dict):  # torch reads this dict, but does not use it
             raise CorruptError("the third pickle of the file should be a dict")
         stream = session.stream(self.source, machine.start + machine.nbytes)
         keys = session.plain(self.source, stream.start + stream.nbytes)
@@ -149,7 +150,7 @@ class LegacyContainer(Container):
         return self._find_storages(keys, {each.key: each for each in ids.values()})
 
     def _find_storages(self, keys: Stream, by_key: dict[str, StorageId]) -> int:
-        """Note where the bytes of each storage lie; gives where the last of them ends."""
+        """Record the extent of each storage; return the offset where the last one ends."""
         root = keys.pickle.root
         if not isinstance(root, List):
             raise CorruptError("the list of storages is not a list")
@@ -195,7 +196,7 @@ class LegacyContainer(Container):
         return list(self._extents)
 
     def _writer(self, stream: Stream) -> str:
-        """Which torch wrote it, by what only some versions write."""
+        """The version of torch that wrote the file, judged by what only some versions write."""
         names = {name.qualname for name in stream.pickle.globals}
         python = ", Python 2" if stream.pickle.python2 else ""
         if "torch._utils._rebuild_tensor" in names:

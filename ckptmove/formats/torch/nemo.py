@@ -1,18 +1,18 @@
-"""nemo: what NVIDIA NeMo saves a model in (`save_to`): an uncompressed tar of files.
+"""nemo: the format in which NVIDIA NeMo saves a model (`save_to`): an uncompressed tar of files.
 
     ./                         the folder that was packed
     ./model_config.yaml        the configuration
     ./model_weights.ckpt       the state dict, as torch.save wrote it
     ./HASH_tokenizer.model, …  files of the model
 
-The checkpoint is that of `model_weights.ckpt`, read where it lies; nothing is unpacked. The others
-are shown as files. Relocating changes the devices in the weights; where these get longer, the
-header of the member says so, and what follows moves. Older versions of NeMo, and `tar -z`, compress
-the tar, which is refused, as are weights in parts: a folder `model_weights/` of a distributed
-checkpoint, `mp_rank_00/model_weights.ckpt` of tensor parallelism.
+The checkpoint is that of `model_weights.ckpt`, which is read in place; nothing is unpacked. The
+other members are shown as files. Relocating changes the devices in the weights; if their size
+changes, the header of the member is updated, and the bytes after it move. Older versions of NeMo,
+and `tar -z`, compress the tar, which is refused. So are weights in parts: a folder `model_weights/`
+of a distributed checkpoint, `mp_rank_00/model_weights.ckpt` of tensor parallelism.
 
-Names must be those of files below the folder; links are refused, and names that come twice, with
-or without `./`.
+Names must be those of files below the folder. Links are refused, and so are repeated names, with or
+without `./`.
 
 Source: nemo/core/connectors/save_restore_connector.py (`save_to`, `_make_nemo_file_from_folder`).
 """
@@ -56,7 +56,7 @@ class Nemo(PickledFormat):
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, probe: Probe) -> bool:
-        """A tar with weights as NeMo calls them, as far as it can be read."""
+        """Whether it is a tar with weights under NeMo's names, as far as it can be read."""
         if not starts_tar(probe.head):
             return False
         try:
@@ -66,7 +66,7 @@ class Nemo(PickledFormat):
         return found and runs_nothing(probe)
 
     def open(self, probe: Probe) -> NemoContainer:
-        """Read the headers of the tar, and what describes the weights."""
+        """Read the headers of the tar, and the description of the weights."""
         return NemoContainer(probe)
 
 
@@ -101,7 +101,7 @@ class NemoContainer(Container):
         self.warnings += bytes_behind(self.source, end)
 
     def _check_whole(self) -> None:
-        """UnsupportedError if the weights are not all in one file."""
+        """UnsupportedError if the weights are in several files."""
         several = [name for name in self.members if name.endswith(f"/{WEIGHTS}")]
         parts = [name for name in self.members if name.startswith(_IN_PARTS)]
         if parts:
@@ -119,7 +119,7 @@ class NemoContainer(Container):
         return self.weights.section_at(path)
 
     def everything(self) -> Iterator[Container]:
-        """Itself, and what is in the weights, however deep."""
+        """This container and all containers in the weights, at any depth."""
         yield self
         yield from self.weights.everything()
 
@@ -136,7 +136,7 @@ class NemoContainer(Container):
         return self.source.window(member.start, member.nbytes)
 
     def plan(self, spelling: LocationEdits) -> Plan:
-        """Patch a clone if the weights can keep their length, else move what follows them."""
+        """Patch a clone if the weights keep their length; otherwise move the bytes after them."""
         plan, member = self.weights.plan(spelling), self._member
         changes = [] if plan.method == "clone" else [Edit(member.start, member.end, plan)]
         if plan.nbytes != member.nbytes:
@@ -154,9 +154,9 @@ def _is_of_weights(member: Member) -> bool:
 
 
 def _checked_name(member: Member) -> str:
-    """The name of a member below the folder that was packed; that of a folder ends in a slash.
+    """The name of a member, relative to the packed folder; a folder's name ends in a slash.
 
-    UnsupportedError if it may lead elsewhere where the tar is unpacked.
+    UnsupportedError if it could lead outside when the tar is unpacked.
     """
     name = member.name
     plain = name.removeprefix("./").removesuffix("/")

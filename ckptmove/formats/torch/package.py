@@ -60,7 +60,7 @@ class TorchPackage(PickledFormat):
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, probe: Probe) -> bool:
-        """A zip with the list of modules that a package does not bring."""
+        """Whether it is a zip with the list of modules that a package does not include."""
         archive = probe.archive
         return archive is not None and (
             f"{prefix_of(archive)}{_STORAGES}extern_modules" in archive.records
@@ -80,12 +80,13 @@ class PackageContainer(ZipContainer):
     def __init__(self, archive: Archive, session: ReadSession) -> None:
         """Read the pickles."""
         super().__init__(archive, session)
-        self.brought = {  # the modules and packages whose source is in it, by their first names
+        self.brought = {  # the top-level names of the modules and packages that it includes
             record.name.removeprefix(self.prefix).partition("/")[0].removesuffix(".py")
             for record in archive.records.values()
             if record.name.endswith(".py")
         }
-        self.made: list[str] = []  # by which function, of each object that can't be told
+        # for each object with unknown contents, the function that makes it
+        self.made: list[str] = []
         for record in archive.records.values():
             if self._is_pickle(record):
                 self._add(record.name.removeprefix(self.prefix))
@@ -135,7 +136,7 @@ class PackageContainer(ZipContainer):
         self.ids.update(storage_ids(stored, f"{self.folder}{_STORAGES}", numbered=True))
 
     def is_known(self, name: Global) -> bool:
-        """Whether a name is harmless; never if the package has a module of that name."""
+        """Whether a name is harmless; never if the package includes a module of that name."""
         return name.module.partition(".")[0] not in self.brought and super().is_known(name)
 
     def _extent(self, storage: StorageId) -> Extent | None:
@@ -149,7 +150,7 @@ class PackageContainer(ZipContainer):
         return super().kind_of(name)
 
     def is_text(self, record: Record) -> bool:
-        """Whether a record holds no tensor, so that it may be compressed."""
+        """Whether a record holds no tensor and so may be compressed."""
         return not record.name.endswith(".storage")
 
     def _writer(self) -> str:
@@ -168,7 +169,7 @@ class PackageContainer(ZipContainer):
 
 
 def _made_by(node: Persistent) -> str | None:
-    """The function that makes an object which reduces itself, or None for a storage."""
+    """The function that makes an object with `__reduce_package__`; None for a storage."""
     items = node.pid.items if isinstance(node.pid, Tuple) else []
     if not items or items[0] != "reduce_package":
         return None

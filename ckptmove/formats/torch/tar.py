@@ -63,21 +63,21 @@ class TorchTar(PickledFormat):
     )
 
     def sniff(self, probe: Probe) -> bool:
-        """A tar header comes first."""
+        """Whether it starts with a tar header."""
         return starts_tar(probe.head) and runs_nothing(probe)
 
     def open(self, probe: Probe) -> TarContainer:
-        """Read the pickles and where the storages lie."""
+        """Read the pickles and the offsets of the storages."""
         return TarContainer(probe)
 
 
 class TarContainer(Container):
-    """The members of a tar, and the tensors and storages that numbers stand for."""
+    """The members of a tar, with the tensors and storages by number."""
 
     def __init__(self, probe: Probe, members: dict[str, Member] | None = None) -> None:
         """Read the pickles, the table of tensors, and the size of each storage.
 
-        `members`: of a tar that is cut short, those that are there; the last storage may be cut.
+        `members`: the members of a tar that is cut short; the last storage may be incomplete.
         """
         super().__init__(probe.source)
         self.session = probe.session
@@ -140,7 +140,7 @@ class TarContainer(Container):
         self._check_end(member, views.start + views.nbytes)
 
     def _read_view(self, view: Node) -> None:
-        """A part of a storage, or of a part that was listed before."""
+        """Read the entry for a part of a storage, or for a part of such a part."""
         number, root, start, count = _items(view, 4)
         whole = self._storages.get(_size(root))
         if whole is None:
@@ -165,7 +165,8 @@ class TarContainer(Container):
                 raise CorruptError(f"a tensor has another type than its storage {storage!r}")
             at = stream.start + stream.nbytes
             (dimensions,) = self._int64s(member, at, 1)
-            dimensions = (dimensions + (1 << 31)) % (1 << 32) - (1 << 31)  # 4 bytes mean nothing
+            # the other 4 bytes have no meaning
+            dimensions = (dimensions + (1 << 31)) % (1 << 32) - (1 << 31)
             if not 0 <= dimensions <= _MOST_DIMENSIONS:
                 raise CorruptError(f"a tensor has {dimensions:,} dimensions")
             numbers = self._int64s(member, at + 8, 2 * dimensions + 1)
@@ -175,7 +176,7 @@ class TarContainer(Container):
             if on is None:
                 on = self._missing(_size(storage), dtype, shape, stride, numbers[-1])
             tensor = TensorId(on, shape, stride, numbers[-1])
-            tensor_at(*tensor)  # it must fit its storage, be it used or not
+            tensor_at(*tensor)  # it must fit into its storage, even if it is not used
             self._tensors[self._new(number)] = tensor
             at += 8 + 8 * len(numbers)
         self._check_end(member, at)
@@ -183,7 +184,7 @@ class TarContainer(Container):
     def _missing(
         self, number: int, dtype: str, shape: Sequence[int], stride: Sequence[int], offset: int
     ) -> StorageId:
-        """A storage that is not there, as large as this tensor of it needs."""
+        """A missing storage, as large as its tensor needs."""
         reach = reach_of(tuple(shape), tuple(stride), offset, dtype)
         return StorageId(f"{self.folder}{number}", str(number), Text("cpu", 0), dtype, reach, reach)
 
@@ -204,7 +205,7 @@ class TarContainer(Container):
         self._check_end(member, stream.start + stream.nbytes)
 
     def _stream(self, member: Member, at: int) -> Stream:
-        """The pickle there, which must not reach beyond the member."""
+        """Read the pickle at an offset; it must not extend beyond the member."""
         stream = self.session.stream(self.source.window(0, member.end), at)
         self.streams.append(stream)
         return stream
@@ -215,7 +216,7 @@ class TarContainer(Container):
         return struct.unpack(f"<{count}q", self.source.read(at, 8 * count))
 
     def _new(self, number: Node) -> int:
-        """A number that nothing has yet."""
+        """A number that no other object has."""
         number = _size(number)
         if number in self._storages or number in self._tensors:
             raise CorruptError(f"two objects in the tar have the number {number}")
@@ -235,7 +236,7 @@ class TarContainer(Container):
         self.warnings += bytes_behind(self.source, end)
 
     def extent_of(self, key: str) -> Extent | None:
-        """Where what is there of a storage lies in the source; None if nothing is."""
+        """The extent in the source of the present bytes of a storage; None if there are none."""
         return self._extents.get(key)
 
     def _extent(self, storage: StorageId) -> Extent | None:
@@ -244,7 +245,7 @@ class TarContainer(Container):
         return None if start is None else Extent(start + found.start, found.nbytes)
 
     def plan(self, spelling: LocationEdits) -> Plan:
-        """Patch a clone if all pickles can keep their lengths, else move what follows them."""
+        """Patch a clone if all pickles keep their lengths; otherwise move the bytes after them."""
         changes = self.changes(spelling)
         for member in self.members.values():
             inside = (e for e in changes if member.start <= e.start and e.end <= member.end)
@@ -268,14 +269,14 @@ class TarContainer(Container):
         return self.source.read(extent.start, extent.nbytes)
 
     def frame(self, spelling: LocationEdits | None = None) -> object:
-        """The members, and what the numbers stand for."""
+        """The names of the members, and the storages and tensors by number."""
         parts = {n: (each.key, each.view_at, each.nbytes) for n, each in self._storages.items()}
         tensors = {n: (each.storage.key, *each[1:]) for n, each in self._tensors.items()}
         return list(self.members), parts, tensors
 
 
 def _items(node: Node, count: int) -> Items:
-    """The items of a tuple of so many."""
+    """The items of a tuple that must have `count` of them."""
     if not isinstance(node, Tuple) or len(node.items) != count:
         raise CorruptError("a table of the tar is malformed")
     return node.items
@@ -288,7 +289,7 @@ def _size(node: Node) -> int:
 
 
 def _dtype(cls: Node, kind: str) -> str:
-    """The dtype of a type that is named, e.g. `torch.FloatStorage` or `torch.cuda.FloatTensor`."""
+    """The dtype of a class, e.g. `torch.FloatStorage` or `torch.cuda.FloatTensor`."""
     if not isinstance(cls, Global) or cls.module not in ("torch", "torch.cuda"):
         raise CorruptError("a type in a table of the tar is not a class")
     dtype = STORAGE_CLASSES.get(cls.name.removesuffix(kind) + "Storage")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ...reports.convert import Loss
     from ..writing import WriteOptions, WritePlan
 
-_LONGEST_NUMBER = 8  # digits of a storage's number; those of an address are more
+_LONGEST_NUMBER = 8  # digits of a storage's number; an address has more
 
 
 class TorchZip(PickledFormat, WritableFormat):
@@ -53,7 +53,7 @@ class TorchZip(PickledFormat, WritableFormat):
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, probe: Probe) -> bool:
-        """A zip with a `data.pkl`, and without the `constants.pkl` of TorchScript."""
+        """Whether it is a zip with a `data.pkl` and without the `constants.pkl` of TorchScript."""
         if probe.archive is None:
             return False
         prefix = prefix_of(probe.archive)
@@ -70,11 +70,11 @@ class TorchZip(PickledFormat, WritableFormat):
         return TorchZipContainer(probe.archive, probe.session)
 
     def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
-        """None."""
+        """Nothing is lost."""
         return []
 
     def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-        """How to write a draft as torch.save of torch 2.13 would, with numbers for the storages."""
+        """Plan a file like torch.save of torch 2.13 writes, with numbered storages."""
         from .zip_writing import plan_write
 
         return plan_write(draft, options)
@@ -104,11 +104,12 @@ class TorchZipContainer(ZipContainer):
         return [written.read(*place) for place in places]
 
     def _writer(self) -> str:
-        """Which torch wrote it, as far as the records tell: each release only added to them.
+        """The version of torch that wrote it, as far as the records show: each release added some.
 
-        Python's writer puts the pickle first, that of C++ the storages. Storages went by the
-        addresses of C objects at first, by numbers from 0 since 1.7. `byteorder` came with 2.1, and
-        `.data/serialization_id` with it or a little earlier; `.format_version` in early 2025.
+        Python's writer puts the pickle first, the C++ writer the storages. The keys of storages
+        were the addresses of C objects at first, and have been numbers from 0 since 1.7.
+        `byteorder` was added in 2.1, and `.data/serialization_id` then or a little earlier;
+        `.format_version` in early 2025.
         """
         records, prefix = self.archive.records, self.prefix
         if f"{prefix}.format_version" in records:

@@ -1,4 +1,4 @@
-"""Write what `torch.save` would: see `zip` for the records."""
+"""Write files like `torch.save` does: see `zip` for the records."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .frame import Frame
 
 
 def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-    """How to write a draft as torch.save of torch 2.13 would, with numbers for the storages."""
+    """Plan a file like torch.save of torch 2.13 writes, with numbered storages."""
     fill(draft)
     stored = _numbered(draft)
     emitter = Emitter()
     pickle = emitter.run(draft.graph.root)
     is_harmless = names_are_harmless(emitter.names.keys(), draft.graph.root)
-    del emitter  # which has a slot for each tensor
+    del emitter  # it has a slot for each tensor
     tensors = draft.list_contents().tensors
     metadata = still_true(draft.metadata, {each.name for each in tensors})
     further = {RECORD: metadata_record(metadata)} if metadata else {}
@@ -56,7 +56,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
 
 
 def _numbered(draft: CheckpointGraph) -> list[StorageBytes]:
-    """Name the storages by numbers, in the order of the pickle."""
+    """Number the storages in the order of the pickle; return their bytes in that order."""
     graph, stored = draft.graph, list[StorageBytes]()
     for node in nodes_of(graph.root):
         found = graph.ids.get(id(node))
@@ -69,14 +69,14 @@ def _numbered(draft: CheckpointGraph) -> list[StorageBytes]:
 
 
 def _known_crc(stored: StorageBytes) -> int:
-    """The checksum of a storage as it will be, or 0 where it must be measured."""
+    """The checksum of a written storage, or 0 if it must be computed while copying."""
     if stored.is_made:
         return 0
     return stored.crc32 if stored.content is None else zlib.crc32(stored.content)
 
 
 def _check(source: Readable, pickle: bytes, metadata: Mapping[str, str]) -> None:
-    """Raises WriteError unless a file that was written can be read, and says what it should."""
+    """Raises WriteError unless a written file can be read and has the planned contents."""
     archive = Archive(source)
     prefix = prefix_of(archive)
     record = archive.records[f"{prefix}data.pkl"]

@@ -60,7 +60,7 @@ def is_optimizer(node: Mapping) -> bool:
 
 
 def is_module_state(node: Mapping) -> bool:
-    """Whether the node is a result of `Module.state_dict` (has `_metadata`), or a pickled module."""
+    """Whether the node is a result of `Module.state_dict` (has `_metadata`), or a pickled one."""
     if not isinstance(node, Call):
         return False
     if isinstance(node.state, Mapping) and node.state.get("_metadata") is not None:

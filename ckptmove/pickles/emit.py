@@ -61,11 +61,9 @@ class Emitter:
         #: the slots of texts and bytes, which are shared by value
         self.texts: dict[str, int] = {}
         self.contents: dict[bytes, int] = {}
-        #: slots of names; the key is the module and the name, or the slot of a class and a name in
-        #: it
+        #: module and name, or the slot of a class and a name in it → the slot of that name
         self.names: dict[tuple[str | int, str], int] = {}
-        #: `id()` of a Persistent or long integer, which CPython does not memoize → the offset after
-        #: it
+        #: `id()` of a Persistent or long integer (CPython memoizes none) → the offset after it
         self.resolved: dict[int, int] = {}
         #: PUTs of such nodes that occur again: the offset in `out`, and the bytes to insert there
         self.late: list[tuple[int, bytes]] = []
@@ -92,10 +90,7 @@ class Emitter:
         }
 
     def run(self, root: Node) -> bytes:
-        """Write a node and all its parts.
-
-        A generator yields the parts that must be written first.
-        """
+        """Write a node and all its parts; a generator yields the parts to write first."""
         scalars, others, slots = self.scalars, self.others, self.slots
         unfinished: list[Iterator[Node]] = [iter([root])]
         while unfinished:
@@ -113,8 +108,7 @@ class Emitter:
             else:
                 unfinished.pop()
         self.out += b"."
-        # they refer back to this object: avoid cycles that wait for garbage collection
-        scalars.clear()
+        scalars.clear()  # they refer back to this object: leave no cycle for garbage collection
         others.clear()
         return self.with_late_puts()
 
@@ -218,10 +212,7 @@ class Emitter:
         return self.reduce(2)
 
     def reduce(self, count: int) -> int:
-        """Call a function with the `count` arguments written last.
-
-        Returns the slot of the result.
-        """
+        """Call a function with the last `count` arguments; returns the slot of the result."""
         self.out += _TUPLES[count]
         self.put()
         self.out += b"R"
@@ -334,7 +325,7 @@ class Emitter:
         return self.set_items(node.pairs, end, alone=len(node.pairs) == 1)
 
     def append(self, items: Sequence[Node], *, alone: bool) -> Iterator[Node]:
-        """Write items in batches; if the last batch has one item and `alone`, it is an APPEND."""
+        """Write items in batches; a last batch of one item, if `alone`, is an APPEND."""
         for start in range(0, len(items), BATCH):
             batch = items[start : start + BATCH]
             single = alone and len(batch) == 1
@@ -345,10 +336,7 @@ class Emitter:
     def set_items(
         self, pairs: Sequence[tuple[Node, Node]], end: int, *, alone: bool
     ) -> Iterator[Node]:
-        """Write pairs in batches that start before `end`.
-
-        One last pair, if `alone`, is a SETITEM.
-        """
+        """Write pairs in batches that start before `end`; a last single pair may be `alone`."""
         for start in range(0, end, BATCH):
             batch = pairs[start : start + BATCH]
             single = alone and len(batch) == 1

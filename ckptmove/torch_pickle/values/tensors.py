@@ -93,8 +93,7 @@ class Recogniser:
         if known is None:
             reach = reach_of(form.shape, form.stride, form.offset, dtype)
             sizes = size_of(form.shape, dtype), reach
-            # the form stays alive, so that its id stays valid
-            known = self._sizes[id(form), dtype] = *sizes, form
+            known = self._sizes[id(form), dtype] = *sizes, form  # keeps the form and its id alive
         if known[1] > storage.nbytes:
             raise CorruptError(f"a tensor reaches outside its storage {storage.id!r}")
         return known[0]

@@ -1,9 +1,10 @@
-"""Flat tensors that ranks hold, of which each parameter has a range: the arithmetic of ZeRO.
+"""The arithmetic of ZeRO: flat tensors of ranks, in which each parameter has a range.
 
 Stages 1 and 2 put the parameters of a group one after the other, each with its padding if it has
-some, and cut the whole into one partition a rank: a cut falls anywhere within a parameter. Stage 3
-cuts each parameter into one slice a rank, of `ceil(numel / ranks)` elements, the last one short or
-empty; each rank puts its slices one after the other, and cuts that into subgroups.
+some, and cut the whole into one partition per rank: a cut may fall anywhere within a parameter.
+Stage 3 cuts each parameter into one slice per rank, of `ceil(numel / ranks)` elements, with the
+last one shorter or empty; each rank puts its slices one after the other, and cuts them into
+subgroups.
 
 Source: deepspeed/utils/zero_to_fp32.py (DeepSpeed 0.19).
 """
@@ -25,45 +26,45 @@ class Elements(NamedTuple):
     """The elements of a contiguous tensor, in a file."""
 
     source: Source
-    at: int  #: of the first, in bytes
+    at: int  #: the offset of the first, in bytes
     dtype: str
     shape: tuple[int, ...]
     numel: int
-    #: the checksum of the record that they lie in, if it has one
+    #: the checksum of the record that contains them, if it has one
     proof: Proof | None = None
-    #: the device that its file says
+    #: the device tag in its file
     tag: str = "cpu"
 
     def first(self, numel: int) -> Elements:
-        """The first of them."""
+        """The first `numel` of these elements."""
         return self._replace(shape=(numel,), numel=numel)
 
 
 class Slice(NamedTuple):
-    """A range of the elements of a parameter: where in it, and where in a row of flat tensors."""
+    """A range of a parameter's elements: its place in the parameter and in a row."""
 
     row: int
     start: int
     numel: int
-    at: int  #: of the parameter
+    at: int  #: the offset in the parameter
 
 
 class Row:
-    """Flat tensors, one after the other."""
+    """Flat tensors of a rank, one after the other."""
 
     def __init__(self, flats: Sequence[Elements], width: int) -> None:
-        """`width`: bytes of an element."""
+        """`width`: the bytes of an element."""
         self.flats = flats
         self.width = width
         self._starts = [0, *accumulate(each.numel for each in flats)]
 
     @property
     def numel(self) -> int:
-        """How many elements all have."""
+        """The number of elements of all flat tensors together."""
         return self._starts[-1]
 
     def within(self, start: int, numel: int) -> Iterator[tuple[int, int, int]]:
-        """The flat tensors that have a range: which, from where in it, and how many elements."""
+        """The flat tensors that contain a range: index, first element in it, number of elements."""
         n, end = max(0, bisect_right(self._starts, start) - 1), start + numel
         while start < end:
             until = min(end, self._starts[n + 1])
@@ -73,7 +74,7 @@ class Row:
             n += 1
 
     def strips(self, start: int, numel: int, at: int) -> Iterator[Strip]:
-        """What fills a range, which is at element `at` of a region."""
+        """The strips that fill a range, starting at element `at` of a region."""
         for n, first, count in self.within(start, numel):
             flat = self.flats[n]
             run = count * self.width
@@ -82,19 +83,19 @@ class Row:
 
 
 class Whole(NamedTuple):
-    """A tensor, as it is put together of slices of rows."""
+    """A tensor that is assembled from slices of rows."""
 
     dtype: str
     shape: tuple[int, ...]
     numel: int
     rows: Sequence[Row]
-    #: where its elements, or those of its first slice, begin in the rows
+    #: where its elements, or those of its first slice, start in the rows
     start: int
     #: whether each row has a slice of it, as in stage 3
     in_each_row: bool = False
 
     def slices(self) -> Iterator[Slice]:
-        """Its elements in the rows, in order."""
+        """The ranges in the rows that hold its elements, in order."""
         if not self.in_each_row:
             yield Slice(0, self.start, self.numel, 0)
             return
@@ -106,7 +107,7 @@ class Whole(NamedTuple):
             yield Slice(row, self.start, count, row * each)
 
     def strips(self) -> list[Strip]:
-        """What fills its bytes, in order."""
+        """The strips that fill its bytes, in order."""
         return [
             strip
             for each in self.slices()
@@ -114,13 +115,13 @@ class Whole(NamedTuple):
         ]
 
     def flats(self) -> Iterator[Elements]:
-        """The flat tensors that have its strips, one for each."""
+        """The flat tensors that contain its strips, one for each strip."""
         for each in self.slices():
             row = self.rows[each.row]
             yield from (row.flats[n] for n, _, _ in row.within(each.start, each.numel))
 
     def tags(self) -> tuple[str, ...]:
-        """The devices that the files say which have it."""
+        """The device tags of the files that hold parts of it."""
         return tuple(dict.fromkeys(flat.tag for flat in self.flats()))
 
     def pieces(self) -> int:
@@ -132,11 +133,11 @@ class Whole(NamedTuple):
 
 
 def share(numel: int, ranks: int) -> int:
-    """How many elements of a parameter of stage 3 each rank has, but for the last ones."""
+    """How many elements of a stage 3 parameter each rank has; the last ranks may have fewer."""
     return -(-numel // ranks)
 
 
 def whole_of(elements: Elements) -> Whole:
-    """A tensor that one file has."""
+    """A tensor that is in one file."""
     width = BITS[elements.dtype] // 8
     return Whole(elements.dtype, elements.shape, elements.numel, [Row([elements], width)], 0)

@@ -4,11 +4,11 @@
     global_step500/         a checkpoint: a file of each rank, see `rank_files`; those of stages of
                             a pipeline are joined, see `pipeline`
 
-Read are the weights, the optimizer and all that the user saved, as one file would have them that
-was saved without ZeRO: `module`, by name; `optimizer`, with a number and a state for each parameter
-as torch.optim has them; and the rest. Trained weights are those that the optimizer has, in float32;
-those of the model are less exact copies of these (`ReadSession.weights`). The partitions are the
-ranks' own and are not kept: see `zero`.
+The weights, the optimizer and everything that the user saved are read in the form of a single file
+that was saved without ZeRO: `module`, by name; `optimizer`, with a number and a state for each
+parameter as in torch.optim; and the rest. The trained weights are those of the optimizer, in
+float32; the model's own weights are less exact copies of these (`ReadSession.weights`). The
+partitions belong to the ranks and are not kept: see `zero`.
 
 Source: deepspeed/runtime/engine.py, `save_checkpoint` (DeepSpeed 0.8 to 0.19).
 """
@@ -35,7 +35,7 @@ from .zero_container import ZeroContainer
 
 _LATEST = "latest", "latest_universal"
 _SCRIPT = "zero_to_fp32.py"
-#: What lies beside the folders of checkpoints, and tells of them or reads them.
+#: Files beside the folders of checkpoints that refer to them or read them.
 BESIDE = (*_LATEST, _SCRIPT, "zero_to_torch.py")
 _STEP = re.compile(r"global_step\d+(_universal)?")
 _LONGEST_TAG = 255
@@ -43,7 +43,7 @@ _MOST_NAMED = 5
 
 
 class DeepSpeed(Format):
-    """The format of DeepSpeed, where several files hold one checkpoint."""
+    """The format of DeepSpeed checkpoints that consist of several files."""
 
     name = "deepspeed"
     summary = "DeepSpeed with ZeRO 1, 2 or 3: `engine.save_checkpoint`, transformers, accelerate"
@@ -55,14 +55,14 @@ class DeepSpeed(Format):
     in_parts = True
 
     def sniff(self, probe: Probe) -> bool:
-        """A folder with files of ranks, or of a run whose checkpoints are in folders."""
+        """Whether a folder has files of ranks, or is a run with checkpoints in subfolders."""
         if not probe.is_folder:
             return False
         ranks = RankFiles.among(probe.entries)
         return ranks.are_there or bool(_tags(probe))
 
     def read(self, probe: Probe) -> Checkpoint:
-        """Read the files of all ranks; those of one checkpoint."""
+        """Read the files of all ranks, or those of the newest checkpoint of a run."""
         named = RankFiles.among(probe.entries)
         if not named.are_there:
             return _read_run(probe)
@@ -83,7 +83,7 @@ class DeepSpeed(Format):
 
 
 def _stage(files: RankFiles, opened: Mapping[str, SavedFile], number: int) -> Stage:
-    """The files of a stage of a pipeline, or of all of a model."""
+    """The files of one stage of a pipeline, or of the whole model."""
     part = files.parts[number]
     ranks = [opened[part.optimizer[rank]] for rank in sorted(part.optimizer)]
     if not ranks:
@@ -97,7 +97,7 @@ def _stage(files: RankFiles, opened: Mapping[str, SavedFile], number: int) -> St
 
 
 def tell_devices(probe: Probe, files: Iterable[SavedFile]) -> None:
-    """Tell what the files say of devices, which what is made of several of them can't."""
+    """Note the device tags of the files, which the assembled tensors can't have."""
     stored = (each for file in files for each in file.container.storages.values())
     devices = sorted({str(each.location) for each in stored} - {"cpu"})
     if devices:
@@ -106,7 +106,7 @@ def tell_devices(probe: Probe, files: Iterable[SavedFile]) -> None:
 
 
 def tell_others(probe: Probe, known: Iterable[str]) -> None:
-    """Tell of what lies beside a checkpoint, and is not in what is made of it."""
+    """Note the files beside a checkpoint that are not part of it."""
     others = sorted(probe.entries.keys() - {*known, *BESIDE})
     if others:
         probe.note(f"{join_names(others, _MOST_NAMED)} in it was not looked at")
@@ -114,7 +114,7 @@ def tell_others(probe: Probe, known: Iterable[str]) -> None:
 
 
 def checked_files(probe: Probe) -> RankFiles:
-    """The files of one checkpoint; raises InputError if they are known not to be all of it."""
+    """The files of one checkpoint; raises InputError if some are known to be missing."""
     files = RankFiles.among(probe.entries)
     try:
         files.check_kind()
@@ -126,9 +126,9 @@ def checked_files(probe: Probe) -> RankFiles:
 
 
 def check_complete(probe: Probe) -> None:
-    """Raises InputError if a folder lacks files of ranks, or has those of two saves.
+    """Raises InputError if a folder lacks files of ranks, or has files of two saves.
 
-    Those of kinds that are not merged are not counted.
+    Kinds of files that are not merged are not checked.
     """
     files = RankFiles.among(probe.entries)
     if not files.optimizer or files.layers or files.experts or len(files.parts) > 1:
@@ -142,9 +142,9 @@ def check_complete(probe: Probe) -> None:
 
 
 def _tags(probe: Probe) -> list[str]:
-    """The folders of the checkpoints of a run, if this is one."""
+    """The folders of the checkpoints of a run, if the folder is that of a run."""
     kinds = {name: each.kind for name, each in probe.entries.items()}
-    if is_several(kinds) or weights_among(kinds):  # a trainer saved more beside
+    if is_several(kinds) or weights_among(kinds):  # a trainer saved more files beside them
         return []
     folders = [name for name, kind in kinds.items() if kind is EntryKind.FOLDER]
     steps = [name for name in folders if _STEP.fullmatch(name)]
@@ -186,14 +186,15 @@ def _read_run(probe: Probe) -> Checkpoint:
             path=probe.path,
         )
     read = probe.read_from(found)
-    read.folder = read.folder and read.folder._replace(path=probe.path)  # where one file has all
+    # if one file holds everything
+    read.folder = read.folder and read.folder._replace(path=probe.path)
     return read
 
 
 def open_file(probe: Probe, name: str, number: int, base: str = "") -> SavedFile:
-    """Open a file in a folder; `number` is that of its source among all.
+    """Open a file in a folder; `number` is the number of its source among all.
 
-    `base`: what the ids of storages start with, before its name.
+    `base`: the prefix of storage ids, before the name of the file.
     """
     probe.session.begin_file(base + name)
     found = probe.open(name)

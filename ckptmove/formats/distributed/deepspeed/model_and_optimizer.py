@@ -1,4 +1,4 @@
-"""The model and the optimizer of a draft, wherever these are in its tree, and the rest of it."""
+"""Find the model and the optimizer anywhere in the tree of a draft, and the rest of the tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ....reports.display.phrases import join_names
 from ....system.names import why_no_name
 
 PARAMS = "params"
-RESERVED = "optimizer_state.pt"  #: what no parameter can be called, as a file is
+RESERVED = "optimizer_state.pt"  #: no parameter can have this name, because a file has it
 _MOST_NAMED = 3
 
 
@@ -32,17 +32,17 @@ class ModelAndOptimizer(NamedTuple):
     module: Dict | Call
     optimizer: MappingNode
     groups: Sequence[MappingNode]
-    names: Sequence[Sequence[str]]  #: of the parameters of each group
+    names: Sequence[Sequence[str]]  #: the names of the parameters of each group
     rest: Dict  #: the tree without both
 
 
 def entry_of(node: Node, key: str) -> Node:
-    """What a dict has under a key; None of what is none."""
+    """The value of a dict under a key; None if the node is not a dict."""
     return node.get(key) if isinstance(node, MappingNode) else None
 
 
 def find(draft: CheckpointGraph) -> ModelAndOptimizer:
-    """The model and the optimizer, whose parameters are called by names from then on."""
+    """Find the model and the optimizer; its parameters are renamed from numbers to names."""
     if not isinstance(draft.graph.root, MappingNode):
         raise RefusedError("its top is not a dict, which holds a model and an optimizer")
     group_flattened(draft)
@@ -81,7 +81,7 @@ def _items(group: MappingNode, key: str) -> Sequence[Node]:
 
 
 def _path_of_optimizer(root: Node) -> Path:
-    """Where the only optimizer is; RefusedError if there is none, or there are several."""
+    """The path of the only optimizer; RefusedError if there is none, or if there are several."""
     found = list[Path]()
     met = {id(root)}
     todo: list[tuple[Path, Node]] = [((), root)]
@@ -117,7 +117,7 @@ def _children(node: Node) -> Iterator[tuple[str | int, Node]]:
 
 
 def _without(root: Node, path: Path) -> Node:
-    """A tree of dicts and lists without what is under a path, and what is empty for that."""
+    """A tree of dicts and lists without the node at a path, and without emptied containers."""
     way, node = list[Node](), root
     for key in path:
         way.append(node)
@@ -139,7 +139,7 @@ def _without(root: Node, path: Path) -> Node:
 
 
 def is_key(node: Node, key: object) -> bool:
-    """Whether a key of a dict is this one."""
+    """Whether a key of a dict equals `key`."""
     return (str(node) if isinstance(node, str) else node) == key
 
 

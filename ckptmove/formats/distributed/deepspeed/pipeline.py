@@ -1,11 +1,11 @@
-"""Join the stages of a pipeline of DeepSpeed, whose layers were divided among ranks.
+"""Join the stages of a DeepSpeed pipeline, whose layers were divided among ranks.
 
     layer_03-model_states.pt            the weights and buffers of layer 3: `weight`, `bias`
     mp_rank_01_model_states.pt          of stage 1; `param_shapes` says the layer: `3.weight`
     zero_pp_rank_R_mp_rank_01_…         of its rank R: weights and optimizer state, as `zero` says
 
-A stage has whole layers, so the stages follow each other in each group of parameters. A weight
-that layers of several stages share is known by the model's code alone.
+A stage has whole layers, so in each group of parameters the stages are concatenated. If layers of
+several stages share a weight, only the model's code knows it.
 
 Source: deepspeed/runtime/pipe/module.py, `save_state_dict` (DeepSpeed 0.19).
 """
@@ -29,14 +29,17 @@ _TIED = "tied_modules."
 
 
 class Stage(NamedTuple):
-    """The files of a stage of a pipeline, or of all of a model."""
+    """The files of one stage of a pipeline, or of the whole model."""
 
     model: Sequence[SavedFile]
     ranks: Sequence[SavedFile]
 
 
 def join_stages(stages: Sequence[Stage], layers: Mapping[int, SavedFile]) -> Trained:
-    """What all stages have; InputError if one of them is missing, or a layer that they name."""
+    """The merged state of all stages.
+
+    InputError if a stage is missing, or a layer that they name.
+    """
     count = stages[0].model[0].root.get(_STAGES)
     if count != len(stages):
         told = f"{count:,}" if is_size(count) else "an unknown number"
@@ -63,7 +66,7 @@ def join_stages(stages: Sequence[Stage], layers: Mapping[int, SavedFile]) -> Tra
 
 
 def _check_name(name: str, joined: Trained, layers: Mapping[int, SavedFile]) -> None:
-    """Raises InputError unless a weight is of a layer that is there, and of but one stage."""
+    """Raises InputError unless a weight belongs to an existing layer and to only one stage."""
     if name.startswith(_TIED) or name in joined.weights or name in joined.frozen:
         raise UnsupportedError(
             f"holds a pipeline whose layers share a weight ({name!r:.80}), which are not merged"
@@ -78,7 +81,7 @@ def _check_name(name: str, joined: Trained, layers: Mapping[int, SavedFile]) -> 
 
 
 def module_of(layers: Mapping[int, SavedFile]) -> Module:
-    """What the files of the layers hold, by the names in the model."""
+    """The tensors in the files of the layers, by their names in the model."""
     module = dict[str, tuple[SavedFile, Node]]()
     for number in sorted(layers):
         file = layers[number]

@@ -1,4 +1,4 @@
-"""The files of a checkpoint of DeepSpeed, by their names.
+"""The files of a DeepSpeed checkpoint, recognized by their names.
 
     mp_rank_00_model_states.pt                          the model; with stage 0 all there is
     zero_pp_rank_R_mp_rank_00_optim_states.pt           what rank R has of the weights and optimizer
@@ -30,27 +30,27 @@ _MODEL = re.compile(r"mp_rank_(\d{1,9})_model_states\.pt")
 _LAYER = re.compile(r"layer_(\d{1,9})-model_(?:(\d{1,9})-model_)?states\.pt")
 _EXPERT = re.compile(r"layer_-?\d+_expert_.+_states\.pt|expp_rank_\d+_.+_states\.pt")
 _MOST_NAMED = 5
-#: What to do where files of ranks are missing.
+#: The hint when files of ranks are missing.
 ALL_RANKS = "copy the files of all ranks into one folder"
 
 
 def is_of_rank(name: str) -> bool:
-    """Whether a file is one of a checkpoint of DeepSpeed, by its name, which may have `/`."""
+    """Whether the name is that of a file of a DeepSpeed checkpoint; it may have `/`."""
     own = name.rpartition("/")[2]
     return any(each.fullmatch(own) for each in (_OF_RANK, _MODEL_OF_RANK, _MODEL, _LAYER, _EXPERT))
 
 
 @dataclass
 class Part:
-    """The files of a part of a model, each by the number of its rank."""
+    """The files of one part of a model, by rank."""
 
-    #: if there is no file for each rank, that of all is of rank 0
+    #: if there is only one file for all ranks, it has rank 0
     model: dict[int, str] = field(default_factory=dict)
     optimizer: dict[int, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """The names of all files."""
         return [files[rank] for files in (self.model, self.optimizer) for rank in sorted(files)]
 
 
@@ -58,21 +58,21 @@ class Part:
 class RankFiles:
     """The files of one checkpoint."""
 
-    #: those of each part of the model, by its number
+    #: the files of each part of the model, by the number of the part
     parts: dict[int, Part] = field(default_factory=dict)
     #: whether each rank has a file of the model
     is_divided: bool = False
-    #: of a pipeline, by the number of the layer
+    #: the files of a pipeline, by the number of the layer
     layers: dict[int, str] = field(default_factory=dict)
-    #: those that have a part of a layer
+    #: files with a part of a layer
     cut_layers: list[str] = field(default_factory=list)
     experts: list[str] = field(default_factory=list)
-    #: those of which there should be but one
+    #: additional files where only one is expected
     doubled: list[str] = field(default_factory=list)
 
     @classmethod
     def among(cls, names: Collection[str]) -> RankFiles:
-        """Those among the names of a folder."""
+        """The rank files among the names of a folder."""
         found = cls()
         whole: dict[int, str] = {}
         for name in sorted(names):
@@ -98,7 +98,7 @@ class RankFiles:
         return found
 
     def part(self, number: int) -> Part:
-        """The part of this number."""
+        """The part with this number."""
         return self.parts.setdefault(number, Part())
 
     def _add(self, files: dict[int, str], number: int, name: str) -> None:
@@ -107,28 +107,28 @@ class RankFiles:
 
     @property
     def model(self) -> dict[int, str]:
-        """Those of the first part that have the model."""
+        """The files of the first part that hold the model, by rank."""
         return self.parts[0].model if 0 in self.parts else {}
 
     @property
     def optimizer(self) -> dict[int, str]:
-        """Those of the first part that have the optimizer."""
+        """The files of the first part that hold the optimizer, by rank."""
         return self.parts[0].optimizer if 0 in self.parts else {}
 
     @property
     def are_there(self) -> bool:
-        """Whether they are more than one file that has all of a model."""
+        """Whether there are more files than a single one with the whole model."""
         several = self.optimizer or self.is_divided or self.layers or self.cut_layers
         return bool(several or self.experts) or len(self.parts) > 1
 
     @property
     def names(self) -> list[str]:
-        """Those of all parts, by rank, and the layers."""
+        """The names of the files of all parts, by rank, and of the layers."""
         own = [name for number in sorted(self.parts) for name in self.parts[number].names]
         return own + [self.layers[number] for number in sorted(self.layers)]
 
     def check_kind(self) -> None:
-        """Raises InputError if they are of two saves, or no rule is known to merge them by."""
+        """Raises InputError if the files are of two saves, or can't be merged."""
         if self.doubled:
             raise CorruptError(f"has {self.doubled[0]} beside another such file: of two saves")
         if self.experts:
@@ -149,7 +149,7 @@ class RankFiles:
             )
 
     def check_ranks(self, world: int, number: int = 0) -> None:
-        """Raises InputError unless a part has just one file of each rank, of so many."""
+        """Raises InputError unless a part has exactly one file for each of `world` ranks."""
         part = self.parts.get(number, Part())
         for files in (part.model, part.optimizer) if self.is_divided else (part.optimizer,):
             _check_ranks(files, world)

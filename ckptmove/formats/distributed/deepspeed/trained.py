@@ -1,4 +1,4 @@
-"""What files of DeepSpeed hold of a model that was trained: whole weights, and optimizer state."""
+"""The trained model in DeepSpeed files: whole weights, and the state of the optimizer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ....pickles.nodes import Dict, List, Node
 from ..saved_file import SavedFile, by_name, shapes_in
 from .flat import Elements, Row, Whole, share
 
-#: Under which an optimizer's file has all that is of the optimizer.
+#: The key of all optimizer state in an optimizer's file.
 INNER = "optimizer_state_dict"
 Value = Whole | Elements | bool | int | float | str | None
 Shapes = Mapping[str, tuple[int, ...]]
-#: Where the model's files have the weights and buffers, by name.
+#: The weights and buffers in the model's files, by name.
 Module = Mapping[str, tuple[SavedFile, Node]]
 
 
@@ -24,29 +24,29 @@ class Group(NamedTuple):
     """A group of parameters."""
 
     names: Sequence[str]
-    #: what the optimizer says of it
+    #: the other fields of the group in the optimizer
     about: Dict | None
 
 
 class Trained:
-    """The weights and the optimizer state of all ranks, put together."""
+    """The merged weights and optimizer state of all ranks."""
 
     def __init__(self) -> None:
         #: the trained weights, by name
         self.weights: dict[str, Whole] = {}
-        #: what the optimizer has of each, by its name there
+        #: the optimizer state of each parameter, by its name in the optimizer
         self.state: dict[str, dict[str, Value]] = {}
         self.groups: list[Group] = []
-        #: the weights that were not trained
+        #: weights that were not trained
         self.frozen: dict[str, Whole] = {}
-        #: what else the optimizer's file of the first rank holds, by name
+        #: other entries of the optimizer's file of the first rank, by name
         self.rest: list[tuple[str, Node]] = []
-        #: whether the model's files have no weights, as with stage 3
+        #: whether the model's files have no weights, as in stage 3
         self.is_divided = False
 
 
 def abouts_of(file: SavedFile, within: Dict, count: int) -> Sequence[Node]:
-    """What the optimizer says of each of so many groups."""
+    """The param_groups of the optimizer, of which there must be `count`."""
     listed = within.get("param_groups")
     items = listed.items if isinstance(listed, List) else ()
     if len(items) != count:
@@ -65,7 +65,7 @@ def groups_of(shapes: Sequence[Shapes], abouts: Sequence[Node]) -> list[Group]:
 
 
 def frozen_in(model: Sequence[SavedFile]) -> dict[str, Whole]:
-    """The weights that were not trained, of which each of the model's files has a part."""
+    """The weights that were not trained; each of the model's files has a part of them."""
     wholes: dict[str, Whole] = {}
     (shapes,) = shapes_in(model[0], "frozen_param_shapes", grouped=False)
     held = [by_name(file.root.get("frozen_param_fragments")) for file in model]
@@ -86,7 +86,7 @@ def frozen_in(model: Sequence[SavedFile]) -> dict[str, Whole]:
 
 
 def rest_of(file: SavedFile, within: Dict, apart: Iterable[str]) -> list[tuple[str, Node]]:
-    """What an optimizer's file holds besides the optimizer and what is told apart."""
+    """The entries of an optimizer's file other than the optimizer and the keys in `apart`."""
     found, known = list[tuple[str, Node]](), {*apart, INNER}
     pairs = within.pairs if within is file.root else [*within.pairs, *file.root.pairs]
     for key, node in pairs:

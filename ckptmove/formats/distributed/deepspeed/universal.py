@@ -47,7 +47,7 @@ PARAM = "param"
 _SUFFIX = ".pt"
 _GROUPS = "param_groups"
 _MOST_NAMED = 3
-_MOST_KINDS = 16  # of what an optimizer has of each parameter; Adam has four
+_MOST_KINDS = 16  # kinds of optimizer state of a parameter; Adam has four
 
 
 class Universal(WritableFormat):
@@ -65,7 +65,7 @@ class Universal(WritableFormat):
     item_nbytes = 1 << 12
 
     def sniff(self, probe: Probe) -> bool:
-        """A folder in which each parameter has a folder of its own."""
+        """Whether it is a folder with a subfolder for each parameter."""
         if not probe.is_folder:
             return False
         zero = probe.entries.get(ZERO)
@@ -107,21 +107,21 @@ class Universal(WritableFormat):
         return container.checkpoint(self.name, self.carries)
 
     def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
-        """Text about the whole, and a loss scale that changes."""
+        """Metadata, and a loss scale that changes."""
         return universal_writing.losses_of(draft)
 
     def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-        """How to write a draft as `ds_to_universal` would."""
+        """Plan a folder like `ds_to_universal` writes."""
         return universal_writing.plan_write(draft)
 
 
 class _Merged(Trained):
-    """What the files of each parameter hold."""
+    """The merged files of each parameter."""
 
     def __init__(
         self, model: Sequence[SavedFile], files: Mapping[str, SavedFile], *, is_alone: bool
     ) -> None:
-        """`is_alone`: whether the model's files are not parts of it, with shapes of their own."""
+        """`is_alone`: whether the model has only one part, so its shapes are whole."""
         super().__init__()
         self._files = files
         self._is_alone = is_alone
@@ -159,7 +159,7 @@ class _Merged(Trained):
                 )
 
     def _held(self, name: str, shape: tuple[int, ...]) -> dict[str, Value]:
-        """What there is of a parameter, its weight first."""
+        """The state of a parameter, with its weight first."""
         kinds = self._by_name.get(name, {})
         if WEIGHT not in kinds:
             raise InputError(f"its file '{ZERO}/{name:.100}/{WEIGHT}{_SUFFIX}' is missing")
@@ -170,7 +170,8 @@ class _Merged(Trained):
         for kind in (*named, *sorted(kinds.keys() - {*named})):
             file = self._files[kinds[kind]]
             is_bare = not isinstance(file.top, Dict)
-            if kind == STEP and isinstance(file.top, (int, float)):  # of DeepSpeed's own Adam
+            # a number, from DeepSpeed's own Adam
+            if kind == STEP and isinstance(file.top, (int, float)):
                 held[kind] = file.top
                 continue
             found = file.elements(file.top.get(PARAM) if isinstance(file.top, Dict) else file.top)
@@ -185,9 +186,9 @@ class _Merged(Trained):
     def _whole(
         self, file: SavedFile, found: Elements, shape: tuple[int, ...], is_flat: bool
     ) -> Whole:
-        """A tensor of a parameter; CorruptError unless it is as large as the model's file says.
+        """A tensor of a parameter; CorruptError unless its size matches the model's file.
 
-        Of a model that has parts, each of its files says the shape of a part.
+        If the model has several parts, each file gives the shape of only a part.
         """
         fits = found.numel == prod(shape) and (is_flat or found.shape == shape)
         if (self._is_alone or is_flat) and not fits:
@@ -198,7 +199,7 @@ class _Merged(Trained):
         return whole_of(found._replace(shape=shape) if fits else found)
 
     def check_others(self, known: Sequence[str]) -> None:
-        """Raises CorruptError if there are files of what the model does not have."""
+        """Raises CorruptError if there are files of parameters that the model does not have."""
         others = sorted(self._by_name.keys() - set(known))
         if others:
             raise CorruptError(
@@ -208,7 +209,7 @@ class _Merged(Trained):
 
 
 def _shapes(model: Sequence[SavedFile]) -> list[Shapes]:
-    """The shapes of parameters by name in each group, of all parts of the model."""
+    """The shapes of parameters by name in each group, from all parts of the model."""
     joined = list[dict[str, tuple[int, ...]]]()
     for file in model:
         shapes = shapes_in(file, "param_shapes", grouped=True)

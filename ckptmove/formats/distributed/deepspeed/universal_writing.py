@@ -1,4 +1,4 @@
-"""Write a universal checkpoint of DeepSpeed, as `ds_to_universal` lays one out for ZeRO 1 and 2.
+"""Write a universal checkpoint of DeepSpeed, laid out like `ds_to_universal` does for ZeRO 1 and 2.
 
     global_step500_universal/zero/PARAMETER/fp32.pt         {'cat_dim': 0, 'param': the weight}
     global_step500_universal/zero/PARAMETER/exp_avg.pt, …   likewise; step.pt is a bare tensor
@@ -6,9 +6,9 @@
     global_step500_universal/mp_rank_00_model_states.pt     the model, and all else
     latest_universal                                        the name of the folder, written last
 
-The loader asserts that the steps of a group are equal, sums nothing and casts nothing, and takes
-`global_steps`, `skipped_steps`, `dp_world_size` and `mp_world_size` for granted. It restores
-trained weights alone, neither buffers nor frozen weights; ZeRO 3 looks for another file.
+The loader asserts that the steps of a group are equal. It checks no checksums, casts nothing, and
+requires `global_steps`, `skipped_steps`, `dp_world_size` and `mp_world_size`. It restores only
+trained weights, neither buffers nor frozen weights; ZeRO 3 looks for another file.
 
 Source: deepspeed/checkpoint/ds_to_universal.py, universal_checkpoint.py, runtime/engine.py
 (`_load_checkpoint`), runtime/base_optimizer.py (DeepSpeed 0.19.8).
@@ -47,8 +47,9 @@ _MODEL, _OPTIMIZER = "mp_rank_00_model_states.pt", f"zero/{RESERVED}"
 _SUFFIX = ".pt"
 _WEIGHT, _STEP, _MOMENTS = "fp32", "step", ("exp_avg", "exp_avg_sq")
 _STATE, _GROUPS, _NAMES = "state", "param_groups", "param_names"
-_ZERO, _SCALER = "zero", "loss_scaler"  # what our reader calls what else ZeRO saved
-_VERSION = "0.19.8"  # whose loader was read
+# the keys under which our reader puts other data that ZeRO saved
+_ZERO, _SCALER = "zero", "loss_scaler"
+_VERSION = "0.19.8"  # the version whose loader was reviewed
 _SCHEDULERS = ("lr_scheduler", "scheduler", "lr_scheduler_state_dict", "scheduler_state_dict")
 _NUMBERS = {"float32": "f", "float64": "d", "int32": "i", "int64": "q"}
 _MOST_NAMED = 3
@@ -56,7 +57,7 @@ _MOST_STEPS = 1 << 53
 
 
 def losses_of(draft: CheckpointGraph) -> list[Loss]:
-    """What a universal checkpoint has no place for."""
+    """The parts of a draft that a universal checkpoint cannot store."""
     losses = list[Loss]()
     if draft.metadata:
         named = ", ".join(map(repr, sorted(draft.metadata)))
@@ -70,7 +71,7 @@ def losses_of(draft: CheckpointGraph) -> list[Loss]:
 
 
 def plan_write(draft: CheckpointGraph) -> WritePlan:
-    """How to write a draft that has one model, and one optimizer with the state of Adam."""
+    """Plan to write a draft with one model, and one optimizer with the state of Adam."""
     fill(draft)
     found = find(draft)
     sums = Sums()
@@ -92,7 +93,7 @@ def plan_write(draft: CheckpointGraph) -> WritePlan:
         plans[f"{tag}/{name}"], checks[f"{tag}/{name}"] = writing.files[""], writing.check
     checksums = tuple(sums.of_sources())
     if checksums:
-        name, last = next(reversed(plans.items()))  # by then all was read
+        name, last = next(reversed(plans.items()))  # by then everything was read
         plans[name] = last._replace(source_checksums=(*last.source_checksums, *checksums))
     pieces = Pieces()
     pieces.write(0, tag.encode())
@@ -121,10 +122,10 @@ class _Trained:
     def __init__(self, draft: CheckpointGraph, found: ModelAndOptimizer, sums: Sums) -> None:
         self.files: list[RankFile] = []
         self.checks: dict[str, Callable[[Mapping[str, Readable]], None]] = {}
-        self.count = 0  #: of tensors
-        self.cast: dict[str, int] = {}  #: of weights, by the dtype that they had
+        self.count = 0  #: the number of tensors
+        self.cast: dict[str, int] = {}  #: dtype → how many weights had it before the cast
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.steps: list[int] = []  #: of each group
+        self.steps: list[int] = []  #: the step of each group
         self._draft, self._sums = draft, sums
         held = {str(key): value for key, value in found.module.pairs if isinstance(key, str)}
         state = found.optimizer.get(_STATE)
@@ -143,7 +144,10 @@ class _Trained:
             self.steps.append(int(next(iter(steps.values()), 0)))
 
     def _leaves(self, name: str, weight: Node, state: Node) -> dict[str, Leaf]:
-        """The weight and the state of a parameter; RefusedError unless that is Adam's."""
+        """The weight and the state of a parameter.
+
+        RefusedError unless the state is that of Adam.
+        """
         kinds = {str(key): node for key, node in getattr(state, "pairs", ())}
         missing = [kind for kind in (_STEP, *_MOMENTS) if kind not in kinds]
         others = sorted(kinds.keys() - {_STEP, *_MOMENTS})
@@ -167,7 +171,7 @@ class _Trained:
         return leaves
 
     def _add(self, name: str, leaves: Mapping[str, Leaf]) -> float:
-        """Add the files of a parameter; gives its step."""
+        """Add the files of a parameter; returns its step."""
         weight = leaves[_WEIGHT].view
         assert weight is not None
         self.shapes[name] = weight.shape
@@ -179,7 +183,7 @@ class _Trained:
             self._file(f"{_ZERO}/{name}/{kind}{_SUFFIX}", frame, chunk)
         step = leaves[_STEP]
         file = f"{_ZERO}/{name}/{_STEP}{_SUFFIX}"
-        if step.view is None or step.stored is None:  # a number, as DeepSpeed's own Adam has it
+        if step.view is None or step.stored is None:  # a number, as DeepSpeed's own Adam stores it
             number, item = step.node, value_item(emit(step.node), _STEP)
             self.files.append(RankFile(file, self._sums))
             self.files[-1].add_bytes(item)
@@ -213,7 +217,7 @@ class _Trained:
         self.count += 1
 
     def _number(self, name: str, chunk: ChunkBytes) -> float:
-        """The only number of a tensor."""
+        """The value of a tensor with one element."""
         stored, view = chunk
         code = _NUMBERS.get(view.dtype)
         if code is None or chunk.nbytes != BITS[view.dtype] // 8 or stored.cast_from is not None:
@@ -229,7 +233,7 @@ class _Trained:
 
 
 def _count(name: str, number: float) -> float:
-    """A number of steps; RefusedError if it is none."""
+    """A number of steps; RefusedError if it is invalid."""
     if not 0 <= number <= _MOST_STEPS or number != int(number):
         raise RefusedError(f"the step of {name!r:.100} is {number:g}, no count of steps")
     return number
@@ -247,7 +251,7 @@ def _param_frame(kind: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> 
 
 
 def _check(frame: ItemFrame, files: Mapping[str, Readable]) -> None:
-    """Raises WriteError unless a file that was written starts as planned, and can be read."""
+    """Raises WriteError unless a written file starts as planned and can be read."""
     file = files[""]
     if file.nbytes != frame.nbytes or file.read(0, len(frame.head)) != frame.head:
         raise WriteError("the written file has another pickle than planned")
@@ -264,7 +268,7 @@ def _check_bytes(planned: bytes, files: Mapping[str, Readable]) -> None:
 
 
 def _optimizer_states(draft: CheckpointGraph, found: ModelAndOptimizer) -> Dict:
-    """The groups of the optimizer, and what else the file of ZeRO had."""
+    """The groups of the optimizer, and the other contents of ZeRO's file."""
     text, root, groups = draft.graph.text, Dict(), List([])
     first = 0
     for group, names in zip(found.groups, found.names, strict=True):
@@ -285,7 +289,7 @@ def _optimizer_states(draft: CheckpointGraph, found: ModelAndOptimizer) -> Dict:
 
 
 def _model_states(draft: CheckpointGraph, found: ModelAndOptimizer, trained: _Trained) -> Dict:
-    """The model, and all that is neither it nor the optimizer."""
+    """The model, and everything other than the model and the optimizer."""
     text, root = draft.graph.text, Dict()
     shapes = List([])
     for names in found.names:

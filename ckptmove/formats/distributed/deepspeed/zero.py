@@ -1,4 +1,4 @@
-"""Read what ranks saved with ZeRO: whole weights and optimizer state, of their partitions.
+"""Read ranks' files of ZeRO: assemble whole weights and optimizer state from their partitions.
 
     model file          module, param_shapes [group] {name: size}, frozen_param_fragments {name: …},
                         shared_params {name: the name whose weight it is}, and what the user saved
@@ -9,7 +9,8 @@
     … of stage 3        fp32_flat_groups [subgroup], partition_count,
                         optimizer_state_dict {state {subgroup: …}, param_groups}
 
-The partitions of an optimizer's state may be longer than those of the weights, by a padding.
+Because of a padding, the partitions of an optimizer's state may be longer than those of the
+weights.
 
 Source: deepspeed/runtime/zero/stage_1_and_2.py, stage3.py; utils/zero_to_fp32.py (0.8 to 0.19).
 """
@@ -31,20 +32,20 @@ from .trained import INNER, Trained, Value, abouts_of, frozen_in, groups_of, res
 
 _FLAT, _FLAT_OF_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 _BASE, _BASE_OF_3 = "base_optimizer_state", "optimizer_state_dict"
-#: What only says how the partitions were made.
+#: Keys that only describe how the partitions were made.
 LAYOUT = frozenset((_FLAT, _FLAT_OF_3, _BASE, _BASE_OF_3)) | {
     *("group_paddings", "param_alignment_paddings", "partition_count", "param_slice_mappings"),
 }
 _LARGEST_VALUE = 64  # bytes of a tensor that all ranks have, such as a step
-_MOST_KINDS = 16  # of what an optimizer has of each parameter; Adam has four
+_MOST_KINDS = 16  # kinds of optimizer state of a parameter; Adam has four
 _SCALARS = (bool, int, float, str, type(None))
 
 
 class Zero(Trained):
-    """The weights and the optimizer state of all ranks, put together."""
+    """The merged weights and optimizer state of all ranks."""
 
     def __init__(self, model: Sequence[SavedFile], ranks: Sequence[SavedFile]) -> None:
-        """`model`: the file of the model, or with stage 3 those of all ranks."""
+        """`model`: the file of the model, or in stage 3 the files of all ranks."""
         super().__init__()
         self.ranks = ranks
         self._model = model
@@ -92,7 +93,7 @@ class Zero(Trained):
             self._check_length(n, start, row.numel)
 
     def _check_length(self, group: int, needed: int, there: int) -> None:
-        """The partitions are padded so that all ranks have the same, and two elements each."""
+        """Check a group's size: its partitions are equal, padded to a multiple of two elements."""
         unit = 2 * len(self.ranks)
         if there < needed or -(-needed // unit) != -(-there // unit):
             raise CorruptError(
@@ -101,7 +102,7 @@ class Zero(Trained):
             )
 
     def _paddings(self, group: int, count: int) -> Sequence[int]:
-        """How many elements follow each parameter of a group."""
+        """How many elements of padding follow each parameter of a group."""
         told = self._aligned.get(group)
         if told is None:
             return [0] * count
@@ -154,9 +155,9 @@ class Zero(Trained):
         blocks: Sequence[_Block],
         owned: Sequence[int],
     ) -> _Block:
-        """The subgroup that a parameter is in; if it is in several, their values must agree.
+        """The subgroup that contains a parameter; if there are several, their values must agree.
 
-        `owned` has the first one of its group.
+        `owned` has the first subgroup of its group.
         """
         if start + numel > row.numel:
             raise CorruptError(f"its partitions have no more room for {name!r:.100}")
@@ -171,7 +172,7 @@ class Zero(Trained):
 
     @staticmethod
     def _first_subgroups(abouts: Sequence[Node], count: int) -> list[list[int]]:
-        """The number of the first subgroup of each group, of so many, if it has one."""
+        """For each group, a list with its first subgroup, of `count`; empty if it has none."""
         first = list[list[int]]()
         found = dict[int, list[int]]()  # lists may be shared, and long
         for about in abouts:
@@ -186,13 +187,13 @@ class Zero(Trained):
     # -- both ----------------------------------------------------------------------------------
 
     def _abouts(self, count: int) -> Sequence[Node]:
-        """What the optimizer says of each of so many groups."""
+        """The param_groups of the optimizer, of which there must be `count`."""
         return abouts_of(
             self.ranks[0], _base(self.ranks[0], self._inner[0], self.is_divided), count
         )
 
     def _block(self, n: int) -> _Block:
-        """The optimizer state of a group or subgroup: what is divided, and what all ranks have."""
+        """The optimizer state of a (sub)group: divided tensors, and values common to all ranks."""
         entries = [states.get(n) for states in self._states]
         first = entries[0]
         if all(entry is None for entry in entries):
@@ -227,16 +228,19 @@ class _Block(NamedTuple):
     """The optimizer state of a group or subgroup."""
 
     names: Sequence[str]
-    divided: Mapping[str, Sequence[Elements]]  #: of each rank
+    divided: Mapping[str, Sequence[Elements]]  #: for each rank
     values: Mapping[str, Value]
 
     def in_order(self, divided: Mapping[str, Whole]) -> dict[str, Value]:
-        """The state of a parameter, of which this is what is divided."""
+        """The state of a parameter, given its divided tensors."""
         return {key: divided[key] if key in divided else self.values[key] for key in self.names}
 
 
 def world_of(rank: SavedFile) -> int:
-    """How many ranks saved, by the file of one; UnsupportedError if groups differ in it."""
+    """The number of ranks that saved, from the file of one.
+
+    UnsupportedError if its groups differ.
+    """
     inner = dict_in(rank, rank.root, INNER)
     told = inner.get("partition_count")
     counts = told.items if isinstance(told, List) else [told]
@@ -253,7 +257,7 @@ def world_of(rank: SavedFile) -> int:
 
 
 def _base(rank: SavedFile, inner: Dict, is_divided: bool) -> Dict:
-    """What the optimizer of the user saved."""
+    """The state that the user's optimizer saved."""
     base = inner.get(_BASE_OF_3 if is_divided else _BASE)
     if isinstance(base, List):
         raise UnsupportedError("is an elastic checkpoint of ZeRO 1", path=rank.source.path)
@@ -273,7 +277,7 @@ def _flats(rank: SavedFile, inner: Dict, key: str) -> list[Elements]:
 
 
 def _fits(state: Elements, numel: int, cut: Node) -> bool:
-    """Whether state is divided as the weights are, which may have been cut by their padding."""
+    """Whether state is divided like the weights, whose padding may have been cut off."""
     padding = cut if is_size(cut) and isinstance(cut, int) else 0
     return len(state.shape) == 1 and state.numel in (numel, numel + padding)
 
@@ -287,7 +291,7 @@ def _row(flats: Sequence[Elements], what: str) -> tuple[Row, str]:
 
 
 def _rows(flats: Sequence[Sequence[Elements]], what: str) -> tuple[list[Row], list[str]]:
-    """A row of each rank."""
+    """The row of each rank, and its dtype."""
     made = [_row(each, what) for each in flats]
     dtypes = [dtype for _, dtype in made]
     if len(set(dtypes)) > 1:
@@ -296,7 +300,7 @@ def _rows(flats: Sequence[Sequence[Elements]], what: str) -> tuple[list[Row], li
 
 
 def _value(key: str, nodes: Sequence[Node], found: Sequence[Elements | None]) -> Value:
-    """What all ranks have alike, such as a step."""
+    """A value that all ranks have in common, such as a step."""
     first, node = found[0], nodes[0]
     if first is not None and first.numel * BITS[first.dtype] // 8 <= _LARGEST_VALUE:
         if any(each is None or not _same(first, each) for each in found):

@@ -1,4 +1,4 @@
-"""One checkpoint of the files of ranks, as one file would have it that was saved without ZeRO."""
+"""The files of ranks as one checkpoint, in the form of a file that was saved without ZeRO."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .flat import Elements, Whole, whole_of
 from .trained import Module, Trained, Value
 
 _MOST_NAMED = 5
-#: What of the model's file is told by the tensors themselves, once they are whole.
+#: Entries of the model's file that are not needed once the tensors are whole.
 _OF_PARTITIONS = ("param_shapes", "frozen_param_fragments")
 _MODULE = "module"
 
@@ -40,7 +40,10 @@ class ZeroContainer(MergedContainer):
         trained: Trained,
         module: Module | None = None,
     ) -> None:
-        """`files`: all; `model`: those of the model. `module`: if the first has not all of it."""
+        """`files`: all files.
+
+        `model`: those of the model. `module`: the module, unless the first file has it.
+        """
         super().__init__(Memory(b"", probe.path), {each.name: each.container for each in files})
         self._files = files
         self._trained = trained
@@ -71,14 +74,14 @@ class ZeroContainer(MergedContainer):
         self.roots = [((), root)]
         self.section = Section.OTHER
         self.writer = "DeepSpeed"
-        keep_what_is_used([self.roots[0][1]], self._files)  # no partition is
+        keep_what_is_used([self.roots[0][1]], self._files)  # partitions are no longer needed
         for each in files:
             number_files(each.container, each.number)
 
     # -- the tree ------------------------------------------------------------------------------
 
     def _own_module(self) -> Module:
-        """What the model's first file holds."""
+        """The contents of the module in the model's first file."""
         file = self._model[0]
         node = file.root.get(_MODULE)
         if not isinstance(node, MappingNode):
@@ -88,7 +91,7 @@ class ZeroContainer(MergedContainer):
         return {str(key): (file, each) for key, each in node.pairs}
 
     def _shared(self) -> dict[str, str]:
-        """The names of weights that are others by another name, and these."""
+        """The names of shared weights → the name under which each is stored."""
         shared = dict[str, str]()
         for file in self._model:
             told = file.root.get("shared_params")
@@ -138,9 +141,10 @@ class ZeroContainer(MergedContainer):
             yield name, made[aliases.get(name, name)]
 
     def _check_shared(self, gone: Mapping[str, str], saved: Module) -> None:
-        """Raises CorruptError if weights that others share are gone, but not on purpose.
+        """Raises CorruptError if weights that others share are missing unintentionally.
 
-        DeepSpeed leaves weights that were not trained out if it is told to, and their shapes too.
+        DeepSpeed can be told to leave out weights that were not trained; it then leaves out their
+        shapes too.
         """
         file = self._model[0]
         if gone and file.root.get("frozen_param_shapes") is not None:
@@ -155,7 +159,7 @@ class ZeroContainer(MergedContainer):
             self.warnings.append(f"weights that were not trained were not saved: {named}")
 
     def _is_lost(self, name: str, own: Elements) -> bool:
-        """Whether stage 3 left nothing of what is no buffer."""
+        """Whether an empty tensor in the model's file is a weight that stage 3 did not save."""
         buffers = self._model[0].root.get("buffer_names")
         listed = {str(each) for each in buffers.items} if isinstance(buffers, List) else set[str]()
         return own.shape == (0,) and name not in listed
@@ -178,7 +182,7 @@ class ZeroContainer(MergedContainer):
             self.warnings.append(f"ranks differ in buffers, those of rank 0 are read: {named}")
 
     def _optimizer(self) -> Dict:
-        """The optimizer, as torch.optim saves it."""
+        """The optimizer, in the form of torch.optim."""
         graph, state, groups = self._graph, Dict(), List([])
         number = 0
         for group in self._trained.groups:
@@ -204,7 +208,7 @@ class ZeroContainer(MergedContainer):
         return optimizer
 
     def _rest(self, known: set[str]) -> Dict:
-        """What else is in the optimizer's file."""
+        """The other entries of the optimizer's file."""
         rest, met = Dict(), set[int]()
         for name, node in self._trained.rest:
             if name in known:
@@ -218,7 +222,7 @@ class ZeroContainer(MergedContainer):
         return rest
 
     def _plain(self, node: Node) -> Node:
-        """An object of DeepSpeed as what it holds, so that the result can be loaded without it."""
+        """The contents of a DeepSpeed object, so that the result loads without DeepSpeed."""
         name = node.qualname if isinstance(node, Call) else None
         if not isinstance(node, Call) or name is None or not name.startswith("deepspeed."):
             return node
@@ -235,14 +239,14 @@ class ZeroContainer(MergedContainer):
         return self._tensor(name, value) if isinstance(value, Whole) else value
 
     def _buffer(self, name: str, own: Elements) -> Node:
-        """A tensor of the model's file; two names of one stay two names of one."""
+        """A tensor of the model's file; two names of one tensor stay one tensor."""
         key = own.at, own.dtype, own.shape
         if key not in self._known:
             self._known[key] = self._tensor(f"module.{name}", whole_of(own))
         return self._known[key]
 
     def _tensor(self, name: str, whole: Whole) -> Node:
-        """A tensor, which is put together when it is read."""
+        """A tensor that is assembled when it is read."""
         nbytes = nbytes_of(whole.numel, whole.dtype)
         at = self.joined.add(nbytes, whole.strips)
         self._wholes[name] = whole
@@ -251,14 +255,14 @@ class ZeroContainer(MergedContainer):
         return self._graph.tensor(node, whole.dtype, whole.shape, contiguous_stride(whole.shape), 0)
 
     def checkpoint(self, format: str, carries: Carries) -> Checkpoint:
-        """It as a checkpoint of a format."""
+        """The container as a checkpoint of a format."""
         sources: list[Source] = [self.joined, *(each.source for each in self._files)]
         return Checkpoint(format, self, carries, sources)
 
     # -- the bytes -----------------------------------------------------------------------------
 
     def proofs(self, storage: str) -> Sequence[Proof]:
-        """The checksums of the records in which its elements lie."""
+        """The checksums of the records that contain its elements."""
         found = list[Proof]()
         whole = self._wholes[storage]
         for flat, strip in zip(whole.flats(), whole.strips(), strict=True):
@@ -283,7 +287,7 @@ def _division(whole: Whole) -> str:
 
 
 def _elements(saved: Module, name: str) -> Elements | None:
-    """Where the elements of a tensor of the model lie, as `SavedFile.elements`."""
+    """The elements of a tensor of the model, like `SavedFile.elements`."""
     if name not in saved:
         return None
     file, node = saved[name]

@@ -1,9 +1,9 @@
-"""What the checksums of items tell: tensors with the same bytes, and files that are copies.
+"""Use the checksums of items to find tensors with the same bytes, and files that are copies.
 
-Tied weights are saved by each of their names. And if the file of a rank was copied over that of
-another one, all may fit together: the same shapes are at the same places. That both files are the
-same is no proof of it, since the data of two ranks may be equal: experts that were made of one
-layer, or ranks with one seed.
+Tied weights are saved under each of their names. And if the file of one rank was copied over that
+of another, everything may seem to fit: the same shapes are at the same places. Equal files alone do
+not prove this, since the data of two ranks may be equal: experts that were made from one layer, or
+ranks with the same seed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .items import Item, is_uniform
 from .metadata import Saved
 from .metadata_walk import Lies
 
-_MOST_LOOKED_AT = 64  # parts of tensors in a file
-_STEP = 1 << 20  # bytes that are compared at a time
+_MOST_LOOKED_AT = 64  # parts of tensors that are checked in a file
+_STEP = 1 << 20  # bytes that are compared at once
 
-#: The chunks of a tensor, where they lie, and their items.
+#: The chunks of a tensor, each with its place and its item.
 Chunks = Sequence[tuple[Box, Lies, Item]]
 Read = Callable[[str], Chunks]
-_Held = dict[tuple[int, int], int]  # the items of a file, by place: the checksum, or 0
+_Held = dict[tuple[int, int], int]  # the items of a file: place → checksum, or 0
 
 
 def equal_tensors(dtypes: Mapping[str, str], read: Read) -> list[list[str]]:
-    """The names of tensors that have the same bytes, but not of those that are one value."""
+    """Groups of tensor names with the same bytes; tensors with a single value are left out."""
     alike: dict[int, list[str]] = {}
     for name, dtype in dtypes.items():
         sums = [(box, item.stride, item.crc32) for box, _, item in read(name)]
@@ -45,10 +45,10 @@ def same_files(
     files: Mapping[str, Source],
     rank_of: Callable[[str], int | None],
 ) -> list[list[str]]:
-    """The files of ranks that are the same bytes, as those are of ranks whose data are equal.
+    """Groups of ranks' files with the same bytes, as with ranks whose data are equal.
 
-    CorruptError if one also has items of the other that `.metadata` does not place in it: it is a
-    copy. `read` gives the chunks of the tensors of these `names`.
+    CorruptError if one file also has items of the other that `.metadata` does not place in it: then
+    it is a copy. `read` returns the chunks of a tensor in `names`.
     """
     held: dict[str, _Held] = {name: {} for name in files}
     for name in names:
@@ -72,7 +72,7 @@ def same_files(
 
 
 def _check_rest(name: str, files: Mapping[str, Source], held: Mapping[str, _Held]) -> None:
-    """CorruptError if a file ends with items that only another has, and else is the same."""
+    """CorruptError if a file is a copy of another: it ends with items that belong only there."""
     file, items = files[name], held[name]
     end = max((at + nbytes for at, nbytes in items), default=0)
     if not end < file.nbytes:
@@ -88,7 +88,7 @@ def _check_rest(name: str, files: Mapping[str, Source], held: Mapping[str, _Held
 
 
 def _are_same(one: Source, other: Source, items: _Held) -> bool:
-    """Whether two files are the same bytes in those items that have no checksum."""
+    """Whether two files have the same bytes in the items without checksum."""
     ranges = ((at, at + nbytes) for (at, nbytes), crc32 in items.items() if not crc32)
     steps = (
         (start, min(_STEP, end - start)) for at, end in ranges for start in range(at, end, _STEP)
@@ -97,7 +97,7 @@ def _are_same(one: Source, other: Source, items: _Held) -> bool:
 
 
 def _tells(file: str, names: Sequence[str], read: Read) -> bool:
-    """Whether a file has parts of tensors that are not one value."""
+    """Whether a file has parts of tensors with more than one value."""
     parts = (
         (item, box.numel) for name in names for box, lies, item in read(name) if lies.file == file
     )

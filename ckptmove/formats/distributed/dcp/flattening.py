@@ -1,7 +1,8 @@
-"""Flatten the tree of a checkpoint as torch.distributed.checkpoint flattens a state dict.
+"""Flatten the tree of a checkpoint like torch.distributed.checkpoint flattens a state dict.
 
-Every dict is descended, and a list that holds a tensor or a dict, however deep in lists. All else
-is a value, with what is in it. Keys become text. An empty dict would vanish; here it is a value.
+Every dict is flattened, and every list that contains a tensor or a dict, also in nested lists.
+Everything else is a value, with its contents. Keys become text. An empty dict would disappear; here
+it is a value.
 
 Source: torch/distributed/checkpoint/_traverse.py, _nested_dict.py (torch 2.4 to 2.13).
 """
@@ -28,23 +29,23 @@ from .metadata import Keys
 from .tree import state_by_number
 
 _DICTS = {f"collections.{name}" for name in ("OrderedDict", "defaultdict", "Counter")}
-_NO_TENSORS = {"complex32", "qint8", "quint8", "qint32"}  # which DCP can't save as tensors
-_HOOKS, _STATE = 2, 3  # arguments that rebuild a parameter
+_NO_TENSORS = {"complex32", "qint8", "quint8", "qint32"}  # dtypes that DCP can't save as tensors
+_HOOKS, _STATE = 2, 3  # arguments of the function that rebuilds a parameter
 _MOST_LEAVES = 20_000_000
 _HINT = "--exclude-tensors leaves one out, --rename gives it another name"
 
 
-#: What is in a dict or list, by keys as DCP has them.
+#: The entries of a dict or list, with keys as in DCP.
 _Entries = Iterator[tuple[str | int, Node]]
 
 
 class Leaf(NamedTuple):
-    """A tensor, or any other value, by its path."""
+    """A tensor or any other value, with its path."""
 
     name: str
     keys: Keys
     node: Node
-    #: of a tensor, where its bytes are, and how it sees them
+    #: for a tensor: its storage, and its view of it
     stored: StorageBytes | None = None
     view: View | None = None
     requires_grad: bool = False
@@ -52,19 +53,19 @@ class Leaf(NamedTuple):
 
 @dataclass
 class Flattened:
-    """A tree that was flattened, and what of it is lost by that."""
+    """A flattened tree, and what flattening loses."""
 
     leaves: list[Leaf] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
-    #: types of dicts that become plain ones → how many
+    #: types of dicts that become plain dicts → how many
     kinds: Counter[str] = field(default_factory=Counter)
-    parameters: int = 0  #: how many become tensors
-    attributes: int = 0  #: how many of these have attributes, which are lost
-    #: names of what holds tensors, but is no strided one without hooks, and so is saved as a value
+    parameters: int = 0  #: how many parameters become tensors
+    attributes: int = 0  #: how many parameters have attributes, which are lost
+    #: names of values that hold tensors other than strided ones without hooks
     odd: list[str] = field(default_factory=list)
 
     def warnings(self) -> tuple[str, ...]:
-        """What of it the format does not store, and hardly anybody misses."""
+        """Details that the format does not store and that hardly anybody misses."""
         found = [
             f"{plural(count, kind)} became {'a plain dict' if count == 1 else 'plain dicts'}, as "
             "the format stores no types of dicts"
@@ -80,7 +81,7 @@ class Flattened:
 
 
 def flatten(draft: CheckpointGraph, most_leaves: int = _MOST_LEAVES) -> Flattened:
-    """Flatten the tree of a draft; RefusedError if it has no form in DCP, or cycles.
+    """Flatten the tree of a draft; RefusedError if it can't be stored in DCP, or has cycles.
 
     Raises TooLong if it has more leaves than `most_leaves`.
     """
@@ -93,8 +94,9 @@ class _Flattening:
         self.most = most_leaves
         self.recogniser = draft.graph.recogniser
         self.found = Flattened()
-        self.divided: dict[int, bool] = {}  # `id()` of a list → whether it is descended
-        self.numbered = set[int]()  # `id()` of dicts whose numbers as keys come back
+        self.divided: dict[int, bool] = {}  # `id()` of a list → whether it is flattened
+        # `id()` of dicts whose keys become numbers again when they are read
+        self.numbered = set[int]()
 
     def run(self) -> Flattened:
         root = self.draft.graph.root
@@ -106,7 +108,7 @@ class _Flattening:
         names = set[str]()
         keys: list[str | int] = []
         todo: list[_Entries] = [self.entries(root, keys)]
-        above = [id(root)]  # what is being descended
+        above = [id(root)]  # the containers that are being flattened
         within = set(above)
         while todo:
             entry = next(todo[-1], None)
@@ -143,7 +145,7 @@ class _Flattening:
         return _is_dict(node) and bool(_pairs(node))
 
     def look_into(self, top: List) -> None:
-        """Find out which of the lists within a list are descended."""
+        """Find out which of the lists within a list are flattened."""
         holders: dict[int, list[int]] = defaultdict(list)
         todo, met, direct = [top], {id(top)}, list[int]()
         while todo:
@@ -213,7 +215,7 @@ class _Flattening:
 
 
 def _is_divisible(dtype: str) -> bool:
-    """Whether DCP can save tensors of a dtype as such."""
+    """Whether DCP can save tensors of a dtype as tensors."""
     return BITS[dtype] >= 8 and not dtype.startswith("bits") and dtype not in _NO_TENSORS
 
 
@@ -224,7 +226,7 @@ def _flag(node: Node, n: int) -> bool:
 
 
 def _argument(node: Node, n: int) -> Node:
-    """An argument of a call where it holds anything: a dict of hooks, or of attributes."""
+    """An argument of a call, if it is not empty: a dict of hooks, or of attributes."""
     args = node.args.items if isinstance(node, Call) and isinstance(node.args, Tuple) else ()
     found = args[n] if len(args) > n else None
     if isinstance(found, MappingNode) and not found.pairs and not (_is_made_of(found)):
@@ -233,7 +235,7 @@ def _argument(node: Node, n: int) -> Node:
 
 
 def _is_made_of(node: MappingNode) -> bool:
-    """Whether a kind of dict is made of arguments, a state or items."""
+    """Whether a dict object was made from arguments, or has a state or items."""
     args = node.args if isinstance(node, Call) else None
     filled = isinstance(node, Call) and (node.built or bool(node.items))
     return filled or (isinstance(args, Tuple) and bool(args.items))
@@ -244,12 +246,12 @@ def _named(keys: Keys | list[str | int]) -> str:
 
 
 def _is_dict(node: Node) -> TypeGuard[MappingNode]:
-    """Whether a node is a dict, or one of the library's own kinds of dicts."""
+    """Whether a node is a dict, or one of the dict classes of `collections`."""
     return isinstance(node, Dict) or (isinstance(node, Call) and _body(node) is not None)
 
 
 def _body(node: Call) -> Sequence[tuple[Node, Node]] | None:
-    """What a kind of dict takes as arguments; None if a call is not known to make one."""
+    """The pairs in the arguments of a dict class; None if the call is not known to make a dict."""
     args = node.args.items if isinstance(node.args, Tuple) else [None]
     if node.qualname not in _DICTS or len(args) > 1 or node.kwargs is not None:
         return None

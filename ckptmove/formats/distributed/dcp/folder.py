@@ -4,10 +4,10 @@
     __0.metadata, …            instead, one of each rank, if the ranks saved without collectives
     __RANK_N.distcp            items one after the other: see `items`
 
-A tensor consists of chunks, in items of any rank; it is read as one storage, which is contiguous.
-Every other value is an item of its own. The tree is that of the state dict, as far as it was kept:
-see `tree`. No device, mesh or number of ranks is stored. Lightning (`meta.pt`) and Megatron
-(`common.pt`) save beside it what is not divided; the keys of these files are put beside the others.
+A tensor consists of chunks, in items of any rank; it is read as one contiguous storage. Every other
+value is a separate item. The tree is that of the state dict, as far as it was kept: see `tree`.
+Devices, meshes and the number of ranks are not stored. Lightning (`meta.pt`) and Megatron
+(`common.pt`) save undivided data in a file beside the items; its keys are added to the others.
 
 Source: torch/distributed/checkpoint/filesystem.py (torch 2.1 to 2.13).
 """
@@ -83,7 +83,7 @@ class Dcp(WritableFormat):
     item_nbytes = 1 << 11
 
     def sniff(self, probe: Probe) -> bool:
-        """A folder with metadata of DCP, or with its items."""
+        """Whether a folder has metadata of DCP."""
         return probe.is_folder and (METADATA in probe.entries or bool(ranks_of(probe)))
 
     def read(self, probe: Probe) -> Checkpoint:
@@ -110,7 +110,7 @@ class Dcp(WritableFormat):
         return Checkpoint(self.name, container, self.carries, sources, indexes)
 
     def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
-        """Text about the whole, and keys that are not text."""
+        """Metadata strings, and keys that are not text."""
         losses = flatten(draft, writing.most_leaves(options)).losses
         if draft.metadata:
             named = ", ".join(map(repr, sorted(draft.metadata)))
@@ -118,18 +118,18 @@ class Dcp(WritableFormat):
         return losses
 
     def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-        """How to write a draft as `options.ranks` ranks would."""
+        """Plan a folder like `options.ranks` ranks would write."""
         return writing.plan_write(draft, options)
 
 
 def ranks_of(probe: Probe) -> list[str]:
-    """The metadata of ranks that saved by themselves, in the order of the ranks."""
+    """The metadata files of ranks that saved without collectives, in the order of the ranks."""
     found = [match for match in map(_OF_RANK.fullmatch, probe.entries) if match]
     return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
 
 
 def _open(probe: Probe, saved: Saved) -> dict[str, Source]:
-    """The files that hold items, by name; CorruptError if one is too short, or if items overlap."""
+    """The files with items, by name; CorruptError if one is too short, or if items overlap."""
     saved.check_apart()
     needed: dict[str, int] = {}
     for _, lies in saved.items():
@@ -173,8 +173,9 @@ class DcpContainer(PartsContainer):
         self._files = files
         self._number = {name: n for n, name in enumerate(files, 1)}
         self._metadata = metadata
-        self._base = probe.session.folder()  # what the ids of storages start with
-        self._chunks: dict[str, dict[Box, Lies]] = {}  # of each storage, those that are not empty
+        self._base = probe.session.folder()  # the prefix of the ids of storages
+        # the chunks of each storage that are not empty
+        self._chunks: dict[str, dict[Box, Lies]] = {}
         self._items: dict[str, list[tuple[Box, Item]]] = {}
         self._announced = False
         graph, parts = Graph(None), dict[str, Container]()
@@ -200,9 +201,10 @@ class DcpContainer(PartsContainer):
         self._warn_of_others(probe)
 
     def add_beside(self, probe: Probe, name: str, number: int) -> Sequence[Source]:
-        """Put the keys of another file beside those of the items; all below its name if one is.
+        """Add the keys of another file to those of the items.
 
-        `number` is that of its first source among all; gives its sources.
+        If one of them exists already, all are added below the name of the file. `number` is the
+        number of its first source among all; returns its sources.
         """
         probe.session.begin_file(self._base + name)
         found = probe.read(name)
@@ -222,7 +224,7 @@ class DcpContainer(PartsContainer):
         return found.files
 
     def _part(self, probe: Probe, name: str, lies: Lies) -> Container:
-        """A value that is no tensor, in its item."""
+        """A value that is not a tensor, from its item."""
         file = self._files[lies.file]
         try:
             window = value_in(file, lies, probe.session.budget)
@@ -254,7 +256,7 @@ class DcpContainer(PartsContainer):
         return self.saved.tensors[storage.removeprefix(self._base)]
 
     def items_of(self, storage: str) -> list[tuple[Box, Item]]:
-        """The items of a tensor, opened when they are asked for first."""
+        """The items of a tensor, opened at the first access."""
         if storage not in self._items:
             tensor, name = self._saved(storage), storage.removeprefix(self._base)
             self._items[storage] = [
@@ -277,8 +279,8 @@ class DcpContainer(PartsContainer):
         return strips
 
     def proofs(self, storage: str) -> Sequence[Proof]:
-        """The checksum of each chunk, which its item has."""
-        if not self._announced:  # whoever asks for one, asks for all
+        """The checksums of the chunks, from their items."""
+        if not self._announced:  # the caller will ask for all of them
             self._announce()
             self._check_equal()
             self._announced = True
@@ -293,7 +295,7 @@ class DcpContainer(PartsContainer):
         return found
 
     def _announce(self) -> None:
-        """Have files that are far away fetch what is around the elements of all items."""
+        """Let remote files prefetch the bytes around the elements of all items."""
         around: dict[str, list[tuple[int, int]]] = {}
         for chunks in self._chunks.values():
             for lies in chunks.values():
@@ -308,7 +310,7 @@ class DcpContainer(PartsContainer):
         return [(box, lies, item) for lies, (box, item) in pairs]
 
     def _check_files(self) -> None:
-        """Tell of files of ranks that are the same; CorruptError if one is known to be a copy."""
+        """Warn about ranks' files with the same bytes; CorruptError if one is surely a copy."""
         found = same_files(self.saved, list(self._chunks), self._read, self._files, _rank)
         for names in found:
             self._warn(
@@ -321,7 +323,7 @@ class DcpContainer(PartsContainer):
             self.warnings.append(said)
 
     def _check_equal(self) -> None:
-        """Tell of files, and of tensors, with the same bytes."""
+        """Warn about files, and about tensors, with the same bytes."""
         self._check_files()
         dtypes = {storage: self._saved(storage).dtype for storage in self._chunks}
         equal = [
@@ -355,12 +357,12 @@ class DcpContainer(PartsContainer):
 
     @property
     def described_nbytes(self) -> int:
-        """The length of the metadata, and of the pickles of values."""
+        """The size of the metadata, and of the pickles of values."""
         parts = sum(part.described_nbytes for part in self.parts.values())
         return parts + sum(each.nbytes for each in self._metadata)
 
     def inner(self) -> Iterator[tuple[str, Container]]:
-        """None: what is beside a value in its item is but the frame."""
+        """None: the other records in the item of a value are only part of its frame."""
         return iter(())
 
     def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
@@ -378,7 +380,7 @@ class DcpContainer(PartsContainer):
                 yield Chunk(each.name, box.offsets, box.sizes, *where, box.numel * width)
 
     def _division(self, storage: str) -> str:
-        """How a tensor is divided, or which rank has saved it."""
+        """How a tensor is divided, or which rank saved it."""
         chunks = self._chunks[storage]
         if len(chunks) > 1:
             return division_of(self._saved(storage).shape, list(chunks))
@@ -389,7 +391,7 @@ class DcpContainer(PartsContainer):
         raise no_devices(self.source.path)
 
     def _warn_of_others(self, probe: Probe) -> None:
-        """Tell of what another save may have left in the folder: files, bytes, `.metadata`."""
+        """Warn about what another save may have left in the folder: files, bytes, `.metadata`."""
         stale = [
             name for name in probe.entries if name.endswith(_ITEMS) and name not in self._files
         ]
@@ -411,13 +413,13 @@ class DcpContainer(PartsContainer):
 
 
 def _rank(name: str) -> int | None:
-    """The rank that wrote a file, as its name tells."""
+    """The rank that wrote a file, according to its name."""
     found = _OF_ITEMS.match(name)
     return None if found is None or len(found[1]) > _LONGEST_RANK else int(found[1])
 
 
 def no_devices(path: str) -> UnsupportedError:
-    """Why it can't be relocated."""
+    """The error that it can't be relocated."""
     return UnsupportedError(
         "is of torch.distributed.checkpoint, which stores no devices",
         path=path,

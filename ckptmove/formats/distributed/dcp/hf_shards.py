@@ -3,12 +3,13 @@
     shard-RRRRR-model-00001-of-00002.safetensors        of rank R, counted from 1
       __metadata__: {"DCP_SHARDING_INFO": {TENSOR: {"saved_offsets": [ROW, …]}, …}, …}
 
-Each file has boxes of tensors, by the names of these; their shapes are those of the boxes. A tensor
-is as large as its boxes reach, which must tile it exactly. There is no index and nothing tells how
-many ranks saved: that the last ones are missing is seen only if their boxes leave a gap.
+Each file has boxes of tensors, under the names of the tensors; the shapes in the file are those of
+the boxes. A tensor is as large as its boxes extend, and they must tile it exactly. There is no
+index, and no file gives the number of ranks: missing files of the last ranks are noticed only if
+their boxes leave a gap.
 
 The writer of transformers for FSDP with tensor parallelism may put several boxes of a tensor into
-one file, and says more:
+one file, and stores more:
 
       __metadata__: {"transformers_dcp_chunk_version": "1", "DCP_SHARDING_INFO":
                      {"chunk_0": {"fqn": TENSOR, "shape": [ROWS, …], "saved_offsets": …}, …}, …}
@@ -41,7 +42,7 @@ from ..rank_groups import SHARD
 _OFFSETS, _SHAPE, _TENSOR = "saved_offsets", "shape", "fqn"
 _VERSION = "transformers_dcp_chunk_version"
 _KNOWN_VERSION = "1"
-_NBYTES_OF_QUOTE = 6  # an entry has four in 28 bytes at least
+_NBYTES_OF_QUOTE = 6  # an entry has four in at least 28 bytes
 
 
 class _Chunk(NamedTuple):
@@ -52,11 +53,11 @@ class _Chunk(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """A tensor, by its boxes."""
+    """A tensor with its boxes."""
 
     dtype: str
     chunks: dict[Box, _Chunk]
-    #: its shape, if the files say it
+    #: its shape, if the files give it
     shape: tuple[int, ...] | None = None
 
 
@@ -70,7 +71,7 @@ class HuggingFaceShards(Format):
     in_parts = True
 
     def sniff(self, probe: Probe) -> bool:
-        """A folder with files of ranks."""
+        """Whether a folder has files of ranks."""
         return probe.is_folder and any(map(SHARD.fullmatch, probe.entries))
 
     def read(self, probe: Probe) -> Checkpoint:
@@ -116,7 +117,10 @@ def checked_names(probe: Probe) -> list[str]:
 
 
 def _add(file: Source, tensors: dict[str, _Tensor]) -> int:
-    """Read the header of a file, add what it has of each tensor, and give its length."""
+    """Read the header of a file, and add its part of each tensor.
+
+    Returns the size of the header.
+    """
     header = read_header(file)
     told = header.metadata.get(SHARDING)
     said = {} if told is None else read_json(told.encode(), SHARDING, _NBYTES_OF_QUOTE)
@@ -149,7 +153,7 @@ def _add(file: Source, tensors: dict[str, _Tensor]) -> int:
 
 
 def _place(key: str, about: object) -> tuple[str, tuple[int, ...]]:
-    """The tensor that a part belongs to, and the shape of this, as transformers says them."""
+    """The tensor that a part belongs to, and the tensor's shape, as transformers stores them."""
     name = about.get(_TENSOR) if isinstance(about, dict) else None
     if not isinstance(name, str):
         raise CorruptError(f"its {SHARDING} does not say which tensor {quote(key)} is of")
@@ -157,7 +161,7 @@ def _place(key: str, about: object) -> tuple[str, tuple[int, ...]]:
 
 
 def _numbers(key: str, about: object, what: str, count: int | None = None) -> tuple[int, ...]:
-    """Where a part begins in its tensor, or another list of sizes."""
+    """The offsets of a part in its tensor, or another list of sizes."""
     found = about.get(what) if isinstance(about, dict) else None
     if (
         not isinstance(found, list)
@@ -178,7 +182,7 @@ class _ShardsContainer(TensorsContainer):
         files: Sequence[Source],
         described: int,
     ) -> None:
-        """`described`: the length of the headers."""
+        """`described`: the size of the headers."""
         self.joined = Joined(probe.path)
         self._boxes: dict[str, Sequence[Box]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -215,7 +219,7 @@ class _ShardsContainer(TensorsContainer):
 
 
 def _strips(tensor: _Tensor, shape: tuple[int, ...], boxes: Sequence[Box]) -> list[Strip]:
-    """Where the bytes of each part belong in their tensor."""
+    """The place of each part's bytes in their tensor."""
     width = BITS[tensor.dtype] // 8
     strips = list[Strip]()
     for box in boxes:

@@ -1,4 +1,4 @@
-"""What torch.save writes around the elements of a chunk, and around a value: see `items`."""
+"""The bytes that torch.save writes around the elements of a chunk or a value: see `items`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ....plans.plan import Write
 from ....torch_pickle.values.strided import contiguous_stride
 from ...torch.frame import Frame
 
-#: What torch.save calls a file that it writes into another.
+#: The name that torch.save uses for a file that it writes into another one.
 STEM = "archive"
 
 
 class ItemFrame:
-    """An item but for its elements: `head`, then the elements at `data_at`, then `tail`."""
+    """An item without its elements: `head`, then the elements at `data_at`, then `tail`."""
 
     def __init__(self, pickle: bytes, nbytes: int, stem: str = STEM) -> None:
         self._frame = Frame(stem, pickle, [(nbytes, 0)])
-        self.nbytes = self._frame.nbytes  #: of all of it
+        self.nbytes = self._frame.nbytes  #: the size of the whole item
         self.data_at = self._frame.data_at(0)
         self._end = self.data_at + nbytes
         writes = self._frame.writes()
@@ -28,7 +28,7 @@ class ItemFrame:
         self._after = [each for each in writes if each.at >= self._end]
 
     def tail(self, crc32: int) -> bytes:
-        """What follows the elements, which have this checksum."""
+        """The bytes after the elements, given the checksum of the elements."""
         return _painted(
             self._end, self.nbytes, [*self._after, *self._frame.final_writes({0: crc32})]
         )
@@ -36,7 +36,7 @@ class ItemFrame:
 
 @lru_cache(1024)
 def tensor_frame(dtype: str, shape: tuple[int, ...], nbytes: int, stem: str = STEM) -> ItemFrame:
-    """The frame of a chunk of this shape, whose elements follow each other."""
+    """The frame of a chunk of this shape, with contiguous elements."""
     graph = Graph(None)
     storage = graph.storage("0", dtype, nbytes, "cpu")
     tensor = graph.tensor(storage, dtype, shape, contiguous_stride(shape), 0)
@@ -44,13 +44,13 @@ def tensor_frame(dtype: str, shape: tuple[int, ...], nbytes: int, stem: str = ST
 
 
 def value_item(pickle: bytes, stem: str = STEM) -> bytes:
-    """The item of a value in which there are no tensors."""
+    """The item of a value without tensors."""
     frame = Frame(stem, pickle, [])
     return _painted(0, frame.nbytes, [*frame.writes(), *frame.final_writes({})])
 
 
 def _painted(start: int, end: int, writes: Sequence[Write]) -> bytes:
-    """What these write in a range, outside of which they write nothing."""
+    """The bytes of a range after these writes; outside of them it is zero."""
     made = bytearray(end - start)
     for at, data in writes:
         made[at - start : at - start + len(data)] = data

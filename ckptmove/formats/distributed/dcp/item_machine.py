@@ -1,6 +1,6 @@
-"""Take what `.metadata` says of an item at once, where it says it as picklers of torch do.
+"""Parse the objects of items in `.metadata` at once, if they are in the form that torch writes.
 
-A `.metadata` of very many items is, but for a few bytes, these sequences over and over:
+Except for a few bytes, a `.metadata` with very many items repeats these sequences:
 
     OPEN        EMPTY_TUPLE NEWOBJ PUT EMPTY_DICT PUT MARK      after a GET of the class
     SIZE        GET torch.Size
@@ -14,10 +14,10 @@ A `.metadata` of very many items is, but for a few bytes, these sequences over a
                 GET 'size' SIZE GET 'chunks' EMPTY_LIST PUT
                 (GET class chunk APPEND | MARK (GET class chunk)… APPENDS) SETITEMS BUILD
 
-Either each PUT is a MEMOIZE, as torch writes them, or there are none, as ckptmove does. A sequence
-is taken at once if what it recalls is of the right kind and no limit is near. In any other case
-nothing was changed yet, and its opcodes are run one by one: there is no other way to fail.
-`tests/formats/distributed/test_item_machine.py` compares both ways.
+Either each PUT is a MEMOIZE, as torch writes them, or there are none, as in ckptmove. A sequence is
+parsed at once if the values that it recalls are of the right kind and no limit is near. In any
+other case nothing was changed yet, and its opcodes are run one by one: there is no other way to
+fail. `tests/formats/distributed/test_item_machine.py` compares both ways.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .metadata_walk import (
 _INT = rb"(?:K.|M..|J....|\x8a\x05.{5}|\x8a\x06.{6})"
 _INTS = re.compile(_INT, re.DOTALL)
 _SIZE, _ANY, _CHUNK_CLASS = "torch.Size", "?", "ChunkStorageMetadata"
-#: Words that stand for opcodes: some with PUTs, which are P, and some that have a group.
+#: Words that stand for opcodes: some include PUTs (P), and some have a group.
 _WORDS = {
     "OPEN": rb"\)\x81P\}P\(",
     "CLOSE": rb"ub",
@@ -64,8 +64,8 @@ _WORDS = {
 }
 _CHUNK = f"OPEN offsets {_SIZE} ROW SIZE sizes {_SIZE} ROW SIZE CLOSE"
 _CHUNKS = f"size {_SIZE} ROW SIZE chunks LIST"
-#: Parts of sequences. Other words are what a GET recalls: text, a class (`.X`), or what is asked of
-#: it later (`?`).
+#: Parts of sequences. Other words are values that a GET recalls: text, a class (`.X`), or a value
+#: that is checked later (`?`).
 _PARTS = {
     "chunk": _CHUNK,
     "class and chunk": f".{_CHUNK_CLASS} {_CHUNK}",
@@ -80,28 +80,28 @@ _PARTS = {
     "get": "?",
     "put": "PUT",
 }
-_LONGEST_ROW = 64  # nodes that a sequence needs on the stack, and more, but for its chunks
-_LONGEST_KNOWN, _MOST_KNOWN = 1 << 12, 8  # bytes of a tensor that is remembered; how many
+_LONGEST_ROW = 64  # more nodes than a sequence needs on the stack, without its chunks
+_LONGEST_KNOWN, _MOST_KNOWN = 1 << 12, 8  # bytes of a tensor that is cached; how many are cached
 _COUNTED = (CONTAINERS, TUPLES, TEXTS, PAIRS, VALUES)
 _MEMOIZE = b"\x94"
 _LONG1, _SHORT_TEXT = 0x8A, b"\x8c"
 _MARK, _APPEND, _APPENDS, _CLOSE = b"(", b"a", b"e", b"ub"
-#: How many containers, tuples, texts, pairs and values.
+#: The numbers of containers, tuples, texts, pairs and values.
 _Counts = tuple[int, int, int, int, int]
 
 
 class _Part:
-    """What a part of a sequence looks like."""
+    """The pattern of a part of a sequence."""
 
     def __init__(self, spelled: str, put: bytes) -> None:
         words = spelled.split()
         groups = [word for word in words if word in ("ROW", "INT") or word not in _WORDS]
         raw = b"".join(_WORDS.get(word, rb"(h.|j....)") for word in words)
         self.match = re.compile(raw.replace(b"P", put), re.DOTALL).match
-        #: which groups are GETs, and what these recall
+        #: which groups are GETs, and what they recall
         self.gets = [n for n, word in enumerate(groups, 1) if word not in _WORDS]
         self.recalls = [word for word in groups if word not in _WORDS]
-        #: which are numbers or rows of them
+        #: which groups are numbers or rows of numbers
         self.numbers = [n for n, word in enumerate(groups, 1) if word in _WORDS]
 
 
@@ -111,16 +111,16 @@ _USUAL = {
 
 
 class _Size(NamedTuple):
-    """A torch.Size, as some bytes make it."""
+    """A torch.Size, parsed from certain bytes."""
 
     sizes: tuple[int, ...]
-    nodes: tuple[Node, ...]  # that are put into slots
-    tuples: int  # that are closed
-    values: int  # that are within marks
+    nodes: tuple[Node, ...]  # nodes that are put into slots
+    tuples: int  # how many tuples are closed
+    values: int  # how many values are within marks
 
 
 class _Found(NamedTuple):
-    """A part that was found: its end, the nodes that it recalls, its numbers."""
+    """A matched part: its end, the nodes that it recalls, its numbers."""
 
     end: int
     nodes: tuple[Node, ...]
@@ -128,37 +128,37 @@ class _Found(NamedTuple):
 
 
 class _Sequence(NamedTuple):
-    """A sequence that may be taken."""
+    """A sequence that can be parsed at once."""
 
     end: int
     content: Content
-    nodes: list[Node]  # that are put into slots, after the object itself
+    nodes: list[Node]  # nodes that are put into slots, after the object itself
     counts: _Counts
 
 
 class _Tensor(NamedTuple):
-    """A sequence of a tensor, as these bytes have it."""
+    """The sequence of a tensor, as a cache entry for these bytes."""
 
     raw: bytes
     content: Description
-    before: list[Node]  # that are put into slots before the list of chunks
+    before: list[Node]  # nodes that are put into slots before the list of chunks
     chunks: list[Record]
     after: list[Node]
     counts: _Counts
 
     def at(self, start: int) -> _Sequence:
-        """The sequence, where it starts there."""
+        """The sequence at the offset `start`."""
         nodes = [*self.before, List([*self.chunks]), *self.after]  # type: ignore[list-item]
         return _Sequence(start + len(self.raw), self.content, nodes, self.counts)
 
 
 def walk_metadata(data: bytes, budget: Budget) -> Pickle:
-    """Walk a `.metadata`; CorruptError if an object of an item is not what torch writes."""
+    """Walk a `.metadata`; CorruptError if an object of an item is not as torch writes it."""
     return walk(data, budget=budget, machine_type=ItemMachine)
 
 
 class ItemMachine(MetadataMachine):
-    """A machine that takes the sequences of usual objects at once."""
+    """A machine that parses the sequences of usual objects at once."""
 
     def __init__(
         self,
@@ -169,22 +169,26 @@ class ItemMachine(MetadataMachine):
     ) -> None:
         super().__init__(data, base, gaps, budget)
         self._sizes_of: dict[bytes, _Size] = {}  # by their bytes
-        # What the GETs of parts recall, by these. It holds as long as no slot is filled again.
+        # The nodes that the GETs of parts recall. They are valid as long as no slot is filled
+        # again.
         self._recalled: dict[tuple[_Part, object], tuple[Node, ...]] = {}
-        self._tensors: list[_Tensor] = []  # those that were met last
+        self._tensors: list[_Tensor] = []  # the most recent ones
         self._refilled = 0
         self._room = [0] * len(_COUNTED)
         self._usual = _USUAL[b""]
         self._size_class: Node = None
 
     def push_global(self, module: str, name: str) -> None:
-        """As `Machine.push_global`; it minds the name of a torch.Size."""
+        """Like `Machine.push_global`; remembers the name of torch.Size."""
         super().push_global(module, name)
         if self.globals[-1].qualname == _SIZE:
             self._size_class = self.globals[-1]
 
     def recall(self, slot: int) -> None:
-        """As `Machine.recall`; what follows the class of a usual object is taken with it."""
+        """Like `Machine.recall`.
+
+        The sequence after the class of a usual object is parsed with it.
+        """
         super().recall(slot)
         top = self.stack[-1]
         if type(top) is Global:
@@ -193,7 +197,7 @@ class ItemMachine(MetadataMachine):
                 self._take(kind)
 
     def _take(self, kind: str) -> None:
-        """Take the sequence that follows its class, if it does and all is as usual."""
+        """Parse the sequence after its class at once, if it is there and usual."""
         start, memo = self.position, self.memo
         put = self.data[start + 2 : start + 3]
         self._usual = _USUAL[put if put == _MEMOIZE else b""]
@@ -212,7 +216,7 @@ class ItemMachine(MetadataMachine):
         self.position = found.end
 
     def _has_room(self, counts: _Counts) -> bool:
-        """Count what the opcodes would, unless that comes near a limit."""
+        """Count what the opcodes would count; False if that comes near a limit."""
         if len(self.below) > MOST_MARKS - _LONGEST_ROW:
             return False
         used = self.used
@@ -265,7 +269,7 @@ class ItemMachine(MetadataMachine):
         return _Sequence(found.end, Index(text_of(text), offsets.sizes), put, counts)
 
     def read_place(self, start: int) -> _Sequence | None:
-        """The sequence of where an item lies."""
+        """The sequence of the place of an item."""
         found = self._find("place", start)
         if found is None:
             return None
@@ -304,7 +308,7 @@ class ItemMachine(MetadataMachine):
         return known.at(start)
 
     def _chunks(self, at: int) -> tuple[int, list[Record], list[Node], _Counts] | None:
-        """The chunks that are put into a list from there on, up to the end of its object."""
+        """The chunks that are added to a list from an offset on, up to the end of its object."""
         data, records, put = self.data, list[Record](), list[Node]()
         counts: _Counts = (0, 0, 0, 0, 0)
         while not data.startswith(_CLOSE, at):
@@ -326,7 +330,7 @@ class ItemMachine(MetadataMachine):
     # -- parts of sequences ------------------------------------------------------------------------
 
     def _find(self, name: str, at: int) -> _Found | None:
-        """A part that starts there, if it recalls what it should."""
+        """The part at an offset, if it matches and recalls the right values."""
         part = self._usual[name]
         found = part.match(self.data, at)
         if found is None:
@@ -352,7 +356,7 @@ class ItemMachine(MetadataMachine):
         return type(node) is Text and node == word
 
     def _text(self, at: int) -> tuple[str | None, int]:
-        """The text that is pushed or recalled there, and where that ends."""
+        """The text that is pushed or recalled at an offset, and its end."""
         data = self.data
         if data.startswith(_SHORT_TEXT, at):
             end = at + 2 + data[at + 1]
@@ -367,7 +371,7 @@ class ItemMachine(MetadataMachine):
         return node, get.end()
 
     def _size(self, raw: bytes) -> _Size | None:
-        """The torch.Size that a row becomes; None if it is no size."""
+        """The torch.Size that a row becomes; None if it is not a valid size."""
         found = self._sizes_of.get(raw)
         if found is None:
             numbers = tuple(map(_integer, _INTS.findall(raw)))
@@ -398,7 +402,7 @@ def _slot(get: bytes) -> int:
 
 
 def _integer(opcode: bytes) -> int:
-    """The number of an opcode that pushes one."""
+    """The number that an opcode pushes."""
     if len(opcode) == 2:
         return opcode[1]
     if opcode[0] == _LONG1:

@@ -1,7 +1,7 @@
-"""Items of a distributed checkpoint: each is all of a torch.save file, within a file of a rank.
+"""Items of a distributed checkpoint: each is a whole torch.save file, within a file of a rank.
 
-The item of a chunk holds one tensor, whose storage is just its elements. These may lie there in any
-order of dimensions; such a chunk is put in order in memory, one at a time.
+The item of a chunk holds one tensor, whose storage has exactly its elements. These may be in any
+order of dimensions; such a chunk is put in row-major order in memory, one at a time.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .packed import Packed
 _LARGEST_PICKLE = 1 << 16  # bytes of the pickle of one tensor
 _SMALL = 1 << 14  # bytes of an item that is read as a whole
 _FRAME = 1 << 11  # bytes before the elements of a usual item, and after them
-_LARGEST_VALUE = 64 << 20  # bytes of what is no tensor, if it is compressed
-_LARGEST_AROUND = 1 << 18  # bytes around the elements of an item that is compressed
+_LARGEST_VALUE = 64 << 20  # bytes of a value that is not a tensor, if it is compressed
+_LARGEST_AROUND = 1 << 18  # bytes around the elements of a compressed item
 _MOST_RECORDS = 16  # in an item; torch writes up to seven
 _SUM_NBYTES = 4
-_MOST_LAYOUTS = 1 << 8  # that are remembered, of a few kB each
-_USUAL_PICKLE = 1 << 10  # such are remembered
-_LARGEST_IN_MEMORY = 256 << 20  # bytes of a chunk that is put in order
-_MOST_MOVES = 1 << 23  # of elements of one dimension each, to put a chunk in order
+_MOST_LAYOUTS = 1 << 8  # layouts that are cached, with a few kB each
+_USUAL_PICKLE = 1 << 10  # bytes of a pickle whose form is cached
+_LARGEST_IN_MEMORY = 256 << 20  # bytes of a chunk that is reordered
+_MOST_MOVES = 1 << 23  # copies of elements along one dimension, to reorder a chunk
 _REBUILDS = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
 
 
@@ -52,21 +52,21 @@ class Item(NamedTuple):
     at: int
     nbytes: int
     stride: tuple[int, ...]  #: in elements
-    crc32: int  #: of all of them; 0 if the writer left it out
+    crc32: int  #: of all elements; 0 if the writer left it out
 
 
 class _Layout(NamedTuple):
-    """What items of a shape have in common: all but elements, their checksum, and the identity."""
+    """The common data of items of a shape: everything except elements, checksum and identity."""
 
-    alike: tuple[tuple[int, bytes], ...]  #: where, and what
-    at: int  #: of the elements
-    nbytes: int  #: of these
+    alike: tuple[tuple[int, bytes], ...]  #: offsets and contents of the equal parts
+    at: int  #: the offset of the elements
+    nbytes: int  #: the size of the elements
     stride: tuple[int, ...]
-    sum_at: int  #: of their checksum, in the directory
+    sum_at: int  #: the offset of their checksum in the directory
     directory_at: int
 
     def fits(self, content: bytes) -> bool:
-        """Whether the zip in an item has the same parts at the same places."""
+        """Whether the zip in an item has the same parts at the same offsets."""
         for at, part in self.alike:
             if not content.startswith(part, at):
                 return False
@@ -78,7 +78,7 @@ class _Layout(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """How the elements of a chunk lie in its storage."""
+    """The layout of a chunk's elements in its storage."""
 
     dtype: str | None
     sizes: tuple[int, ...]
@@ -88,7 +88,7 @@ class _Form(NamedTuple):
 
 
 def open_item(source: Source, lies: Lies, name: str, tensor: SavedTensor, box: Box) -> Item:
-    """Find the elements of a chunk; CorruptError unless the item is what `.metadata` says."""
+    """Find the elements of a chunk; CorruptError unless the item is as `.metadata` describes it."""
     try:
         return _opened(source, lies, tensor.dtype, box)
     except InputError as error:
@@ -98,23 +98,23 @@ def open_item(source: Source, lies: Lies, name: str, tensor: SavedTensor, box: B
 
 
 def frame_of(lies: Lies) -> list[tuple[int, int]]:
-    """The ranges of its file in which what is around the elements of an item lies; or all of it."""
+    """The ranges of the file around the elements of an item; the whole item if it is small."""
     if lies.nbytes <= _SMALL or lies.is_packed:
         return [(lies.at, lies.nbytes)]
     return [(lies.at, _FRAME), (lies.at + lies.nbytes - _FRAME, _FRAME)]
 
 
 def unpacked(source: Source, lies: Lies, nbytes: int) -> Readable:
-    """An item as torch saved it; `nbytes`: of its elements, which it can't have more of."""
+    """An item as torch saved it, decompressed if needed; `nbytes`: the size of its elements."""
     if lies.is_packed:
         return Packed(source, lies, nbytes + _LARGEST_AROUND)
     return source.window(lies.at, lies.nbytes)
 
 
 def archive_of(window: Readable) -> Archive:
-    """The zip in an item of a tensor; CorruptError if it has far more records than that needs.
+    """The zip in an item of a tensor; CorruptError if it has far too many records.
 
-    What is compressed may be read from its start again for each.
+    A compressed item may be read again from its start for each record.
     """
     archive = Archive(window, tail=_FRAME)
     if len(archive.records) > _MOST_RECORDS:
@@ -123,7 +123,7 @@ def archive_of(window: Readable) -> Archive:
 
 
 def value_in(source: Source, lies: Lies, budget: Budget) -> Readable:
-    """An item that is no tensor."""
+    """An item that is not a tensor."""
     window = unpacked(source, lies, _LARGEST_VALUE)
     if isinstance(window, Packed):
         if not budget.inflate(lies.nbytes, window.nbytes):
@@ -136,7 +136,7 @@ def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
     window = unpacked(source, lies, box.numel * BITS[dtype] // 8)
     if isinstance(window, Packed) or lies.nbytes > _SMALL:
         return _parsed(window, source, lies, dtype, box)[0]
-    # Looked at piece by piece, it would be read many times; and most look like one before.
+    # Reading it in pieces would take many reads; and most items look like an earlier one.
     content = window.read(0, lies.nbytes)
     key = dtype, box.sizes, lies.nbytes
     usual = _layouts.get(key)
@@ -153,7 +153,7 @@ def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
 def _parsed(
     window: Readable, source: Source, lies: Lies, dtype: str, box: Box
 ) -> tuple[Item, Archive, Record]:
-    """An item, its zip, and the record of the elements in it."""
+    """An item, its zip, and the record of its elements."""
     archive = archive_of(window)
     prefix = prefix_of(archive)
     record = archive.records.get(f"{prefix}data.pkl")
@@ -184,13 +184,13 @@ def _parsed(
 
 
 def _layout_of(content: bytes, archive: Archive, stored: Record, item: Item) -> _Layout | None:
-    """What another item may have in common with one; None if it is not as torch writes them."""
+    """The parts that other items may share with this one; None if torch does not write them so."""
     try:
         archive.check_layout()
     except InputError:
         return None
     starts = sorted([archive.directory_at, *archive.records.column("header_at")])
-    ranges = list[tuple[int, int]]()  # what may differ, in no other record
+    ranges = list[tuple[int, int]]()  # ranges that may differ between items
     for record in (stored, archive.records.get(f"{prefix_of(archive)}.data/serialization_id")):
         if record is None:
             continue
@@ -212,7 +212,7 @@ def _layout_of(content: bytes, archive: Archive, stored: Record, item: Item) -> 
 
 
 def _form_of(pickle: bytes) -> _Form:
-    """What the pickle of an item says; CorruptError if it is not that of a tensor."""
+    """The form in the pickle of an item; CorruptError if it is not that of a tensor."""
     node = walk(pickle).root
     if isinstance(node, Call) and node.qualname == "torch._utils._rebuild_parameter":
         node = node.args.items[0] if isinstance(node.args, Tuple) and node.args.items else None
@@ -229,7 +229,7 @@ _usual_form = lru_cache(1024)(_form_of)
 
 
 def _dtype(qualname: str, args: Sequence[Node]) -> str | None:
-    """The dtype that a tensor is rebuilt with."""
+    """The dtype with which a tensor is rebuilt."""
     if qualname == _REBUILDS[1]:
         told = args[6] if len(args) > 6 else None
         return told.name if isinstance(told, Global) and told.module == "torch" else None
@@ -238,7 +238,7 @@ def _dtype(qualname: str, args: Sequence[Node]) -> str | None:
     return STORAGE_CLASSES.get(items[1].name) if isinstance(items[1], Global) else None
 
 
-#: What small items look like, by dtype, shape and size.
+#: The layouts of small items, by dtype, shape and size.
 _layouts: dict[tuple[str, tuple[int, ...], int], _Layout] = {}
 
 
@@ -250,14 +250,14 @@ def _numbers(node: Node) -> tuple[int, ...]:
 
 
 def is_uniform(item: Item, numel: int) -> bool:
-    """Whether the first of its elements, of so many, are all the same."""
+    """Whether the first elements of the item are all equal; `numel` is the number of elements."""
     width = item.nbytes // numel
     data = item.source.read(item.at, min(item.nbytes, _FRAME * width))
     return data == data[:width] * (len(data) // width)
 
 
 def is_dense(sizes: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether elements that lie so fill as many places, in some order of the dimensions."""
+    """Whether elements with these strides are contiguous in some order of the dimensions."""
     if len(sizes) != len(stride):
         return False
     step = 1
@@ -269,13 +269,13 @@ def is_dense(sizes: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def strip_of(item: Item, tensor: SavedTensor, box: Box) -> Strip:
-    """Where the elements of an item belong in their tensor."""
+    """The place of an item's elements in their tensor."""
     width = BITS[tensor.dtype] // 8
     runs = runs_of(tensor.shape, box)
     run, pitches = runs.length * width, tuple(pitch * width for pitch in runs.pitches)
     told = zip(box.sizes, item.stride, contiguous_stride(box.sizes), strict=True)
     counts = runs.counts
-    if isinstance(item.source, Packed) and not counts:  # what the kernel can't copy
+    if isinstance(item.source, Packed) and not counts:  # the kernel can't copy these
         counts, pitches = (1,), (run,)
     if all(n == 1 or mine == usual for n, mine, usual in told):
         return Strip(item.source, item.at, runs.at * width, run, counts, pitches)
@@ -297,9 +297,9 @@ def strip_of(item: Item, tensor: SavedTensor, box: Box) -> Strip:
 
 
 class _Transposed:
-    """The elements of an item in row-major order, made when they are read, and proved."""
+    """The elements of an item in row-major order, computed and checked when they are read."""
 
-    latest: tuple[_Transposed, memoryview] | None = None  # the one that is held in memory
+    latest: tuple[_Transposed, memoryview] | None = None  # the only one that is held in memory
 
     def __init__(self, item: Item, box: Box, width: int) -> None:
         self.item = item
@@ -336,14 +336,14 @@ def _joined(
 
 
 def in_order(data: bytes, sizes: tuple[int, ...], stride: tuple[int, ...], width: int) -> bytearray:
-    """Elements of `width` bytes that lie with this stride, in row-major order."""
+    """Elements of `width` bytes with this stride, in row-major order."""
     unit = gcd(width, 8)
     sizes, stride = _joined(sizes, stride)
     made = bytearray(len(data))
     source, to = memoryview(data).cast(FORMATS[unit]), memoryview(made).cast(FORMATS[unit])
     shape, lies = (*sizes, width // unit), (*(each * (width // unit) for each in stride), 1)
     belongs = contiguous_stride(shape)
-    inner = max(range(len(shape)), key=shape.__getitem__)  # one call moves so many
+    inner = max(range(len(shape)), key=shape.__getitem__)  # one call copies so many elements
     count, step, pitch = shape[inner], lies[inner], belongs[inner]
     outer = [n for n in range(len(shape)) if n != inner]
     for index in product(*(range(shape[n]) for n in outer)):

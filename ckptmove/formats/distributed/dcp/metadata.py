@@ -1,4 +1,4 @@
-"""`.metadata` of torch.distributed.checkpoint: what is saved, in which chunks, and where they lie.
+"""`.metadata` of torch.distributed.checkpoint: the saved names, their chunks and their places.
 
     Metadata
         state_dict_metadata   name → TensorStorageMetadata or BytesStorageMetadata
@@ -8,9 +8,9 @@
                               → _StorageInfo: relative_path, offset, length
         storage_meta, version since torch 2.4, 2.13
 
-It is a pickle, of which the loader of torch runs whatever it names; here it is walked. A name is
+It is a pickle; torch's loader runs everything that it names, but here it is only walked. A name is
 that of a tensor, or of any other value, which is saved as bytes. Ranks that saved without
-collectives each wrote a `__R.metadata` with what they saved themselves.
+collectives each wrote a `__R.metadata` with the items that they saved.
 
 Source: torch/distributed/checkpoint/metadata.py, filesystem.py (torch 2.1 to 2.13).
 """
@@ -46,13 +46,13 @@ from .metadata_walk import (
 )
 
 METADATA = ".metadata"
-_MOST_KEYS = 1_000  # of a path in the tree
+_MOST_KEYS = 1_000  # keys of a path in the tree
 _KNOWN = re.compile(r"torch\.distributed\.(checkpoint|_shard)\.[\w.]*[A-Z_]\w+|pathlib\.\w*Path")
 Keys = tuple[str | int, ...]
 
 
 class SavedTensor(NamedTuple):
-    """A tensor, by its chunks."""
+    """A tensor with its chunks."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,17 +61,17 @@ class SavedTensor(NamedTuple):
 
 @dataclass
 class Saved:
-    """What `.metadata` tells."""
+    """The contents of `.metadata`."""
 
     tensors: dict[str, SavedTensor] = field(default_factory=dict)
     blobs: dict[str, Lies] = field(default_factory=dict)
-    #: the keys that lead to each
+    #: name → the keys that lead to it in the tree
     paths: dict[str, Keys] = field(default_factory=dict)
-    #: items that another rank has saved too
+    #: items that another rank saved too
     copies: list[Lies] = field(default_factory=list)
 
     def join(self, other: Saved) -> None:
-        """Add what another rank saved by itself; what all saved is taken once."""
+        """Add the items that another rank saved; items that all ranks saved are taken once."""
         for name, tensor in other.tensors.items():
             mine = self.tensors.setdefault(name, tensor)
             if mine[:2] != tensor[:2]:
@@ -86,14 +86,14 @@ class Saved:
 
     @property
     def names(self) -> list[str]:
-        """All names, in the order of the state dict as far as that is known."""
+        """All names, in the order of the state dict as far as it is known."""
         known = [name for name in self.paths if name in self.tensors or name in self.blobs]
         return list(dict.fromkeys((*known, *self.tensors, *self.blobs)))
 
     def items(self) -> Iterator[tuple[str, Lies]]:
-        """Each item, by the name of its tensor or value, and where it lies."""
+        """Each item: the name of its tensor or value, and its place."""
         for name, tensor in self.tensors.items():
-            # chunks at the same place have the same item: all but one of them are empty
+            # chunks at the same offsets have the same item: all but one of them are empty
             items = dict.fromkeys((box.offsets, lies) for box, lies in tensor.chunks.items())
             yield from ((name, lies) for _, lies in items)
         yield from self.blobs.items()
@@ -108,15 +108,15 @@ class Saved:
 
 
 class ReadMetadata(NamedTuple):
-    """A `.metadata` that was read."""
+    """The contents of a `.metadata` file."""
 
     saved: Saved
-    unknown: tuple[str, ...]  #: what it would import that is not known to be harmless
+    unknown: tuple[str, ...]  #: names that it would import and that are not known to be harmless
     nbytes: int
 
 
 def read_metadata(source: Readable, budget: Budget) -> ReadMetadata:
-    """Read a `.metadata`, or that of a rank."""
+    """Read a `.metadata`, or the metadata file of a rank."""
     if source.nbytes > MAX_NBYTES:
         raise UnsupportedError("is too large", path=source.path)
     budget.allow_small_objects(source.nbytes)
@@ -126,13 +126,13 @@ def read_metadata(source: Readable, budget: Budget) -> ReadMetadata:
 
 
 def _is_known(name: Global) -> bool:
-    """Whether a name is known to be harmless, in its right use."""
+    """Whether an imported name is known to be harmless when it is used correctly."""
     is_harmless = name.qualname in KNOWN and "." not in name.name
     return is_harmless or bool(_KNOWN.fullmatch(name.qualname))
 
 
 def read_saved(root: Node) -> Saved:
-    """Read what a `.metadata` holds, from its root node."""
+    """Read the contents of a `.metadata` from its root node."""
     if not isinstance(root, Call) or not isinstance(root.function, Global):
         raise malformed("it holds what no version of torch writes")
     if class_of(root.function) != "Metadata":
@@ -163,7 +163,7 @@ def read_saved(root: Node) -> Saved:
 
 
 def _is_value(about: Node) -> bool:
-    """Whether something is saved that is no tensor."""
+    """Whether the entry is for a value that is not a tensor."""
     function = about.function if isinstance(about, Call) else None
     return isinstance(function, Global) and class_of(function) == "BytesStorageMetadata"
 
@@ -184,7 +184,7 @@ def _tensor(name: str, about: Description, where: Mapping[Index, Lies]) -> Saved
 
 
 def _found(where: Mapping[Index, Lies], index: Index) -> Lies:
-    """Where an item lies; what is not divided may be known without its offsets."""
+    """The place of an item; an undivided one may be stored without offsets."""
     found = where.get(index)
     name, offsets = index
     if found is None and not any(offsets or ()):

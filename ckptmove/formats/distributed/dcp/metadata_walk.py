@@ -1,4 +1,4 @@
-"""Walk `.metadata`: what it says of each item is read at once, of which there may be very many.
+"""Walk `.metadata`: the objects of items, of which there may be very many, are parsed at once.
 
     ChunkStorageMetadata{offsets, sizes}                    a `Box`
     TensorProperties(dtype, …)                              the `Global` of a dtype
@@ -6,10 +6,10 @@
     MetadataIndex{fqn, offset}                              an `Index`
     _StorageInfo{relative_path, offset, length, …}          a `Lies`
 
-As nodes, an item would take several kB. When the state of one of these objects is set, all of it is
-known: the object keeps what it says, and the state is emptied, which nobody may recall any more.
-Everything else becomes the nodes that it is in any pickle; see `metadata` for what there is, and
-`item_machine` for how most of it is taken at once.
+As nodes, an item would take several kB. When the state of one of these objects is set, the object
+is complete: it keeps its parsed content, and the state is emptied; recalling the state afterwards
+is an error. Everything else becomes the same nodes as in any pickle; see `metadata` for the
+contents, and `item_machine` for how most of them are parsed at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Kind = TypeVar("_Kind")
 
 
 class Lies(NamedTuple):
-    """Where an item lies: a file, and a range of it."""
+    """The place of an item: a file, and a range of it."""
 
     file: str
     at: int
@@ -45,14 +45,14 @@ class Lies(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Of what an item is: a name, and where a chunk of it starts; None for what is no tensor."""
+    """An item's key: its name and its chunk's offsets (None for a value that is not a tensor)."""
 
     name: str
     offsets: tuple[int, ...] | None
 
 
 class Description(NamedTuple):
-    """What a tensor is: its dtype, its shape, and its chunks."""
+    """The description of a tensor: dtype, shape and chunks."""
 
     dtype: Global
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ Content: TypeAlias = Box | Global | Description | Index | Lies
 
 
 class Record:
-    """An object of which there are many: `content` is what it says, once that is known."""
+    """A frequent object: `content` is its parsed content, once that is known."""
 
     __slots__ = ("content", "kind")
 
@@ -73,18 +73,18 @@ class Record:
 
 
 class Sizes(Call):
-    """A torch.Size; all of the same numbers are one."""
+    """A torch.Size; equal ones are one object."""
 
     __slots__ = ("row", "sizes")
 
     def __init__(self, function: Node, args: Tuple, sizes: tuple[int, ...], at: int) -> None:
         super().__init__(function, args, "REDUCE", at)
-        self.row = args.items  #: what its arguments have, which all that are equal share
+        self.row = args.items  #: the items of its arguments, which equal ones share
         self.sizes = sizes
 
 
 class MetadataMachine(Machine):
-    """A machine that reads the objects of items as soon as they are complete."""
+    """A machine that parses the objects of items as soon as they are complete."""
 
     def __init__(
         self,
@@ -94,18 +94,18 @@ class MetadataMachine(Machine):
         budget: Budget | None = None,
     ) -> None:
         super().__init__(data, base, gaps, budget)
-        self.kinds: dict[int, str] = {}  #: of classes, by the `id()` of their names
-        self.sizes: dict[tuple[int, ...], Sizes] = {}  #: those that were met
+        self.kinds: dict[int, str] = {}  #: `id()` of the name of a class → its kind
+        self.sizes: dict[tuple[int, ...], Sizes] = {}  #: the sizes found so far
 
     def push_global(self, module: str, name: str) -> None:
-        """As `Machine.push_global`; it minds the classes of items."""
+        """Like `Machine.push_global`; remembers the classes of items."""
         super().push_global(module, name)
         kind = class_of(self.globals[-1])
         if kind in _CONTENTS:
             self.kinds[id(self.globals[-1])] = kind
 
     def recall(self, slot: int) -> None:
-        """As `Machine.recall`; CorruptError where what was emptied is used again."""
+        """Like `Machine.recall`; CorruptError if an emptied state is used again."""
         super().recall(slot)
         top = self.stack[-1]
         if (type(top) is Dict and top.pairs is NOTHING) or (
@@ -114,26 +114,26 @@ class MetadataMachine(Machine):
             raise malformed("the state of an object is used again")
 
     def op_newobj(self) -> None:
-        """As `Machine.op_newobj`, for an object of an item: a record."""
+        """Like `Machine.op_newobj`, but an object of an item becomes a record."""
         stack = self.stack
         kind = self.kinds.get(id(stack[-2]))
         if kind is None or stack[-1] is not self.empty_tuple:
             return super().op_newobj()
         self.count(CONTAINERS)
         stack.pop()
-        # Only `metadata` meets it: as a node it would be ten times as large.
+        # Only `metadata` sees it: as a node it would be ten times as large.
         stack[-1] = Record(kind)  # type: ignore[call-overload]
         return None
 
     def op_build(self) -> None:
-        """As `Machine.op_build`, for a record: have it keep what its state says."""
+        """Like `Machine.op_build`, but a record keeps the parsed content of its state."""
         target: object = self.stack[-2]
         if not isinstance(target, Record):
             return super().op_build()
         state = self.stack.pop()
         if target.content is not None:
             raise malformed(f"a {target.kind} has two states")
-        # The memo has the state until the end, though nobody recalls it.
+        # The memo keeps the state until the end, though nothing recalls it.
         if isinstance(state, Dict):
             for _, value in state.pairs:
                 if isinstance(value, (List, Tuple)) and len(value.items) > MOST_DIMENSIONS:
@@ -146,7 +146,7 @@ class MetadataMachine(Machine):
         return None
 
     def op_reduce(self) -> None:
-        """As `Machine.op_reduce`, for a torch.Size: one for all of the same numbers."""
+        """Like `Machine.op_reduce`, but equal torch.Size objects become one."""
         stack = self.stack
         function, args = stack[-2], stack[-1]
         if not isinstance(function, Global) or function.qualname != _SIZE:
@@ -162,7 +162,7 @@ class MetadataMachine(Machine):
             known = self.sizes[sizes] = Sizes(function, args, sizes, self.at)
         stack.pop()
         stack[-1] = known
-        args.items = known.row  # likewise
+        args.items = known.row  # shared, too
         return None
 
     def _count_row(self, node: Node) -> None:
@@ -175,25 +175,25 @@ class MetadataMachine(Machine):
 
 
 def malformed(what: str) -> CorruptError:
-    """The error that `.metadata` is not what torch writes."""
+    """The error that `.metadata` is not as torch writes it."""
     return CorruptError(f".metadata is malformed: {what}")
 
 
 def class_of(name: Global) -> str | None:
-    """The name of a class of DCP, whichever module of torch has it; None if it is not of DCP."""
+    """The name of a DCP class, in any module of torch; None if it is not of DCP."""
     is_known = name.qualname.startswith("torch.distributed.")
     return name.qualname.rpartition(".")[2] if is_known else None
 
 
 def text_of(node: Node) -> str:
-    """A string, of which there is one for all that are equal."""
+    """A string; equal ones are one object."""
     if not isinstance(node, str):
         raise malformed("a name is not a string")
     return intern(str(node))
 
 
 def sizes_of(node: Node) -> tuple[int, ...]:
-    """What a torch.Size says; Megatron-FSDP has tuples and lists for it."""
+    """The sizes in a torch.Size; Megatron-FSDP uses tuples and lists instead."""
     if isinstance(node, Sizes):
         return node.sizes
     if isinstance(node, (Tuple, List)) and all(map(is_size, node.items)):
@@ -228,7 +228,7 @@ def _file_of(file: str) -> str:
 
 
 def content_of(node: object, kind: type[_Kind]) -> _Kind:
-    """What an object says, which is of this kind; CorruptError if it says something else."""
+    """The parsed content of an object, of this type; CorruptError if it has another type."""
     content = node.content if isinstance(node, Record) else None
     if not isinstance(content, kind):
         raise malformed(f"something else is where {kind.__name__.lower()} should be")

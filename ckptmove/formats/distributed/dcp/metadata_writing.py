@@ -1,8 +1,8 @@
-"""Write `.metadata` of torch.distributed.checkpoint: see `metadata` for what is in it.
+"""Write `.metadata` of torch.distributed.checkpoint: see `metadata` for its contents.
 
-Every version of torch since 2.3 reads it; what newer ones add, such as `version`, may be missing.
-There may be hundreds of thousands of chunks, so it is written without nodes for each, and nothing
-is memoized but what is recalled: names, and the properties of tensors.
+Every version of torch since 2.3 reads it; fields that newer versions add, such as `version`, may be
+missing. There may be hundreds of thousands of chunks, so it is written without a node for each, and
+only recalled values are memoized: names, and the properties of tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 def metadata_of(saved: Saved, requires_grad: Mapping[str, bool]) -> bytes:
-    """The content of `.metadata`; `requires_grad` has tensors by name, others have False."""
+    """The content of `.metadata`; tensors that are not in `requires_grad` have False."""
     return _Writer().write(saved, requires_grad)
 
 
@@ -31,10 +31,11 @@ class _Writer(Emitter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.properties: dict[tuple[str, bool], int] = {}  # their slots
+        # dtype and requires_grad → the slot of these properties
+        self.properties: dict[tuple[str, bool], int] = {}
 
     def write(self, saved: Saved, requires_grad: Mapping[str, bool]) -> bytes:
-        """All of it."""
+        """Write the whole pickle."""
         names = saved.names
         self.begin(_METADATA, "Metadata")
         self.spell_text("state_dict_metadata")
@@ -55,7 +56,7 @@ class _Writer(Emitter):
         return self.with_late_puts()
 
     def items(self, each: Iterable[_T]) -> Iterator[_T]:
-        """A dict; whoever takes one of these writes its key and value."""
+        """Write a dict; the caller writes key and value of each item that is yielded."""
         self.out += b"}("
         for n, item in enumerate(each, 1):
             yield item
@@ -64,7 +65,7 @@ class _Writer(Emitter):
         self.out += b"u"
 
     def begin(self, module: str, name: str) -> None:
-        """An object of a class, of which the fields follow, up to `_BUILD`."""
+        """Start an object of a class; its fields follow, up to `_BUILD`."""
         self.made(module, name)
         self.out += b"}("
 
@@ -90,7 +91,7 @@ class _Writer(Emitter):
         self.out += b"e" + _BUILD
 
     def describe(self, dtype: str, requires_grad: bool) -> None:
-        """The TensorProperties of a tensor, which has them as a tuple."""
+        """Write the TensorProperties of a tensor, whose state is a tuple."""
         slot = self.properties.get((dtype, requires_grad))
         if slot is not None:
             return self.get(slot)
@@ -110,7 +111,7 @@ class _Writer(Emitter):
         return None
 
     def place(self, name: str, offset: tuple[int, ...] | None, n: int | None, lies: Lies) -> None:
-        """Where an item lies; those that are no tensors have no offset."""
+        """Write the place of an item; items that are not tensors have no offset."""
         self.begin(_METADATA, "MetadataIndex")
         self.spell_text("fqn")
         self.spell_text(name)
@@ -133,7 +134,7 @@ class _Writer(Emitter):
         self.out += _BUILD
 
     def size(self, sizes: tuple[int, ...]) -> None:
-        """A torch.Size."""
+        """Write a torch.Size."""
         self.spell_name("torch", "Size")
         self.out += b"("
         for each in sizes:
@@ -141,7 +142,7 @@ class _Writer(Emitter):
         self.out += b"t\x85R"
 
     def path(self, keys: Keys) -> None:
-        """A tuple of keys."""
+        """Write a tuple of keys."""
         self.out += b"("
         for key in keys:
             if isinstance(key, str):
@@ -154,7 +155,7 @@ class _Writer(Emitter):
 def _places(
     saved: Saved, names: Iterable[str]
 ) -> Iterator[tuple[str, tuple[int, ...] | None, int | None, Lies]]:
-    """Each item: its name, its offset in the tensor, which chunk of it it is, and where it lies."""
+    """Each item: its name, its offset in the tensor, the number of the chunk, and its place."""
     for name in names:
         tensor = saved.tensors.get(name)
         if tensor is None:

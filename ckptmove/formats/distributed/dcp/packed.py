@@ -1,11 +1,11 @@
-"""Items that torch compressed with zstd while it wrote them, read as if it had not.
+"""Read items that torch compressed with zstd while it wrote them.
 
     FileSystemWriter(…, _extensions=[ZStandard()])      `.metadata` says `stream.zstd/1` of an item
 
-An item is decompressed as a stream, and again from its start if something before is wanted. A few
-streams are open at a time, and nothing else of an item stays in memory once its elements are found.
-How large it may become is known before: a chunk by its box. Python 3.14 has zstd; before, the
-package `zstandard` is needed.
+An item is decompressed as a stream, and again from its start to read earlier bytes. A few streams
+are open at a time; after the elements of an item were found, nothing else of it stays in memory.
+Its largest possible size is known in advance: for a chunk, from its box. Python 3.14 includes zstd;
+earlier versions need the package `zstandard`.
 
 Source: torch/distributed/checkpoint/_extension.py (torch 2.7 to 2.13).
 """
@@ -23,21 +23,21 @@ from ....plans.crc32 import extend_crc32
 from ....sources.source import Source, check_range
 from .metadata_walk import Lies
 
-#: How many streams may be open: of more chunks of columns, each would be read again and again.
+#: The most open streams: if more chunks divide columns, each would be read again and again.
 MOST_OPEN = 16
 _KEPT = 1 << 16  # bytes of the start and of the end that stay in memory
 _BLOCK = 1 << 20
-_LARGEST_WINDOW = 1 << 23  # bytes that a stream may refer back; torch has 2 MB
+_LARGEST_WINDOW = 1 << 23  # bytes that a stream may refer back; torch uses 2 MB
 
 
 class Packed(Source):
-    """An item, decompressed when it is read, by one thread."""
+    """An item that is decompressed when it is read, by one thread."""
 
     __slots__ = ("__weakref__", "_at", "_head", "_lies", "_packed", "_stream", "_tail")
     _stream: Any
 
     def __init__(self, packed: Source, lies: Lies, most: int) -> None:
-        """`most`: how large it may become; CorruptError if it is larger, or damaged."""
+        """`most`: the largest size it may have; CorruptError if it is larger, or damaged."""
         self.path = packed.path
         self._packed, self._lies = packed, lies
         self._head = self._tail = b""
@@ -53,7 +53,7 @@ class Packed(Source):
         self._head, self._tail, self.nbytes = bytes(head), bytes(tail), end
 
     def settle(self) -> None:
-        """Forget what is around its elements, which were found; they are before what was read."""
+        """Forget the bytes around its elements, which were already found."""
         self._head = self._tail = b""
         self.close()
 
@@ -66,7 +66,7 @@ class Packed(Source):
         self._stream, self._at = _stream_of(_Raw(self._packed, self._lies)), 0
 
     def _next(self, nbytes: int) -> bytes:
-        """The next bytes of the stream, nothing at its end."""
+        """The next bytes of the stream; empty at its end."""
         try:
             found: bytes = self._stream.read(nbytes)
         except (EOFError, OSError, ValueError, _error_of_zstd()) as error:
@@ -108,7 +108,7 @@ class Packed(Source):
         return crc32
 
     def close(self) -> None:
-        """Close its stream, which is opened again if it is read; its file is closed by others."""
+        """Close its stream, which a later read opens again; the file belongs to the caller."""
         self._stream = None
         _OPENED.streams.pop(self, None)
 
@@ -123,7 +123,10 @@ class Packed(Source):
 
 
 class _Opened(threading.local):
-    """Those with a stream, the latest last, of each thread: none closes what another reads."""
+    """The items with an open stream, the latest last.
+
+    One per thread, so that no thread closes another's.
+    """
 
     def __init__(self) -> None:
         self.streams = WeakKeyDictionary[Packed, None]()
@@ -133,7 +136,7 @@ _OPENED = _Opened()
 
 
 class _Raw(io.RawIOBase):
-    """The bytes of an item as they lie in its file."""
+    """The bytes of an item as stored in its file."""
 
     def __init__(self, source: Source, lies: Lies) -> None:
         super().__init__()
@@ -150,7 +153,7 @@ class _Raw(io.RawIOBase):
 
 
 def _zstd() -> tuple[Any, bool]:
-    """The module that decompresses, and whether it is that of Python."""
+    """The module that decompresses, and whether it is Python's own."""
     for name in ("compression.zstd", "zstandard"):
         try:
             return importlib.import_module(name), name != "zstandard"
@@ -165,7 +168,7 @@ def _error_of_zstd() -> type[Exception]:
 
 
 def _stream_of(raw: _Raw) -> Any:  # noqa: ANN401 (either module has a type of its own)
-    """What decompresses a stream as it is read."""
+    """A reader that decompresses a stream."""
     module, is_own = _zstd()
     if is_own:
         limit = _LARGEST_WINDOW.bit_length() - 1

@@ -1,7 +1,8 @@
-"""Plan the file of a rank: its items one after the other, and how what is copied is proved.
+"""Plan the file of a rank: its items one after the other, and the proof of copied bytes.
 
-A source has checksums of whole storages, or of chunks of them; a file may get but a part of one.
-Then the parts are summed where they were written, and their sums combined: nothing is read twice.
+A source has checksums of whole storages, or of chunks of them; a file may contain only a part of
+one. Then the checksums of the parts are computed as they are written, and combined: nothing is read
+twice.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ class ChunkBytes(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """The size in bytes."""
         return nbytes_of(_numel(self.view), self.view.dtype)
 
     @property
     def is_copied(self) -> bool:
-        """Whether they are bytes of a source, or known ones, that follow each other."""
+        """Whether the elements are contiguous bytes of a source, or known bytes."""
         view = self.view
         plain = is_contiguous(view.shape, view.stride) and not (view.conj or view.neg)
         return plain and not self.stored.is_made
 
 
 class _Stretch(NamedTuple):
-    """A part of a chunk that is summed by itself."""
+    """A part of a chunk with its own checksum."""
 
-    start: int  # in the storage
+    start: int  # offset in the storage
     nbytes: int
-    crc32: int | None  # None where it is measured
+    crc32: int | None  # None if it is computed while writing
 
 
 class _Measured(NamedTuple):
-    """A part of what a proof is of: where it begins, and the file whose measure has its sum."""
+    """A part of the range of a proof: its start, and the file and measure with its checksum."""
 
     start: int
     nbytes: int
@@ -60,16 +61,16 @@ class _Measured(NamedTuple):
 
 
 class Sums:
-    """What the sources say of the bytes that are copied, and how each of it is proved."""
+    """The checksums that sources have for copied bytes, and how each is proved."""
 
     def __init__(self) -> None:
-        self._proofs: dict[str, list[Proof]] = {}  # of each storage, in order
-        self._apart: list[Proof] = []  # of what does not follow each other in a storage
+        self._proofs: dict[str, list[Proof]] = {}  # storage id → its proofs, in order
+        self._apart: list[Proof] = []  # proofs of ranges that are not contiguous in a storage
         self._proved: set[tuple[str, int]] = set()
         self._measured: dict[tuple[str, int], list[_Measured]] = {}
 
     def of(self, stored: StorageBytes) -> list[Proof]:
-        """The checksums that a source has of stretches of a storage, in order."""
+        """The checksums that a source has for ranges of a storage, in order."""
         if stored.id not in self._proofs:
             told = list(stored.proofs)
             if not told and stored.crc32 and stored.content is None:
@@ -81,7 +82,7 @@ class Sums:
         return self._proofs[stored.id]
 
     def stretches(self, stored: StorageBytes, start: int, end: int) -> Iterator[_Stretch]:
-        """A range of a storage, cut where what a checksum is of begins or ends."""
+        """A range of a storage, cut where the range of a checksum starts or ends."""
         proofs = self.of(stored)
         at = start
         for n in range(max(0, bisect_right(proofs, start, key=_start) - 1), len(proofs)):
@@ -102,7 +103,7 @@ class Sums:
             yield _Stretch(at, end - at, None)
 
     def measure(self, stored: StorageBytes, part: _Measured) -> None:
-        """Remember that a stretch is summed where it is written."""
+        """Record that the checksum of a stretch is computed while it is written."""
         proofs = self.of(stored)
         n = bisect_right(proofs, part.start, key=_start) - 1
         if n >= 0 and part.start < _start(proofs[n]) + proofs[n].nbytes:
@@ -118,14 +119,17 @@ class Sums:
         yield from dict.fromkeys(map(_of_source, self._apart))
 
     def _are_whole(self, key: tuple[str, int], proof: Proof) -> bool:
-        """Whether what is measured is all that a proof is of, each byte once or more."""
+        """Whether the measured parts cover the whole range of a proof, possibly more than once."""
         at = _start(proof)
         for part in sorted(self._measured.get(key, ()), key=lambda part: part[:2]):
             at = part.start + part.nbytes if part.start == at else at
         return at == _start(proof) + proof.nbytes
 
     def prove(self, sources: Sequence[Source]) -> None:
-        """Raises CorruptError if what was written is not what a source says; all is written."""
+        """Raises CorruptError if written bytes differ from a source's checksum.
+
+        Call it at the end.
+        """
         for storage, proofs in self._proofs.items():
             for proof in proofs:
                 key = storage, _start(proof)
@@ -144,26 +148,26 @@ class Sums:
 
 
 class RankFile:
-    """Items that follow each other."""
+    """A file with items one after the other."""
 
     def __init__(self, name: str, sums: Sums) -> None:
         self.name = name
-        self.end = 0  #: how long it is by now
-        self.crcs: Sequence[int] = ()  #: of its measures, once it is written
+        self.end = 0  #: its size so far
+        self.crcs: Sequence[int] = ()  #: the checksums of its measures, once it is written
         self._sums = sums
         self._pieces = Pieces()
         self._plans: list[Plan] = []
         self._measures: list[CrcRange] = []
-        #: from which measure to which it takes their sums, and what it makes of these
+        #: first measure, end of measures, and the function that makes writes from their checksums
         self._seals: list[tuple[int, int, Callable[[Sequence[int]], Sequence[Write]]]] = []
 
     def add_bytes(self, item: bytes) -> None:
-        """Add an item that is known."""
+        """Add an item whose bytes are known."""
         self._pieces.write(self.end, item)
         self.end += len(item)
 
     def add_plan(self, plan: Plan) -> None:
-        """Add an item that is planned."""
+        """Add an item that has a plan."""
         shifted = move_plan(plan, self.end)
         first, seal, at = len(self._measures), plan.seal, self.end
         self._measures += shifted.measures
@@ -192,7 +196,7 @@ class RankFile:
         self.end += frame.nbytes
 
     def _put(self, chunk: ChunkBytes, at: int) -> list[_Stretch]:
-        """Have the elements of a chunk at an offset; gives how they are summed."""
+        """Put the elements of a chunk at an offset; returns the stretches with their checksums."""
         stored, view = chunk
         bare, nbytes = stored._replace(crc32=0, proofs=()), chunk.nbytes
         if not nbytes:
@@ -227,7 +231,7 @@ class RankFile:
         return stretches
 
     def plan(self) -> Plan:
-        """How to write the file, once all of its items are there."""
+        """The plan to write the file, after all of its items were added."""
         outer = assemble(self.end, self._pieces)._replace(measures=tuple(self._measures))
         return join_plans(outer, self._plans)._replace(seal=self._sealed)
 
@@ -239,7 +243,7 @@ class RankFile:
 def _sealed(
     frame: ItemFrame, at: int, stretches: Sequence[_Stretch], crcs: Sequence[int]
 ) -> list[Write]:
-    """The end of an item, for the sums of what of it is measured."""
+    """The end of an item, given the checksums of its measured parts."""
     measured, crc32 = iter(crcs), 0
     for part in stretches:
         mine = next(measured) if part.crc32 is None else part.crc32

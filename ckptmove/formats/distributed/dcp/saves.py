@@ -1,10 +1,11 @@
-"""Tell whether the files of a folder of DCP are of one save, as far as they show it.
+"""Check whether the files of a DCP folder are of one save, as far as they show it.
 
-Nothing ties `.metadata` to the files of items: a later save into the same folder overwrites these
-first, by the same names, and rank by rank. What then shows it: steps of an optimizer that are one
-number in each file, and another in each; bytes behind the last item, of which torch leaves none;
-and times, since `.metadata` is written last, and the files of ranks at about the same time. Copying
-may change times, so that they are no proof by themselves; with one of the others they are.
+Nothing ties `.metadata` to the files of items: a later save into the same folder first overwrites
+these, under the same names, rank by rank. Three facts can show it: optimizer steps that are the
+same within each file but differ between files; bytes after the last item, which torch never leaves;
+and modification times, since `.metadata` is written last, and the files of ranks at about the same
+time. Copying may change times, so they are no proof alone, but they are together with one of the
+others.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from ..boxes import Box
 from .items import Item
 from .metadata import METADATA, Saved
 
-#: What Megatron saves beside the items, and the file that says so.
-#: Source: megatron/core/dist_checkpointing/core.py, strategies/common.py.
+#: The file that Megatron saves beside the items, and the file that says so. Source:
+#: megatron/core/dist_checkpointing/core.py, strategies/common.py.
 COMMON, _CONFIGURATION = "common.pt", "metadata.json"
 _BACKENDS = {"sharded_backend": "torch_dist", "common_backend": "torch"}
 _LARGEST_CONFIGURATION = 1 << 16
-_FAR = 60  # seconds that the files of one save may be written apart, or be copied
+_FAR = 60  # seconds between the files of one save, or of one copy
 _STEP = "step"
-_MOST_STEPS = 4  # that are read of each file
+_MOST_STEPS = 4  # steps that are read from each file
 _NUMBERS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
 
 
@@ -39,9 +40,9 @@ def check_saves(
     entries: Mapping[str, FolderEntry],
     read: Callable[[str], list[tuple[Box, Item]]],
 ) -> Iterator[str]:
-    """What may be of another save, to be told; CorruptError where two things show that it is.
+    """Warnings about files that may be of another save; CorruptError if two facts show it.
 
-    `sizes`: those of the files of items. `read` gives the items of a tensor.
+    `sizes`: the sizes of the files with items. `read` returns the items of a tensor.
     """
     times = {name: entries[name].mtime for name in (METADATA, *sizes) if name in entries}
     older = _older(times)
@@ -70,13 +71,13 @@ def check_saves(
 
 
 def check_common(probe: Probe) -> None:
-    """Raises IncompleteError if a folder lacks what Megatron has saved beside the items."""
+    """Raises IncompleteError if a folder lacks the file that Megatron saves beside the items."""
     if COMMON in probe.entries or _CONFIGURATION not in probe.entries:
         return
     try:
         said = read_json(probe.content(_CONFIGURATION, _LARGEST_CONFIGURATION), _CONFIGURATION)
     except InputError:
-        return  # whatever it is, Megatron did not write it
+        return  # in any case, Megatron did not write it
     if isinstance(said, dict) and said.items() >= _BACKENDS.items():
         raise IncompleteError(
             f"its file {COMMON!r} is missing, of which {_CONFIGURATION} tells", path=probe.path
@@ -84,7 +85,7 @@ def check_common(probe: Probe) -> None:
 
 
 def _older(times: Mapping[str, float]) -> str:
-    """The newest file, if `.metadata` is far older; '' if it is not."""
+    """The newest file, if `.metadata` is far older; otherwise ''."""
     written = times.get(METADATA)
     items = [name for name in times if name != METADATA]
     newest = max(items, key=times.__getitem__, default="")
@@ -97,7 +98,7 @@ def _are_far(times: Iterator[float]) -> bool:
 
 
 def _spare(saved: Saved, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """The bytes of each file that no item has, where there are some."""
+    """The number of bytes of each file that belong to no item, if there are any."""
     used = dict.fromkeys(sizes, 0)
     for lies in (*(lies for _, lies in saved.items()), *saved.copies):
         if lies.file in used:
@@ -108,9 +109,9 @@ def _spare(saved: Saved, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
 
 
 def _steps(saved: Saved, read: Callable[[str], list[tuple[Box, Item]]]) -> dict[str, str]:
-    """By file, the step that all parameters in it have; the first file of each step.
+    """The first file with each step → the step that all parameters in the file have.
 
-    Empty if parameters within a file have different ones, as those that were frozen once.
+    Empty if parameters within a file have different steps, for example if some were frozen once.
     """
     of_file: dict[str, list[str]] = {}
     for name, tensor in saved.tensors.items():

@@ -1,8 +1,8 @@
 """Restore the tree of a state dict that torch.distributed.checkpoint flattened.
 
-Flattening loses what it has no value for: an empty dict is gone, and numbers that are keys of a
-dict are text. In an optimizer both are known again: its groups name its parameters by numbers, and
-it always has a state.
+Flattening loses entries without a value: an empty dict disappears, and numbers that are keys of a
+dict become text. In an optimizer both can be restored: its groups identify parameters by number,
+and it always has a state.
 
 Source: torch/distributed/checkpoint/_nested_dict.py, _traverse.py; torch/optim/optimizer.py.
 """
@@ -17,7 +17,7 @@ from ....graph.edit.optimizer_ids import params_of
 from ....pickles.nodes import Dict, List, Mapping, Node
 from .metadata import Keys
 
-_MOST_HOLES = 1 << 16  # places of all lists that nothing was saved for
+_MOST_HOLES = 1 << 16  # indexes, in all lists, without a saved value
 _STATE, _GROUPS = "state", "param_groups"
 
 
@@ -38,7 +38,7 @@ class _Inner:
 
 
 def tree_of(leaves: Iterable[tuple[Keys, Node]], graph: Graph, warnings: list[str]) -> Node:
-    """One node that has each leaf at its path; adds to the warnings what was restored."""
+    """One node with each leaf at its path; adds a warning for everything that was restored."""
     top = _Inner()
     for keys, leaf in leaves:
         inner = top
@@ -84,14 +84,17 @@ class _Tree:
         return root
 
     def empty(self, inner: _Inner) -> Dict | List:
-        """The container that these keys need."""
+        """The container for these keys."""
         kinds = {type(key) for key in inner.held}
         if len(kinds) > 1:
             raise CorruptError("something is both a list and a dict")
         return List([]) if kinds == {int} else Dict()
 
     def entries(self, inner: _Inner) -> Iterable[tuple[str | int, _Inner | tuple[Node] | None]]:
-        """What it holds, in order; of a list also the places for which nothing was saved."""
+        """The entries of a container, in order.
+
+        In a list also the indexes without a saved value.
+        """
         if not inner.held or isinstance(next(iter(inner.held)), str):
             return inner.held.items()
         last = max(int(key) for key in inner.held)
@@ -104,7 +107,7 @@ class _Tree:
         return [(n, inner.held.get(n)) for n in range(last + 1)]
 
     def restore(self, optimizer: Dict) -> None:
-        """Have an optimizer's state be there, with numbers for keys where its groups have them."""
+        """Restore an optimizer's state, and its keys as numbers if its groups have numbers."""
         state, params = optimizer.get(_STATE), params_of(optimizer)
         if params is None:
             return

@@ -1,9 +1,9 @@
-"""Write a folder of torch.distributed.checkpoint, as so many ranks would have saved it.
+"""Write a folder of torch.distributed.checkpoint, like a number of ranks would have saved it.
 
-Rows of a tensor, the indices of its first dimension, are divided as `torch.chunk` does, by which
-FSDP shards; a tensor with fewer rows than ranks goes to as many ranks as it has rows. What is not
-divided (scalars, empty tensors, values) goes to the rank that has the least by then. Each rank has
-one file; a rank that gets nothing has none. `.metadata` is written last.
+The rows of a tensor (the indexes of its first dimension) are divided like by `torch.chunk`, which
+FSDP uses to shard; a tensor with fewer rows than ranks goes to as many ranks as it has rows.
+Undivided data (scalars, empty tensors, values) goes to the rank with the smallest file so far. Each
+rank has one file; a rank without data has none. `.metadata` is written last.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOST_LEAVES = 20_000_000
 
 
 def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-    """How to write a draft, which must be a dict."""
+    """Plan to write a draft, which must be a dict."""
     fill(draft)
     found = flatten(draft, most_leaves(options))
     duplicates = _duplicates(found.leaves)
@@ -61,7 +61,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     plans = {each.name: each.plan() for each in layout.files if each.end}
     checksums = tuple(sums.of_sources())
     if checksums:
-        name, last = next(reversed(plans.items()))  # by then all was read, mostly in a row
+        name, last = next(reversed(plans.items()))  # by then everything was read, usually in order
         plans[name] = last._replace(source_checksums=(*last.source_checksums, *checksums))
     pieces = Pieces()
     pieces.write(0, metadata)
@@ -85,12 +85,12 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
 
 
 def most_leaves(options: WriteOptions) -> int:
-    """How many tensors and values there may be."""
+    """The most tensors and values that the folder may have."""
     return _MOST_LEAVES if options.most_nbytes is None else options.most_nbytes // _LEAST_ITEM
 
 
 class _Layout:
-    """Items in their places, in the files of the ranks."""
+    """The items at their offsets, in the files of the ranks."""
 
     def __init__(self, draft: CheckpointGraph, ranks: int) -> None:
         self.draft = draft
@@ -98,13 +98,13 @@ class _Layout:
         self.files = [RankFile(f"__{n}_0.distcp", self.sums) for n in range(ranks)]
         self.saved = Saved()
         self.requires_grad: dict[str, bool] = {}
-        self.values: dict[str, bytes] = {}  # the items of values in which there are no tensors
-        self.values_nbytes = 0  # of all values, which are held in memory
-        self.inner: dict[str, WritePlan] = {}  # how the others are written
+        self.values: dict[str, bytes] = {}  # the items of values without tensors
+        self.values_nbytes = 0  # bytes of all values, which are held in memory
+        self.inner: dict[str, WritePlan] = {}  # the plans of values with tensors
         self._least = [(0, n) for n in range(ranks)]
 
     def add(self, leaf: Leaf) -> None:
-        """Put a tensor or value where it goes."""
+        """Add a tensor or value to the file where it belongs."""
         self.saved.paths[leaf.name] = leaf.keys
         if leaf.view is None or leaf.stored is None:
             self.saved.blobs[leaf.name] = self.value(leaf)
@@ -142,7 +142,7 @@ class _Layout:
         return Lies(file.name, at, file.end - at)
 
     def emptiest(self) -> int:
-        """The number of the file that has the least, the first of several."""
+        """The number of the smallest file; the first of several."""
         while True:
             end, n = self._least[0]
             if end == self.files[n].end:
@@ -151,7 +151,7 @@ class _Layout:
 
 
 def divide_rows(shape: tuple[int, ...], ranks: int) -> list[Box]:
-    """The boxes of the ranks that get rows of a tensor; one if it can't be divided."""
+    """The boxes of the ranks that get rows of a tensor; one box if it can't be divided."""
     count = shape[0] if shape and 0 not in shape else 0
     step = -(-count // ranks) or 1
     rest = (0,) * (len(shape) - 1)
@@ -161,7 +161,7 @@ def divide_rows(shape: tuple[int, ...], ranks: int) -> list[Box]:
 
 
 def _duplicates(leaves: Sequence[Leaf]) -> list[str]:
-    """The names of tensors that share bytes with another, which has its name before."""
+    """The names of tensors that share bytes with another tensor whose name comes first."""
     spans: dict[str, list[tuple[int, int, int]]] = {}
     for n, (_, _, _, stored, view, _) in enumerate(leaves):
         if stored is not None and view is not None and 0 not in view.shape:
@@ -189,7 +189,7 @@ def _check(
     values: Mapping[str, bytes],
     inner: Mapping[str, WritePlan],
 ) -> None:
-    """Raises WriteError unless a folder that was written can be read, and holds what it should."""
+    """Raises WriteError unless a written folder can be read and has the planned contents."""
     index = files[METADATA]
     if index.read(0, index.nbytes) != metadata:
         raise WriteError("the written folder has another .metadata than planned")

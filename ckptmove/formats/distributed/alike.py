@@ -1,4 +1,4 @@
-"""Walk what several ranks saved, side by side: what is divided, what is alike, and what differs."""
+"""Walk the trees of several ranks side by side: find divided, equal and different nodes."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ _COMPOSITE = (Tuple, List, Set, Dict, Call)
 
 
 class DividedTensor(NamedTuple):
-    """A tensor of which ranks have parts."""
+    """A tensor that is divided among ranks."""
 
     name: str
-    node: Node  #: that of the first rank
-    parts: Mapping[int, tuple[SavedFile, Sequence[Part]]]  #: by rank
+    node: Node  #: the node of the first rank
+    parts: Mapping[int, tuple[SavedFile, Sequence[Part]]]  #: the parts of each rank
 
 
 class Alike:
-    """What the files of ranks hold; the tree is that of the first."""
+    """The common contents of ranks' files; the tree is that of the first file."""
 
     def __init__(self, files: Mapping[int, SavedFile]) -> None:
-        """`files` by rank; InputError if their trees differ where something is divided."""
+        """`files` by rank; InputError if their trees differ in places with divided tensors."""
         self.files = dict(sorted(files.items()))
         self.placed: list[DividedTensor] = []
-        #: tensors that all have whole: the name, the node and what the first has of it
+        #: tensors that all ranks have whole: name, node, and the piece of the first rank
         self.plain: list[tuple[str, Node, Piece]] = []
-        #: the names of what differs, and which of it are tensors
+        #: the names of entries that differ, and of the tensors among them
         self.differ: list[str] = []
         self.tensors_that_differ: list[str] = []
         self._placements = {rank: Placement(rank, file.numbers) for rank, file in files.items()}
         self._walk()
 
     def mesh_shapes(self) -> Iterator[str]:
-        """The shapes of the meshes of devices that its tensors are divided over."""
+        """The shapes of the device meshes over which its tensors are divided."""
         for each in self._placements.values():
             yield from each.mesh_shapes
 
@@ -81,7 +81,7 @@ class Alike:
         self.placed.append(DividedTensor(name, nodes[0], parts))
 
     def _add_tensor(self, name: str, nodes: Sequence[Node]) -> bool:
-        """Whether it is a tensor that all have whole, which is then added."""
+        """If it is a tensor that all ranks have whole, add it; return whether it is a tensor."""
         files = list(self.files.values())
         if files[0].tensor(nodes[0]) is None:
             return False
@@ -100,7 +100,7 @@ class Alike:
 
     @staticmethod
     def _same_kind(nodes: Sequence[Node]) -> bool:
-        """Whether they are one value, or containers with as much in them."""
+        """Whether all nodes are the same value, or containers of equal size and keys."""
         first = nodes[0]
         for each in nodes[1:]:
             if isinstance(first, Persistent):
@@ -122,7 +122,8 @@ class Alike:
                 same = len(first.items) == len(each.items)
             elif isinstance(first, float):
                 same = repr(first) == repr(each)
-            elif isinstance(first, (int, bytes)):  # an integer may be too long to be spelled
+            # an integer may be too long to be converted to text
+            elif isinstance(first, (int, bytes)):
                 same = first == each
             else:  # None
                 same = True
@@ -131,7 +132,7 @@ class Alike:
         return True
 
     def _inner(self, name: str, nodes: Sequence[Node]) -> Iterator[tuple[str, list[Node]]]:
-        """What containers of one kind hold, side by side."""
+        """The children of containers of the same kind, side by side."""
         first = nodes[0]
         if isinstance(first, MappingNode):
             told = [_by_key(node) for node in nodes]
@@ -150,7 +151,7 @@ class Alike:
                 self.differ.append(name)
 
     def _tell(self, name: str, nodes: Sequence[Node]) -> None:
-        """Note what differs; UnsupportedError if the tree of another rank holds more tensors."""
+        """Note an entry that differs; UnsupportedError if it contains tensors."""
         held = zip(self.files.values(), nodes, strict=True)
         if any(file.holds_tensors(node) for file, node in held):
             raise UnsupportedError(
@@ -161,7 +162,7 @@ class Alike:
 
 
 def _by_key(node: Node) -> dict[tuple[str, str], Node]:
-    """What a kind of dict holds, by the kinds and texts of its keys."""
+    """The values of a dict, by the types and texts of its keys."""
     pairs = node.pairs if isinstance(node, MappingNode) else ()
     return {_kind_and_text(key): value for key, value in pairs}
 
@@ -170,7 +171,7 @@ def _kind_and_text(key: Node) -> tuple[str, str]:
     if isinstance(key, str):
         return "str", str(key)
     texts, todo = list[str](), list[Node]([key])
-    while todo:  # without recursion; what a key may hold was limited when it was read
+    while todo:  # without recursion; the size of a key was limited when it was read
         each = todo.pop()
         if isinstance(each, Tuple):
             texts.append(f"tuple/{len(each.items)}")
@@ -180,7 +181,7 @@ def _kind_and_text(key: Node) -> tuple[str, str]:
             todo.append(each.args)
         elif isinstance(each, Global):
             texts.append(each.qualname)
-        elif isinstance(each, int) and each.bit_length() > _LONG:  # decimals take long
+        elif isinstance(each, int) and each.bit_length() > _LONG:  # decimal conversion is slow
             texts.append(hex(each))
         else:
             texts.append(repr(str(each) if isinstance(each, str) else each))

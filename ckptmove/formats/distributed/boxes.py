@@ -1,4 +1,4 @@
-"""Boxes of a tensor: whether they tile it, where their bytes lie in it, and how they divide it."""
+"""Boxes of a tensor: whether they tile it, where their bytes are in it, and how they divide it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PRIME = (1 << 61) - 1
 
 
 class Box(NamedTuple):
-    """A part of a tensor: where it starts and how large it is, in elements of each dimension."""
+    """A part of a tensor: its start and size in each dimension, in elements."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -27,12 +27,13 @@ class Box(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """How the elements of a box lie in a tensor: runs of elements that follow each other."""
+    """The elements of a box in a tensor, as runs of contiguous elements."""
 
-    at: int  #: of the first, in elements
-    length: int  #: of each
-    counts: tuple[int, ...]  #: how many there are in each dimension; none if there is but one
-    pitches: tuple[int, ...]  #: how many elements apart they begin
+    at: int  #: the offset of the first run, in elements
+    length: int  #: the length of each run
+    #: how many runs there are in each dimension; empty if there is only one
+    counts: tuple[int, ...]
+    pitches: tuple[int, ...]  #: the distances between the starts of runs, in elements
 
 
 def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> list[Box]:
@@ -46,7 +47,7 @@ def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> lis
                 raise CorruptError(f"a chunk of {name!r} reaches outside it")
         if box.numel:
             filled.append(box)
-    count_of(tuple(filter(None, shape)))  # torch counts strides of empty ones, too
+    count_of(tuple(filter(None, shape)))  # torch also counts the strides of empty tensors
     filled.sort()
     covered, wanted = sum(box.numel for box in filled), prod(shape)
     if covered < wanted:
@@ -59,11 +60,12 @@ def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> lis
 
 
 def _tile(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
-    """Whether these boxes cover each element of a shape once, soon told of very many.
+    """Whether these boxes cover each element of a shape exactly once; fast for very many boxes.
 
-    Each place in a dimension gets a random number; what lies between two places measures their
-    difference, and a box the product of its sides. The boxes measure as much as the whole if they
-    tile it. If they do not, they do that with a chance of 2**-55 (Schwartz-Zippel lemma).
+    Each coordinate of a dimension gets a random number. The measure of an interval is the
+    difference of the numbers at its ends, and that of a box the product of its sides. If the boxes
+    tile the shape, their measures add up to that of the whole. If they do not, the probability of
+    that is 2**-55 (Schwartz-Zippel lemma).
     """
     places = [defaultdict[int, int](_random_number) for _ in shape]
 
@@ -78,15 +80,15 @@ def _tile(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
 
 
 def _random_number() -> int:
-    """One that nobody who makes a file can know. (`secrets` takes a while to import.)"""
+    """A random number that the author of a file can't know. (`secrets` takes a while to import.)"""
     return int.from_bytes(os.urandom(16), "little") % _PRIME
 
 
 def runs_of(shape: tuple[int, ...], box: Box) -> Runs:
-    """Where the elements of a box lie in a tensor of this shape, in row-major order."""
+    """The place of a box's elements in a tensor of this shape, in row-major order."""
     strides = contiguous_stride(shape)
     at = sum(start * stride for start, stride in zip(box.offsets, strides, strict=True))
-    inner = len(shape)  # from here on the box has all of each dimension
+    inner = len(shape)  # from this dimension on, the box has all of each dimension
     while inner and box.sizes[inner - 1] == shape[inner - 1]:
         inner -= 1
     outer = max(0, inner - 1)

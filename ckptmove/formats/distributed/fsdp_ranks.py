@@ -1,13 +1,13 @@
-"""fsdp-ranks: a folder in which each rank saved what it has, with torch.save: verl, FSDP1, FSDP2.
+"""fsdp-ranks: a folder in which each rank saved its own part with torch.save: verl, FSDP1, FSDP2.
 
     model_world_size_4_rank_0.pt, …            see `rank_groups`
     optim_world_size_4_rank_0.pt, …
     extra_state_world_size_4_rank_0.pt, …      scheduler and RNG states: those of each rank stay
 
-Tensors of which a file says where its part lies (`placement`) become whole; the parts must tile
-them exactly. What all ranks have alike is taken once. If a whole tensor, such as a buffer, or a
-value differs, it is that of the first rank, and told. Where nothing is divided but tensors differ,
-nothing tells how to put them together, and they are refused.
+Tensors whose place is given in each file (`placement`) are assembled; the parts must tile them
+exactly. Values that all ranks have in common are taken once. If a whole tensor, such as a buffer,
+or a value differs, that of the first rank is used, with a warning. If nothing is divided but
+tensors differ, they can't be merged, and the folder is refused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OF_EACH = "extra_state"
 
 
 class FsdpRanks(Format):
-    """The format of files of ranks that say themselves where their parts lie."""
+    """The format of ranks' files that themselves give the place of their parts."""
 
     name = "fsdp-ranks"
     summary = "`torch.save` on each rank: verl and others with FSDP1, FSDP2 or DTensor"
@@ -62,7 +62,7 @@ class FsdpRanks(Format):
     in_parts = True
 
     def sniff(self, probe: Probe) -> bool:
-        """A folder in which files of ranks are all that may hold tensors."""
+        """Whether the only files in the folder that may hold tensors are files of ranks."""
         return probe.is_folder and is_of_ranks(probe.entries.keys())
 
     def read(self, probe: Probe) -> Checkpoint:
@@ -85,7 +85,7 @@ class FsdpRanks(Format):
 
 
 def _configuration(probe: Probe) -> list[str]:
-    """What verl saves of the configuration, unless there are weights among that."""
+    """The configuration files of verl, unless there are weights among them."""
     start = f"{CONFIGURED}/"
     if CONFIGURED in probe.entries:
         below = (name for name in probe.names_below() if name.startswith(start))
@@ -119,17 +119,18 @@ def checked_groups(probe: Probe) -> list[RankGroup]:
 
 
 class _Whole(NamedTuple):
-    """A tensor, by the pieces that ranks have of it."""
+    """A tensor with the pieces that ranks have of it."""
 
     tensor: SavedTensor
-    pieces: Mapping[Box, tuple[int, SavedFile, Piece]]  #: with the rank, those with elements
+    #: the pieces with elements, each with its rank and file
+    pieces: Mapping[Box, tuple[int, SavedFile, Piece]]
 
     def strips(self) -> Sequence[Strip]:
-        """Where its bytes come from."""
+        """The strips that fill its bytes."""
         return [strip_of(each.item, self.tensor, box) for box, (_, _, each) in self.pieces.items()]
 
     def tags(self) -> tuple[str, ...]:
-        """The devices that the files say which have it."""
+        """The device tags of the files that hold parts of it."""
         return tuple(dict.fromkeys(each.tag for _, _, each in self.pieces.values()))
 
 
@@ -139,7 +140,7 @@ class RanksContainer(MergedContainer):
     def __init__(
         self, path: str, groups: Sequence[RankGroup], files: Mapping[str, SavedFile], base: str
     ) -> None:
-        """`base`: what the ids of storages start with."""
+        """`base`: the prefix of storage ids."""
         super().__init__(Memory(b"", path), {name: each.container for name, each in files.items()})
         self.joined, self._base = Joined(path), base
         self._graph = Graph(None)
@@ -168,7 +169,10 @@ class RanksContainer(MergedContainer):
     def add_beside(
         self, probe: Probe, name: str, said: NameMeaning, number: int
     ) -> Sequence[Source]:
-        """Add what another file holds; `number` is that of its first source. Gives its sources."""
+        """Add the contents of another file.
+
+        `number` is that of its first source. Returns its sources.
+        """
         probe.session.begin_file(self._base + name)
         found = probe.read(name)
         number_files(found.container, number)
@@ -181,7 +185,7 @@ class RanksContainer(MergedContainer):
         return found.files
 
     def _add(self, group: RankGroup, alike: Alike, *, is_only: bool, is_placed: bool) -> None:
-        """Add what the files of a group hold."""
+        """Add the contents of the files of a group."""
         key, section = serves(group.stem) or (group.stem, Section.OTHER)
         path = () if is_only and section is Section.OTHER else (key or "rank",)
         differ = alike.tensors_that_differ
@@ -210,7 +214,7 @@ class RanksContainer(MergedContainer):
 
     @staticmethod
     def _one(alike: Alike, piece: Piece) -> dict[Box, tuple[int, SavedFile, Piece]]:
-        """The only piece of a tensor, which the first rank has."""
+        """The only piece of a tensor, from the first rank."""
         rank, file = next(iter(alike.files.items()))
         return {Box((0,) * len(piece.shape), piece.shape): (rank, file, piece)}
 
@@ -265,7 +269,7 @@ class RanksContainer(MergedContainer):
         tensor: SavedTensor,
         pieces: Mapping[Box, tuple[int, SavedFile, Piece]],
     ) -> Node:
-        """The tensor that pieces make; two names of the same pieces are two names of one tensor."""
+        """The tensor made of these pieces; two names of the same pieces stay one tensor."""
         held = ((each.number, piece.item.at, box) for box, (_, each, piece) in pieces.items())
         key = (tensor.dtype, tensor.shape, places := tuple(held))
         if not places or key not in self._known:
@@ -275,7 +279,7 @@ class RanksContainer(MergedContainer):
         return self._known[key]
 
     def _storage(self, name: str, whole: _Whole) -> Persistent:
-        """The storage of a tensor; one piece is that of all tensors that see it in other shapes."""
+        """The storage of a tensor; tensors that view one piece in several shapes share it."""
         dtype, numel = whole.tensor.dtype, sum(box.numel for box in whole.pieces)
         key: tuple[object, ...] = (len(self._wholes),)
         if numel and len(whole.pieces) == 1:
@@ -294,7 +298,7 @@ class RanksContainer(MergedContainer):
     # -- the bytes -----------------------------------------------------------------------------
 
     def proofs(self, storage: str) -> Sequence[Proof]:
-        """The checksums of the records in which its pieces lie."""
+        """The checksums of the records that contain its pieces."""
         whole, found = self._wholes[storage], list[Proof]()
         pairs = zip(whole.pieces.values(), whole.strips(), strict=True)
         for (_, _, piece), strip in pairs:

@@ -1,15 +1,16 @@
-"""Where the part of a tensor that a rank has lies in the whole, as the pickle of its file says.
+"""Find the place of a rank's part in the whole tensor, from the pickle of the rank's file.
 
     DTensor         _local_tensor, _spec {mesh, placements, …}: a placement for each dimension of
                     the mesh says by which dimension of the tensor it is divided, or that it is not
     ShardedTensor   [Shard {tensor, metadata {shard_offsets, shard_sizes, …}}], metadata, …
 
-A mesh is an array of ranks; torch 2.9 and newer store it as a layout over a list of these.
-A dimension of n elements is divided among m ranks into pieces of ceil(n / m), the last ones short
-or empty. Where several dimensions of the mesh divide the same one, the first of them divides first,
-unless `shard_order` says otherwise. `_StridedShard` divides what those right of it have left, as
-FSDP2 does where TP has divided before. `distribute_tensor` gives some of the last ranks other parts
-if it does not come out even, which are of other sizes than those of FSDP2 on at least one rank.
+A mesh is an array of ranks; torch 2.9 and newer store it as a layout over a list of ranks. A
+dimension of n elements is divided among m ranks into pieces of ceil(n / m); the last ones are
+shorter or empty. If several dimensions of the mesh divide the same dimension, the first of them
+divides first, unless `shard_order` gives another order. `_StridedShard` divides the rest that the
+placements to its right leave, like FSDP2 after TP has divided. If the division is uneven,
+`distribute_tensor` gives some of the last ranks other parts; on at least one rank their sizes
+differ from those of FSDP2.
 
 Sources: torch/distributed/tensor/_dtensor_spec.py, placement_types.py, _utils.py;
 torch/distributed/device_mesh.py; torch/distributed/_shard/sharded_tensor/api.py (2.1 to 2.13).
@@ -31,7 +32,7 @@ _WRAPPED = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_
 _PARAMETER = "torch._utils._rebuild_parameter"
 _MOST_RANKS = 1 << 20
 _MOST_OF_ALL = 1 << 22  # ranks in all meshes of a file: meshes may share them
-_MOST_AGAIN = 1 << 16  # parts of lists that tensors share
+_MOST_AGAIN = 1 << 16  # ranks in all meshes of a file together: meshes may share them
 _MOST_FIELDS = 256
 _MALFORMED = "a tensor that is divided among ranks is malformed"
 
@@ -39,29 +40,29 @@ _MALFORMED = "a tensor that is divided among ranks is malformed"
 class Part(NamedTuple):
     """A part of a tensor in the file of a rank."""
 
-    shape: tuple[int, ...]  #: of the whole
+    shape: tuple[int, ...]  #: the shape of the whole tensor
     box: Box
-    local: Node  #: the tensor that has it
-    #: whether its mesh divides in strides; then it is where FSDP2 puts it
+    local: Node  #: the tensor that holds the part
+    #: whether its mesh divides in strides; the box is then the one that FSDP2 uses
     by_strides: bool = False
 
 
 class DividedTensor(NamedTuple):
-    """A tensor that is divided among ranks, as the file of one says it."""
+    """A tensor that is divided among ranks, as described in the file of one rank."""
 
     kind: str  #: `DTensor` or `ShardedTensor`
     shape: tuple[int, ...]
     state: Node
 
 
-#: A dimension of a mesh: its shape and strides, as it may be made of several.
+#: A dimension of a mesh: shape and strides, since it may be composed of several dimensions.
 _Axis = tuple[tuple[int, ...], tuple[int, ...]]
-#: Reads the numbers of a small tensor.
+#: Returns the numbers in a small tensor.
 Numbers = Callable[[Node], Sequence[int]]
 
 
 def divided_tensor(node: Node) -> DividedTensor | None:
-    """What a node is, if it is a tensor that is divided among ranks."""
+    """The divided tensor that a node describes; None if it is not one."""
     try:
         return _divided_tensor(node)
     except IndexError as error:
@@ -83,10 +84,10 @@ def _divided_tensor(node: Node) -> DividedTensor | None:
 
 
 class Placement:
-    """Tells where the parts of a rank lie."""
+    """Finds the parts of a rank in divided tensors."""
 
     def __init__(self, rank: int, numbers: Numbers) -> None:
-        """`numbers` reads those of a small tensor in the rank's file."""
+        """`numbers` returns the numbers in a small tensor of the rank's file."""
         self._rank = rank
         self._numbers = numbers
         self._meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # by `id()`
@@ -96,14 +97,14 @@ class Placement:
         self._lists = set[int]()  # of parts, by `id()`
 
     def parts_of(self, found: DividedTensor) -> Iterator[Part]:
-        """The parts of a tensor; InputError if its file does not say where they lie."""
+        """The rank's parts of a tensor; InputError if its file does not give their place."""
         try:
             yield from self._parts_of(found)
         except IndexError as error:
             raise CorruptError(_MALFORMED) from error
 
     def _ranks(self, node: Node) -> Sequence[int]:
-        """The ranks of a mesh, which are a tensor, or a tuple of numbers."""
+        """The ranks of a mesh, which are stored as a tensor or a tuple of numbers."""
         is_row = isinstance(node, (Tuple, List))
         found = _sizes(node, _MOST_RANKS) if is_row else self._numbers(node)
         self._read += len(found)
@@ -145,7 +146,7 @@ def _box(
     mesh: Sequence[int],
     at: Sequence[int],
 ) -> Box:
-    """What is left of a shape; `dims`: which dimensions of the mesh divide each of its own."""
+    """The box of a rank; `dims`: tensor dimension → the mesh dimensions that divide it."""
     offsets, sizes = [0] * len(shape), list(shape)
     for dim, order in dims.items():
         if dim >= len(shape):
@@ -159,7 +160,7 @@ def _box(
 
 
 def _divided_by(spec: Mapping[str, Node], mesh: Sequence[int]) -> dict[int, list[int]]:
-    """Which dimensions of a mesh divide a dimension of a tensor, in their order."""
+    """Dimension of a tensor → the mesh dimensions that divide it, in order."""
     placements = _items(spec.get("placements"))
     if len(placements) != len(mesh):
         raise CorruptError("a tensor has another number of placements than its mesh has dimensions")
@@ -200,7 +201,7 @@ def _mesh_shape(sizes: Sequence[int], mesh: Mapping[str, Node]) -> str:
 
 
 def _ordered(plain: dict[int, list[int]], told: Node) -> dict[int, list[int]]:
-    """The same in the order that `shard_order` says, if it does."""
+    """The same in the order given by `shard_order`, if there is one."""
     entries = _items(told) if told is not None else ()
     if len(entries) > MOST_DIMENSIONS:
         raise CorruptError(_MALFORMED)
@@ -216,7 +217,7 @@ def _ordered(plain: dict[int, list[int]], told: Node) -> dict[int, list[int]]:
 def _place_in(
     mesh: Mapping[str, Node], rank: int, ranks_of: Numbers
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How large a mesh is, and where a rank is in it."""
+    """The sizes of a mesh, and the coordinates of a rank in it."""
     own = mesh.get("_rank")
     if own is not None and own != rank:
         raise CorruptError(f"its name says that it is of rank {rank:,}, and its mesh another")
@@ -250,7 +251,7 @@ def _place_in(
 
 
 def _check_nested(axes: Sequence[_Axis]) -> None:
-    """UnsupportedError unless the place of a rank in each dimension follows from its number."""
+    """UnsupportedError unless the coordinates of a rank follow from its index."""
     step = 1
     pairs = sorted((n, size) for sizes, steps in axes for size, n in zip(sizes, steps, strict=True))
     for n, size in pairs:
@@ -274,7 +275,7 @@ def _axes(layout: Mapping[str, Node]) -> list[_Axis]:
 
 
 def _along(n: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """The place in one dimension of a mesh of what is at `n` in the list of its ranks."""
+    """The coordinate in one mesh dimension of index `n` in the list of ranks."""
     at = 0
     for size, step in zip(shape, stride, strict=True):
         at = at * size + (n // step % size if size > 1 else 0)
@@ -285,9 +286,9 @@ def _along(n: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
 
 
 def _fields(node: Node) -> dict[str, Node]:
-    """The fields of an object, or what a dict has by name."""
+    """The fields of an object, or the entries of a dict, by name."""
     state: Node = node.state if isinstance(node, Call) else node
-    if isinstance(state, Tuple) and len(state.items) == 2:  # of an object with slots
+    if isinstance(state, Tuple) and len(state.items) == 2:  # an object with slots
         state = state.items[1] if state.items[0] is None else state.items[0]
     if not isinstance(state, Dict) or len(state.pairs) > _MOST_FIELDS:
         raise CorruptError(_MALFORMED)

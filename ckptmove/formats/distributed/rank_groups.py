@@ -1,4 +1,4 @@
-"""Files of which each rank wrote one, by their names: FSDP's, and whatever is numbered so.
+"""Files that each rank wrote one of, recognized by their names: FSDP's, and other numbered files.
 
     model_world_size_4_rank_0.pt            verl: of rank 0, of 4; also optim_…, extra_state_…
     rank0.pt, rank_0.pt                     what `torch.save` on each rank is often called
@@ -6,7 +6,7 @@
     pytorch_model_fsdp_0_rank0.bin          accelerate: LOCAL_STATE_DICT, or without DCP
     optimizer_0_rank0.bin
 
-Also those of torch.distributed.checkpoint, which have no group, and folders of any of these.
+Also the files of torch.distributed.checkpoint, which have no groups, and folders of any of these.
 
 Sources: verl/utils/checkpoint/fsdp_checkpoint_manager.py, accelerate/utils/fsdp_utils.py.
 """
@@ -21,20 +21,21 @@ from ...manifest.manifest import Section
 from ..folders.layouts import is_several, layout_of, says
 from .deepspeed.rank_files import RankFiles
 
-#: The folder in one of ranks in which verl has the configuration and the tokenizer of the model.
+#: The subfolder in which verl stores the configuration and the tokenizer of the model.
 CONFIGURED = "huggingface"
 _OF_DCP = re.compile(r"\.metadata(\.tmp)?|__\d+(\.metadata|_\d+\.distcp)")
-#: A file of its writer for Hugging Face: the rank, the number of the file, and of how many.
+#: A file of DCP's writer for Hugging Face: the rank, the number of the file, and the number of
+#: files.
 SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})\.safetensors")
 _NAME = re.compile(
     r"(?:(?P<stem>.*?)[_.-])??(?:world_size_(?P<world>\d{1,6})_)?rank[_-]?(?P<rank>\d{1,6})"
     r"(?P<end>\.(?:pt|pth|bin|ckpt))"
 )
-#: What files are called that hold tensors, whatever they are.
+#: Suffixes of files that may hold tensors.
 _LIKE_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".distcp")
-#: What comes before the rank in files of accelerate, be there but one of them.
+#: The stem of files of accelerate; one such file is enough to make a group.
 _OF_FSDP = re.compile(r"pytorch_model_fsdp(_\d+)?|optimizer_\d+")
-#: What the files of a group are, by what comes before the rank.
+#: The meaning of a group's stem.
 _SERVES = (
     (re.compile(r"(?:pytorch_)?model(?:_fsdp)?(_\d+)?"), "model", Section.MODEL),
     (re.compile(r"optim(?:izer)?(_\d+)?"), "optimizer", Section.OPTIMIZER),
@@ -42,28 +43,28 @@ _SERVES = (
 
 
 class RankGroup(NamedTuple):
-    """The files of ranks that are called alike."""
+    """Files of ranks whose names differ only in the rank."""
 
-    stem: str  #: what comes before the rank, or nothing
-    world: int | None  #: how many ranks there were, if the names say it
+    stem: str  #: the name before the rank, or empty
+    world: int | None  #: how many ranks there were, if the names give it
     files: dict[int, str]  #: by rank
 
     @property
     def absent(self) -> list[int]:
-        """The ranks of which the names tell that their files are missing."""
+        """The ranks whose files are missing according to the names."""
         world = max(self.files) + 1 if self.world is None else self.world
         most = min(world, 2 * len(self.files) + 8)
         return [rank for rank in range(most) if rank not in self.files]
 
     def name_of(self, rank: int) -> str:
-        """What the file of another rank would be called."""
+        """The name that the file of another rank would have."""
         known, name = next(iter(self.files.items()))
         start, _, end = name.rpartition(f"{known}.")
         return f"{start}{rank}.{end}"
 
 
 def rank_groups(names: Iterable[str]) -> list[RankGroup]:
-    """The groups among the names of a folder: of two ranks or more, of a known number, of FSDP."""
+    """The groups in a folder: those with two or more ranks, a known number of ranks, or of FSDP."""
     found: dict[tuple[str, str, str], RankGroup] = {}
     for name in sorted(names):
         match = _NAME.fullmatch(name)
@@ -86,7 +87,7 @@ def files_of_ranks(names: Iterable[str]) -> set[str]:
 
 
 def files_beside(names: Collection[str]) -> list[str]:
-    """The files of a folder that may hold tensors, or states of a training, in no such group."""
+    """The files of a folder outside these groups that may hold tensors or training state."""
     ranks, layout = files_of_ranks(names), layout_of(names)
     return sorted(
         name
@@ -99,7 +100,7 @@ def files_beside(names: Collection[str]) -> list[str]:
 
 
 def serves(stem: str) -> tuple[str, Section] | None:
-    """The key and the section that the name of a group tells; `model_1` is the second model."""
+    """The key and section of a group, from its stem; `model_1` is the second model."""
     for pattern, key, section in _SERVES:
         match = pattern.fullmatch(stem)
         if match is not None:
@@ -109,9 +110,10 @@ def serves(stem: str) -> tuple[str, Section] | None:
 
 
 def is_of_ranks(names: Collection[str]) -> bool:
-    """Whether what is right in a folder is one checkpoint of ranks.
+    """Whether a folder is one checkpoint of ranks, by the names directly in it.
 
-    What a trainer has but once, such as a scheduler, may lie beside their models and optimizers.
+    Files that a trainer saves only once, such as a scheduler, may be beside the ranks' models and
+    optimizers.
     """
     ranks, layout = files_of_ranks(names), layout_of(names)
     if not ranks:
@@ -127,14 +129,15 @@ def is_of_ranks(names: Collection[str]) -> bool:
 
 
 def is_of_dcp(name: str) -> bool:
-    """Whether a file is called like one that torch.distributed.checkpoint writes."""
+    """Whether a file is named like those of torch.distributed.checkpoint."""
     return _OF_DCP.fullmatch(name) is not None
 
 
 def divided_folders(names: Iterable[str], *, of_ranks: bool = True) -> set[str]:
-    """The folders that ranks wrote together, of those that files lie in; `names` have `/`.
+    """The folders, of these files, that several ranks wrote together; `names` have `/`.
 
-    That are those of torch.distributed.checkpoint, in both forms, and files of ranks (`of_ranks`).
+    These are folders of torch.distributed.checkpoint, in both forms, and of files of ranks
+    (`of_ranks`).
     """
     inside: dict[str, list[str]] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""A file that a rank saved with torch.save, and what is looked up in it."""
+"""A file that a rank saved with torch.save, and access to its tensors."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from .deepspeed.flat import Elements
 
 _BLOCK = 1 << 20  # bytes compared at once
 _MOST_NUMBERS = 1 << 20
-_MOST_COMPARED = 64 << 20  # bytes, of a file that has less
+_MOST_COMPARED = 64 << 20  # bytes; a larger file allows more
 
 
 class Piece(NamedTuple):
-    """A tensor in a file, whose elements follow each other in some order of the dimensions."""
+    """A tensor in a file, whose elements are contiguous in some order of the dimensions."""
 
-    item: Item  #: where they lie
+    item: Item  #: the place of its elements
     dtype: str
     shape: tuple[int, ...]
-    #: the checksum of the record that they lie in, if it has one
+    #: the checksum of the record that contains them, if it has one
     proof: Proof | None = None
-    #: the device that its file says
+    #: the device tag in its file
     tag: str = "cpu"
 
     @property
     def crc32(self) -> int | None:
-        """The checksum of just these elements, if there is one."""
+        """The checksum of exactly these elements, if there is one."""
         return self.item.crc32 or None
 
     def differs(self, other: Piece) -> bool:
-        """Whether another has other values, or other strides."""
+        """Whether the other piece has different values or strides."""
         mine, theirs = self.item, other.item
         if (*self[1:3], mine.stride) != (*other[1:3], theirs.stride):
             return True
@@ -64,7 +64,7 @@ class SavedFile:
     def __init__(
         self, name: str, number: int, source: Source, container: TorchZipContainer
     ) -> None:
-        """`number`: that of the source among all."""
+        """`number`: the number of the source among all."""
         self.name = name
         self.number = number
         self.source = source
@@ -72,33 +72,36 @@ class SavedFile:
         roots = container.roots
         if len(roots) != 1 or roots[0][0] or container.big_endian:
             raise UnsupportedError("is not what DeepSpeed saves", path=source.path)
-        #: what was saved
+        #: the saved object
         self.top = roots[0][1]
         self._recogniser = Recogniser(container.ids, container.tensors)
         self._compared = 0  # bytes
 
     @property
     def root(self) -> Dict:
-        """What was saved, where that is a dict; UnsupportedError if it is not."""
+        """The saved object, if it is a dict; UnsupportedError if it is not."""
         if not isinstance(self.top, Dict):
             raise UnsupportedError("is not what DeepSpeed saves", path=self.source.path)
         return self.top
 
     @property
     def saved_name(self) -> str:
-        """The name that torch.save was given, without its suffix; or what it writes for none."""
+        """The file name, without its suffix, that was given to torch.save.
+
+        Or torch's default name.
+        """
         return self.container.prefix.rstrip("/")
 
     def tensor(self, node: Node) -> Tensor | None:
-        """What a node is, if it is a tensor."""
+        """The tensor of a node; None if it is not a tensor."""
         return self._recogniser.tensor(node) if isinstance(node, Call) else None
 
     def holds_tensors(self, node: Node) -> bool:
-        """Whether there are tensors in what a node holds."""
+        """Whether a node contains tensors."""
         return any(self.tensor(each) is not None for each in nodes_of(node))
 
     def elements(self, node: Node) -> Elements | None:
-        """Where the elements of a tensor lie; None if it is none, or these do not follow a row."""
+        """The elements of a tensor; None if it is not a tensor, or not contiguous."""
         piece = self.piece(node)
         if piece is None or not is_contiguous(piece.shape, piece.item.stride):
             return None
@@ -108,7 +111,10 @@ class SavedFile:
         )
 
     def piece(self, node: Node) -> Piece | None:
-        """A tensor whose elements follow each other in some order; None if it is none."""
+        """A tensor whose elements are contiguous in some order of dimensions.
+
+        None for other nodes.
+        """
         tensor = self.tensor(node)
         storage = None if tensor is None else self.container.storages.get(tensor.storage or "")
         if tensor is None or storage is None or tensor.layout != "strided" or tensor.composite:
@@ -129,9 +135,10 @@ class SavedFile:
         return Piece(item, tensor.dtype, tensor.shape, proof, storage.location)
 
     def differs(self, piece: Piece, other: Piece) -> bool:
-        """Whether a piece in it has other values, or other strides, than one in another file.
+        """Whether a piece in it differs from one in another file, in values or strides.
 
-        UnsupportedError if its pieces share their bytes so often that this would take forever.
+        UnsupportedError if its pieces share their bytes so often that comparing would take too
+        long.
         """
         if piece.crc32 is None or other.crc32 is None:
             self._compared += piece.item.nbytes
@@ -142,7 +149,7 @@ class SavedFile:
         return piece.differs(other)
 
     def numbers(self, node: Node) -> Sequence[int]:
-        """What is in a tensor of integers, such as a mesh of ranks."""
+        """The numbers in a tensor of integers, such as a mesh of ranks."""
         found = self.elements(node)
         if found is None or found.dtype not in ("int32", "int64") or found.numel > _MOST_NUMBERS:
             raise CorruptError("something is not a list of ranks", path=self.source.path)
@@ -151,12 +158,12 @@ class SavedFile:
         return struct.unpack(f"<{found.numel}{letter}", data)
 
     def malformed(self, what: str) -> CorruptError:
-        """The error that something in it is not as it should be."""
+        """The error for contents that DeepSpeed would not have saved."""
         return CorruptError(f"{what} is not what DeepSpeed saves", path=self.source.path)
 
 
 def check_names(files: Collection[SavedFile]) -> None:
-    """Raises CorruptError if a file was saved by the name of another one of these."""
+    """Raises CorruptError if a file was saved under the name of another of these files."""
     names = {each.name for each in files}
     for each in files:
         folder, slash, own = each.name.rpartition("/")
@@ -170,7 +177,7 @@ def check_names(files: Collection[SavedFile]) -> None:
 
 
 def keep_what_is_used(roots: Iterable[Node], files: Iterable[SavedFile]) -> None:
-    """Forget the storages of files to which nothing in a tree refers."""
+    """Remove the storages of files that no node in these trees refers to."""
     met = set[int]()
     used = {
         id(node)
@@ -185,7 +192,7 @@ def keep_what_is_used(roots: Iterable[Node], files: Iterable[SavedFile]) -> None
 
 
 def shapes_in(file: SavedFile, key: str, *, grouped: bool) -> list[dict[str, tuple[int, ...]]]:
-    """The shapes of parameters by name, in each group."""
+    """The shapes of parameters by name, for each group."""
     told = file.root.get(key)
     if not grouped and told is None:
         return [{}]

@@ -4,13 +4,13 @@
     policy.optimizer.pth    another
     data, …                 anything else: bytes
 
-stable-baselines3 saves agents this way, and people zip what they download. All of it is one dict:
-the name of each record → the object that the checkpoint in it holds, or else its bytes. Relocating
-changes the devices in checkpoints, and the checksums. A record that holds a plain pickle is read as
-well, but does not make a zip a bundle: many zips hold some. A checkpoint that holds nothing but
-bytes is shown as a file, since it could not be told from one. Of pickles that a record of JSON
-keeps as base64 text only the callables are listed: stable-baselines3 unpickles them. A record that
-is compressed too tightly to be held in memory is only listed; what it would run counts as unknown.
+stable-baselines3 saves agents this way, and people zip what they download. The whole zip is one
+dict: the name of each record → the object in its checkpoint, or else its bytes. Relocating changes
+the devices in checkpoints, and the checksums. A record with a plain pickle is read too, but does
+not make a zip a bundle: many zips have some. A checkpoint that holds only bytes is shown as a file,
+since the two can't be distinguished. If a JSON record contains pickles as base64 text, only their
+callables are listed: stable-baselines3 unpickles them. A record that is compressed too tightly to
+be held in memory is only listed; its callables count as unknown.
 
 Source: stable_baselines3/common/save_util.py (`save_to_zip_file`).
 """

@@ -1,12 +1,12 @@
 """Write a dict as a zip-bundle: each of its values becomes a record with the name of its key.
 
 Bytes are written as they are. Other values become files of `torch.save`; a value without tensors
-whose name ends in `.pkl` becomes a plain pickle, as libraries expect. So what was read from a
-bundle becomes a zip that its library can read: same record names, same order. Compression, times
-and comments are not kept. Records are stored as torch does it, at multiples of 64 bytes.
+whose name ends in `.pkl` becomes a plain pickle, as libraries expect. So the contents of a bundle
+become a zip that its library can read, with the same record names in the same order. Compression,
+times and comments are not kept. Records are stored like by torch, at multiples of 64 bytes.
 
 A nested checkpoint is copied only when the zip is written, so the checksum of its record is
-combined from those of its parts.
+combined from the checksums of its parts.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """pickle: objects with tensors in a plain pickle (`pickle.dump(model, file)`).
 
-A plain pickler knows no storages: each becomes a call of `torch.storage._load_from_bytes`, whose
-argument is a whole torch-legacy file, tag and all. `map_location` never reaches these tags
-(https://github.com/pytorch/pytorch/issues/16797), so such a file loads only where all its devices
-are. Libraries also keep bytes that `torch.save` or `pickle.dumps` made among their attributes.
-Relocating changes the tags in there, and the lengths around them where they change.
+A plain pickler does not know storages: each becomes a call of `torch.storage._load_from_bytes`,
+whose argument is a whole torch-legacy file, including its tag. `map_location` does not affect these
+tags (https://github.com/pytorch/pytorch/issues/16797), so such a file can be loaded only where all
+its devices are available. Libraries also keep bytes from `torch.save` or `pickle.dumps` in their
+attributes. Relocating changes the tags in these bytes, and the lengths around them if necessary.
 
-Bytes are `BINBYTES` since protocol 3, in frames since 4; in 0 to 2 text that `_codecs.encode` turns
-into bytes; and strings of Python 2. A file may hold several pickles, one after the other.
+Bytes are `BINBYTES` since protocol 3, in frames since 4. In protocols 0 to 2 they are text that
+`_codecs.encode` turns into bytes, or strings of Python 2. A file may hold several pickles, one
+after the other.
 
 Sources: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`); CPython's Lib/pickle.py
 (`save_bytes`); Lib/pickletools.py.

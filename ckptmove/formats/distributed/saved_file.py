@@ -212,7 +212,7 @@ def shapes_in(file: SavedFile, key: str, *, grouped: bool) -> list[dict[str, tup
 
 
 def _size(file: SavedFile, node: Node) -> tuple[int, ...]:
-    """What a torch.Size says."""
+    """The numbers in a torch.Size."""
     args = node.args if isinstance(node, Call) and node.qualname == "torch.Size" else None
     inner = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else node
     items = inner.items if isinstance(inner, (Tuple, List)) else [None]
@@ -230,7 +230,7 @@ def dict_in(file: SavedFile, within: Dict, key: str) -> Dict:
 
 
 def by_number(node: Node) -> dict[int, Node]:
-    """What a list, or a dict with numbers for keys, has under each number."""
+    """Index → item of a list, or number → value of a dict with numbers as keys."""
     if isinstance(node, List):
         return dict(enumerate(node.items))
     pairs = node.pairs if isinstance(node, Dict) else ()
@@ -238,23 +238,23 @@ def by_number(node: Node) -> dict[int, Node]:
 
 
 def by_name(node: Node) -> dict[str, Node]:
-    """What a kind of dict has under each name."""
+    """Name → value of a dict or dict object."""
     pairs = node.pairs if isinstance(node, Mapping) else ()
     return {str(key): value for key, value in pairs if isinstance(key, str)}
 
 
 class MadeOfRanks(Protocol):
-    """A tensor that is put together of what ranks have of it."""
+    """A tensor that is assembled from the parts of ranks."""
 
     def tags(self) -> tuple[str, ...]:
-        """The devices that the files say which have it."""
+        """The device tags of the files that hold parts of it."""
 
 
 class MergedContainer(PartsContainer):
-    """What files of ranks hold together; none of them is a part that stands for itself."""
+    """The merged contents of ranks' files; no file is a separate part of the checkpoint."""
 
     tags_storages = False
-    #: what makes a tensor, by the ids of storages
+    #: storage id → the tensor that is assembled in it
     _wholes: AbstractMapping[str, MadeOfRanks]
 
     def tags(self) -> dict[str, tuple[str, ...]]:
@@ -262,11 +262,11 @@ class MergedContainer(PartsContainer):
 
     @property
     def described_nbytes(self) -> int:
-        """The length of the pickles."""
+        """The size of the pickles."""
         return sum(part.described_nbytes for part in self.parts.values())
 
     def inner(self) -> Iterator[tuple[str, Container]]:
-        """None: what is beside the objects in the files is but the frame."""
+        """None: the other records in the files are only parts of their frames."""
         return iter(())
 
     def plan(self, spelling: LocationEdits) -> Plan:

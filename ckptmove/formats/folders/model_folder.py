@@ -6,9 +6,9 @@
     diffusion_pytorch_model.*         diffusers
     adapter_model.*                   peft
 
-If there are several, the first in this order is read, as transformers does; the others are taken
-for copies of the same weights. A folder without any of these is read if exactly one file in it has
-the suffix of a checkpoint. Folders with other layouts are refused (`unread_formats`).
+If there are several, the first in this order is read, like by transformers; the others are assumed
+to be copies of the same weights. A folder without any of these is read if exactly one file in it
+has the suffix of a checkpoint. Folders with other layouts are refused (`unread_formats`).
 
 Source: transformers/modeling_utils.py (`_get_resolved_checkpoint_files`), utils/__init__.py.
 """

@@ -4,14 +4,14 @@
     {"metadata": {"total_size": N, …}, "weight_map": {TENSOR: FILE, …}}
     model-00001-of-00002.safetensors, …: whole files of safetensors, or of torch
 
-The files are beside the index. A name in it must be a plain file name, so that none leads
-elsewhere; the file may be a symbolic link within the folder, or to a blob in the cache of the Hub.
-If ckptmove divided the checkpoint, its tree is in `metadata`, under `graph.tree_text.TREE`.
+The files are beside the index. A name in it must be a plain file name, so that it can't lead
+outside; the file may be a symbolic link within the folder, or to a blob in the cache of the Hub. If
+ckptmove divided the checkpoint, its tree is in `metadata`, under `graph.tree_text.TREE`.
 
-The index is refused if a tensor is not in the file it should be in, or in two. Tensors that it does
-not list are read too, as by loaders that read whole files. The tensors of safetensors make one
-dict, or that tree. What torch saved in each file is a dict: all of them together are one, in the
-order of the files' names, and tensors of one file share what they shared.
+The index is refused if a tensor is missing in the file that it names, or is in two files. Tensors
+that it does not list are read too, like by loaders that read whole files. The tensors of
+safetensors files make one dict, or the stored tree. In torch files, each file holds a dict; these
+are joined in the order of the file names, and tensors in one file keep sharing storages.
 
 Sources: transformers/modeling_utils.py (`save_pretrained`, `_load_pretrained_model`),
 huggingface_hub/serialization/_torch.py (`save_torch_state_dict`, `_load_sharded_checkpoint`).

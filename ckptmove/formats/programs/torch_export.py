@@ -1,4 +1,4 @@
-"""torch-export: what `torch.export.save` writes (`.pt2`).
+"""torch-export: the format of `torch.export.save` (`.pt2`).
 
     P/archive_format, archive_version     "pt2", "0"
     P/models/NAME.json                    the program: a graph that names devices
@@ -8,13 +8,13 @@
     P/data/sample_inputs/NAME.pt          a torch-zip file
     P/data/aotinductor/…                  compiled programs
 
-torch 2.8 had one torch-zip file each, `data/weights/NAME.pt` and `data/constants/NAME.pt`; 2.1 to
-2.7 wrote a zip of Python's with `serialized_exported_program.json`, `serialized_state_dict.pt`,
-`serialized_constants.pt` and `serialized_example_inputs.pt`.
+torch 2.8 wrote one torch-zip file for each: `data/weights/NAME.pt` and `data/constants/NAME.pt`.
+torch 2.1 to 2.7 wrote a zip with Python's zipfile, with `serialized_exported_program.json`,
+`serialized_state_dict.pt`, `serialized_constants.pt` and `serialized_example_inputs.pt`.
 
-Relocating changes configs, graphs, autocast regions and sample inputs together, so that the program
-is what `torch.export.passes.move_to_device_pass` would make of it, and its autocast regions follow.
-A program is moved whole or not at all, and not if anything in it is not understood or compiled.
+Relocating changes configs, graphs, autocast regions and sample inputs together. The result is the
+program that `torch.export.passes.move_to_device_pass` would make, with its autocast regions moved
+too. A program is moved as a whole or not at all, and not if anything in it is unknown or compiled.
 
 Sources: torch/export/pt2_archive/_package.py and constants.py; torch/export/__init__.py (`load`).
 """

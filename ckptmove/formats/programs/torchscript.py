@@ -1,4 +1,4 @@
-"""torchscript: what `torch.jit.save` writes, for libtorch and for mobile devices.
+"""torchscript: the format of `torch.jit.save`, for libtorch and for mobile devices.
 
     P/data.pkl            the module, by libtorch's pickler; tensors lie in P/data/N
     P/constants.pkl       tensors that the code names `CONSTANTS.cN`, in P/constants/N
@@ -9,10 +9,10 @@
     P/code/**.py          the code; *.debug_pkl beside it says where in the sources it comes from
     P/version, P/extra/…  as in torch-zip; files of the user's own
 
-Relocating changes the tags in all pickles. Devices that the code itself names stay what they are
-unless `values` asks for them, and moving the tensors does not move them: that is said. A file whose
-code was rewritten says slightly wrong columns in its error messages, since `*.debug_pkl` counts
-characters; nothing else reads it. Compiled code keeps its devices in `bytecode.pkl`, as values.
+Relocating changes the tags in all pickles. Devices in the code itself are changed only with
+`values`; moving the tensors does not move them, and a warning says so. If the code is rewritten,
+later error messages give slightly wrong columns, since `*.debug_pkl` counts characters; nothing
+else reads it. Compiled code keeps its devices in `bytecode.pkl`, as values.
 
 libtorch's pickler memoizes strings by value, so a tag may share its slot with any equal string.
 

@@ -1,4 +1,4 @@
-"""torch-package: what `torch.package.PackageExporter` writes: objects with their code.
+"""torch-package: objects with their code, as `torch.package.PackageExporter` writes them.
 
     P/any/name                an object, a pickle of protocol 3 or 4, under whatever name
     P/any/module.py           source text, which the pickles' classes come from
@@ -8,13 +8,14 @@
     P/.data/version, P/.data/python_version, P/byteorder, P/.data/serialization_id
     P/.data/ts_code/…         ScriptModules
 
-A zip as torch.save writes it, but with numbers for the keys of storages, and storages may be looked
-at as several dtypes. A record is a pickle if it is called so (`.pkl`), or if it can be nothing
-else: a PROTO opcode comes first, STOP is its last byte, and all between makes sense.
+This is a zip like torch.save writes it, but the keys of storages are numbers, and a storage may be
+viewed as several dtypes. A record is a pickle if its name ends in `.pkl`, or if it can't be
+anything else: it starts with a PROTO opcode, ends with STOP, and everything between is valid.
 
 Objects with a `__reduce_package__`, such as ScriptModules, are persistent ids `('reduce_package',
-id, function, arguments)`: a function of torch or the package makes them, so what they hold is not
-known, and a package with one is not relocated. Source text may name devices of its own and stays.
+id, function, arguments)`. A function of torch or of the package makes them, so their contents are
+unknown, and a package with such an object is not relocated. Source text may name devices and is not
+changed.
 
 Sources: torch/package/package_exporter.py (`_persistent_id`); package_importer.py (`load_pickle`).
 """

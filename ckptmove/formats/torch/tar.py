@@ -1,4 +1,4 @@
-"""torch-tar: what `torch.save` wrote in torch 0.1, an uncompressed tar of four members.
+"""torch-tar: the format of `torch.save` in torch 0.1, an uncompressed tar of four members.
 
     sys_info   a pickle about the machine that wrote it, which nothing reads
     pickle     the object; a tensor, or a storage, is its number as text
@@ -8,11 +8,11 @@
                number of elements, and the bytes; then pickle of a list of views, which are parts of
                storages: (number, number of the storage, offset, elements)
 
-A number is the address of a C object, so that none is taken twice. The device is in the location
-alone: torch takes the dtype from a storage's type and ignores that of a tensor, be it of `torch` or
-`torch.cuda`; types stay as they are. Relocating changes locations, and devices that the object
-names; where a member gets longer, its header says so, and what follows it moves. torch loads a tar
-with `weights_only=False` only, and only from a file.
+A number is the address of a C object, so all numbers are different. Only the location gives the
+device: torch takes the dtype from a storage's type and ignores the type of a tensor, which may be
+of `torch` or `torch.cuda`; types are not changed. Relocating changes locations, and devices that
+the object names; if a member gets longer, its header is updated, and the bytes after it move. torch
+loads a tar only with `weights_only=False`, and only from a file.
 
 Source: torch/serialization.py (`_legacy_load`, `legacy_load`).
 """

@@ -1,4 +1,4 @@
-"""torch-zip: what `torch.save` writes since 1.6.
+"""torch-zip: the format of `torch.save` since 1.6.
 
     P/data.pkl            the object, a pickle of protocol 2; tensors name their storages
     P/.format_version     "1", since 2.7 or so; then offsets of storages may be computed by torch
@@ -9,10 +9,10 @@
     P/.data/serialization_id
     P/.data/ckptmove_metadata.json    what safetensors said of the whole; torch passes over it
 
-`P` is the file's stem at the time of saving. Relocating changes device tags in `data.pkl` alone: if
-the new pickle is as long as the old one, a clone of the file is patched; else the zip is laid out
-anew, as torch would have. `.data/serialization_id` is kept either way: it is an identity that
-nothing checks, and the tensors it stands for are the same.
+`P` is the file's stem at the time of saving. Relocating changes only device tags in `data.pkl`: if
+the new pickle has the length of the old one, a clone of the file is patched; otherwise the zip is
+laid out again, like torch would do it. `.data/serialization_id` is kept in both cases: nothing
+checks this identity, and the tensors that it stands for are the same.
 
 Sources: torch/serialization.py (`_save`, `_load`); caffe2/serialize/inline_container.cc.
 """

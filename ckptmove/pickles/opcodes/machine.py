@@ -2,8 +2,8 @@
 
 It mirrors CPython's `Lib/pickle.py` (`_Unpickler`) for protocols 0 to 5, with three differences,
 each on the safe side: a structural fault is always an error (an opcode that straddles a frame, a
-target that can't take the operation, an object built twice); strings keep the place they were
-pushed from; and what a pickle may make us allocate is bounded.
+target that can't take the operation, an object built twice); strings keep the offset where they
+were pushed; and the memory that a pickle can make us allocate is limited.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Walk plain tensors fast: one compact node for the thirty that each would be.
+"""Walk plain tensors fast: one compact node replaces the thirty nodes of each tensor.
 
-A checkpoint of very many tensors is, but for a few bytes, this sequence over and over, which
+Except for a few bytes, a checkpoint with very many tensors repeats this sequence, which
 `torch.save` has written for every tensor since 0.4, and which a relocation keeps:
 
     GET _rebuild_tensor_v2                          the function, named before
@@ -15,12 +15,13 @@ A checkpoint of very many tensors is, but for a few bytes, this sequence over an
     TUPLE PUT REDUCE PUT                            the arguments; the call
 
 INT is one of BININT1, BININT2, BININT and LONG1 of five bytes; a GET or PUT has either width, and
-any PUT may be missing. What may come next always starts with bytes of its own, so these bytes have
-no other meaning, wherever they are run. They are taken at once if what they recall is of the right
-kind, if the slots that they fill are new and in order, and if no limit is near. In any other case
-nothing was changed yet, and `Machine` runs them one by one: there is no other way to fail.
+any PUT may be missing. Alternatives always start with different bytes, so these bytes have no other
+meaning, wherever they are run. The sequence is walked in one step if the values that it recalls are
+of the right kind, if the slots that it fills are new and in order, and if no limit is near. In any
+other case nothing was changed yet, and `Machine` runs its opcodes one by one: there is no other way
+to fail.
 
-A later GET of a slot in between gets the node that the opcodes would have made.
+A later GET of a slot within the sequence gets the node that the opcodes would have made.
 `tests/pickles/test_plain_tensors.py` compares both walks.
 """
 

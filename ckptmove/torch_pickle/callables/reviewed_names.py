@@ -1,11 +1,11 @@
 """Reviewed names: harmless names beyond torch's own list, each with the reason.
 
-What counts is everything that unpickling can make a name do: a call with any arguments,
+A review covers everything that unpickling can make a name do: a call with any arguments,
 `__setstate__` or a plain BUILD, items appended or set, all with values that the file chooses; and
-what the object does when it is destroyed. To add a name, read all of that in the source of the
-oldest and the newest release. Classes whose code cannot be read in advance stay out: the user's own
-enums, data classes and modules. So do names that call or look up their arguments
-(`functools.partial`, `operator.*`), and those that read files (`zoneinfo.ZoneInfo`).
+the effects of destroying the object. To add a name, read all of this code in the oldest and the
+newest release. Classes whose code cannot be read in advance are left out: the user's own enums,
+data classes and modules. So are names that call or look up their arguments (`functools.partial`,
+`operator.*`), and names that read files (`zoneinfo.ZoneInfo`).
 """
 
 from __future__ import annotations

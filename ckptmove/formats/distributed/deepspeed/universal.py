@@ -5,7 +5,7 @@
       mp_rank_00_model_states.pt            the model and what the user saved, as ranks saved it;
                                             or with stage 3 the files of all ranks, and of a
                                             pipeline or tensor parallelism those of its parts
-      zero/optimizer_state.pt               the optimizer but for its state: `param_groups`, …
+      zero/optimizer_state.pt               the optimizer without its state: `param_groups`, …
       zero/PARAMETER/fp32.pt                {'param': the weight, 'cat_dim': 0, …}, whole
       zero/PARAMETER/exp_avg.pt, …          its state likewise; step.pt is a bare tensor
       zero/BUFFER/fp32.pt                   a copy in float32 of what the model's file has

@@ -23,8 +23,28 @@ NAMES = (*CHANGING, "mkdir", "mkdirat", "rmdir")
 class FolderScene:
     """A folder with a model, its optimizer and another checkpoint below, before and after."""
 
+    first = "epochs/last.pt"  #: the file that is opened first
+
     def __init__(self, root: Path) -> None:
         self.root, self.folder, self.out = root, root / "run", root / "out"
+        self.fill()
+        self.journal = self.folder / FOLDER_JOURNAL
+        self.unfinished = self.folder / (FOLDER_JOURNAL + UNFINISHED)
+        self.old = self.contents(self.folder)
+        ckptmove.relocate(self.folder, self.out, to="cpu")
+        self.new = self.contents(self.out)
+        shutil.rmtree(self.out)
+        ckptmove.convert(self.folder, self.out)
+        self.converted = self.contents(self.out)
+        shutil.rmtree(self.out)
+        to = ("--to", "cpu")
+        self.in_place = command("relocate", "-q", self.folder, *to, "--in-place")
+        self.beside = command("relocate", "-q", self.folder, self.out, *to)
+        self.convert = command("convert", "-q", self.folder, f"{self.out}/")
+        self.recover = command("recover", "-q", self.folder)
+
+    def fill(self) -> None:
+        """Make the folder, on `cuda:1`."""
         self.folder.mkdir()
         saved = MAKERS["adamw_training"]()
         save(self.folder / "optimizer.pt", saved, "cuda:1", keep_cpu=kept_on_cpu(saved))
@@ -32,25 +52,11 @@ class FolderScene:
         save(self.folder / "epochs" / "last.pt", {"w": torch.arange(9.0)}, "cuda:1")
         save_file({"w": torch.ones(3)}, self.folder / "model.safetensors", {"format": "pt"})
         (self.folder / "notes.txt").write_text("precious")
-        self.journal = self.folder / FOLDER_JOURNAL
-        self.unfinished = self.folder / (FOLDER_JOURNAL + UNFINISHED)
-        self.old = self.contents(self.folder)
-        ckptmove.relocate(self.folder, self.out, to="cpu")
-        self.new = self.contents(self.out)
-        assert [name for name in self.old if self.old[name] != self.new[name]] == [
-            "epochs/last.pt",
-            "optimizer.pt",
-        ]
-        shutil.rmtree(self.out)
-        ckptmove.convert(self.folder, self.out)
-        self.converted = self.contents(self.out)
-        assert not self.converted.keys() & {"epochs/last.pt", "optimizer.pt"}
-        shutil.rmtree(self.out)
-        to = ("--to", "cpu")
-        self.in_place = command("relocate", "-q", self.folder, *to, "--in-place")
-        self.beside = command("relocate", "-q", self.folder, self.out, *to)
-        self.convert = command("convert", "-q", self.folder, f"{self.out}/")
-        self.recover = command("recover", "-q", self.folder)
+
+    @property
+    def changed(self) -> list[str]:
+        """The files that a relocation changes."""
+        return [name for name in self.old if self.old[name] != self.new[name]]
 
     @staticmethod
     def contents(folder: Path) -> dict[str, bytes]:
@@ -72,7 +78,7 @@ class FolderScene:
     def calls(self, command: list[str], log: Path) -> list[Call]:
         """The calls that may change something, from opening the first file on."""
         self.reset()
-        found = calls_of(command, self.folder / "epochs" / "last.pt", log, NAMES)
+        found = calls_of(command, self.folder / self.first, log, NAMES)
         return list(without_imports(found))
 
     def journal_bytes(self) -> bytes:
@@ -89,7 +95,7 @@ def settlers(scene: FolderScene) -> Iterator[Callable[[], object]]:
         lambda: ckptmove.recover(scene.folder),
         lambda: ckptmove.recover(scene.root),
         lambda: ckptmove.inspect(scene.folder),
-        lambda: ckptmove.inspect(scene.folder / "epochs" / "last.pt"),
+        lambda: ckptmove.inspect(scene.folder / scene.first),
         lambda: ckptmove.relocate(scene.folder, to="cpu", dry_run=True),
     )
     for verb in verbs:

@@ -29,7 +29,10 @@ from tests.making.staging import interrupted, journals, leaving_nothing, mounted
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> FolderScene:
-    return FolderScene(tmp_path_factory.mktemp("scene"))
+    made = FolderScene(tmp_path_factory.mktemp("scene"))
+    assert made.changed == ["epochs/last.pt", "optimizer.pt"]
+    assert not made.converted.keys() & set(made.changed)
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Check that a checkpoint equals another, or is a part of it, but for devices and casts."""
+"""Check that a checkpoint equals another one or is a part of it, ignoring devices and casts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .diff import diff
 
 _MOST_LISTED = 8  # differences
 _LONGEST_EXCERPT = 160  # characters of the lines that differ
-#: In what a part of a checkpoint may differ from the whole.
+# : The kinds of differences that a part of a checkpoint may have from the whole.
 _LEFT_OUT = (
     Kind.REMOVED,
     Kind.RENAMED,
@@ -39,7 +39,7 @@ def compare(
     strict: bool,
     follow_links: bool,
 ) -> Finding:
-    """Whether it is the same checkpoint as another, or a part of it, but for devices and casts."""
+    """Check whether `path` equals `against` or is a part of it, ignoring devices and casts."""
     if against is None:
         return Finding("against", SKIPPED, "nothing to compare it with was named")
     try:
@@ -80,7 +80,7 @@ def compare(
 
 
 def _may_lack(difference: Difference) -> bool:
-    """Whether a part of a checkpoint may differ so from the whole."""
+    """Whether a part of a checkpoint may differ from the whole in this way."""
     if difference.kind is Kind.NOT_COMPARED:
         return difference.new is None
     return difference.kind in _LEFT_OUT
@@ -89,8 +89,8 @@ def _may_lack(difference: Difference) -> bool:
 def _moved_values(differences: Sequence[Difference]) -> set[str]:
     """Return the names of the added values that the whole has below the root of the part.
 
-    The root is what the names of all renamed tensors lost in front. Only plain values count: a
-    difference shortens others.
+    The root is the prefix that the names of all renamed tensors lost. Only plain values count,
+    because a difference holds other values only in shortened form.
     """
     roots = {
         each.old.removesuffix(each.new)
@@ -118,7 +118,7 @@ def _moved_values(differences: Sequence[Difference]) -> set[str]:
 
 
 def _is_whole(value: object) -> bool:
-    """Whether a difference holds all of a value."""
+    """Whether a difference holds a value completely, not shortened."""
     if isinstance(value, str):
         return len(value) <= LONGEST_TERM
     return isinstance(value, (bool, int, float))
@@ -131,7 +131,7 @@ def _lines_of(differences: Sequence[Difference]) -> list[str]:
 
 
 def _line(difference: Difference) -> str:
-    """What differs, and where it is few words how."""
+    """Say what differs, and also how, if that takes few words."""
     start = f"{difference.name}: {difference.kind}"
     if difference.lines:
         return f"{start}; {' '.join(difference.lines)[:_LONGEST_EXCERPT]}"

@@ -167,18 +167,18 @@ def convert(
 
     Args:
         src: the checkpoint; it is not changed. It may be a file, an index of several files, or a
-            model folder (also a Trainer checkpoint), of which the weights are converted.
+            model folder (also a Trainer checkpoint).
         dst: the new checkpoint. It appears complete and verified, or not at all. Without it, the
             new file is beside the source: `run.safetensors` for `run.pt`, `run.pt` for
             `run.safetensors`; folders need one. It is a folder if it ends with a slash, is an
             existing folder, or if `max_shard_size` is given. From folder to folder, every
-            checkpoint is converted, however deep: weights get the names that libraries load, and
-            what else torch saved keeps all of its tree, as in `optimizer.pt.safetensors`. A folder
-            that was one file comes back with the names and formats that it had, equal in what its
-            files hold; the bytes of files of torch may differ. Options
-            about names and dtypes speak of the weights. Those that select a part, and presets,
-            leave the rest of a training out. `config.json` gets the dtype of the weights. The other
-            files are copied: links to files are followed, links to folders are skipped with a
+            checkpoint in it is converted, at any depth: weights get the names that libraries load;
+            other files of torch, such as the optimizer, keep their whole tree, as in
+            `optimizer.pt.safetensors`. A folder that was converted to one file comes back with the
+            same names, formats and contents; the bytes of files of torch may differ. Options about
+            names and dtypes apply to the weights only. Options that select a part, and presets,
+            leave out the rest of the training state. `config.json` gets the dtype of the weights.
+            Other files are copied: links to files are followed, links to folders are skipped with a
             warning. In an object store (a URL), the files of a folder appear one by one after all
             are verified, the index last.
         progress: a function that is called with the number of bytes copied and verified since the
@@ -255,13 +255,13 @@ def convert(
 def _with_notes_and_time(
     report: ConvertReport, notes: Sequence[str], started: float
 ) -> ConvertReport:
-    """The report with what was to be said before all else, and the time that it took."""
+    """Return the report with these notes before its warnings, and with the time taken."""
     warnings = (*notes, *report.warnings)
     return replace(report, warnings=warnings, seconds=time.monotonic() - started)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raises UsageError if options of `convert`, by name, make no sense whatever the file."""
+    """Raises UsageError if these options of `convert` make no sense for any file."""
     names = signature(Edits.of).parameters
     edits = Edits.of(**{name: value for name, value in options.items() if name in names})
     size = options.get("max_shard_size")
@@ -280,7 +280,7 @@ def _convert_to_file(
     *,
     of_zero: str | None,
 ) -> ConvertReport:
-    """Write all of a checkpoint as one, even if that is several files."""
+    """Convert a checkpoint to one checkpoint, even if the source is a folder of several."""
     with formats.open_checkpoint(src, follow_links=options.follow_links, weights=of_zero) as found:
         if options.strict:
             refuse_unknown(found.manifest, otherwise=options.otherwise)
@@ -305,7 +305,7 @@ def _convert_to_file(
                 force=options.force,
             )
         except CkptmoveError as error:
-            error.about(source)  # and not one of its files
+            error.about(source)  # name the folder, not one of its files
             raise
         weights = plan.weights
         part = PlannedPart(weights, graph.sources, {name: name for name in weights.files})
@@ -336,7 +336,7 @@ def _convert_to_file(
 
 
 def _leads_back(edits: Edits, target: Target) -> bool:
-    """Whether the file can tell of the folder that it was made of."""
+    """Whether the file can record the folder that it is made from."""
     annotates = target.format.name in ("safetensors", "torch-zip")
     return annotates and edits.keeps_tree and not target.is_folder
 
@@ -344,7 +344,7 @@ def _leads_back(edits: Edits, target: Target) -> bool:
 def _tell_of_folder(
     graph: CheckpointGraph, packed: PackedFolder | None, edits: Edits, target: Target
 ) -> None:
-    """Have the draft know what its parts serve, and the metadata lead back, if there is a way."""
+    """Set the sections of the draft's parts, and record the folder in the metadata, if possible."""
     metadata = {key: text for key, text in graph.metadata.items() if key != FOLDER}
     if packed is not None:
         from .folders.one_file import tell_sections
@@ -362,13 +362,13 @@ def _tell_of_folder(
 def _tell_of_other_files(
     graph: CheckpointGraph, found: Checkpoint, edits: Edits, options: ConversionOptions
 ) -> None:
-    """Have the losses tell of checkpoints beside what was read, and of copies that differ."""
+    """Add as losses the checkpoints that were not read, and copies of the weights that differ."""
     from .folders.one_file import losses_of_others
     from .folders.weight_copies import copies_in, losses_of_copies, true_notes
 
     graph.losses += () if edits.narrow else losses_of_others(found)
     copies = copies_in(found)
-    if copies and not options.dry_run:  # which reads no tensors
+    if copies and not options.dry_run:  # a dry run reads no tensors
         folder = graph.path if found.folder is None else found.folder.path
         graph.losses += losses_of_copies(folder, copies, follow_links=options.follow_links)
         graph.warnings[:] = true_notes(graph.warnings)

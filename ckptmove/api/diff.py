@@ -88,8 +88,8 @@ def diff(
     Numbers are compared bit by bit, so equal NaNs are equal. Tensors are compared by their
     elements, wherever these lie in a storage; everything else is compared by its content.
     Checkpoints inside bytes are compared as checkpoints. Code and other files inside a checkpoint
-    are compared too. If only one of the two formats can hold something, that counts as a
-    difference: not compared.
+    are compared too. An entry that only one of the two formats can hold counts as a difference: not
+    compared.
 
     Args:
         a: the first checkpoint.
@@ -120,7 +120,7 @@ def diff(
         alike = first.format == second.format
         old, new = (each.draft(nested=True, program=alike) for each in (first, second))
         for path, other in ((a, new), (b, old)):
-            # what leads back to a folder is no content of it
+            # the record of the original folder is not content
             if FOLDER in other.metadata and place_of(path).is_folder():
                 other.metadata = {k: text for k, text in other.metadata.items() if k != FOLDER}
         arrays = {(id(graph), key) for graph in (old, new) for key in tensors_for_arrays(graph)}
@@ -146,7 +146,7 @@ def diff(
 
 
 def _not_compared(old: Checkpoint, new: Checkpoint) -> Iterator[Difference]:
-    """The second checkpoints of a model's folder, for which a file has no place."""
+    """Yield the further checkpoints of a model folder, which a single file cannot hold."""
     for name in checkpoints_beside(old):
         yield Difference(Kind.NOT_COMPARED, name, old.format, None)
     for name in checkpoints_beside(new):
@@ -164,7 +164,7 @@ def _compare_other_files(old: Checkpoint, new: Checkpoint, follow_links: bool) -
 def _other_files(
     checkpoint: Checkpoint, opened: ExitStack, follow_links: bool
 ) -> dict[str, HeldRecord]:
-    """What is below a folder but for what was read of a checkpoint; at most one file is open."""
+    """Return the files below a folder that are not part of the checkpoint; at most one is open."""
     place = place_of(checkpoint.container.source.path)
     folder = place if place.is_folder() else place.parent
     read = {source.path.removeprefix(folder.path).strip("/") for source in checkpoint.sources}
@@ -190,7 +190,7 @@ def _other_files(
 def _selected_names(
     old: CheckpointGraph, new: CheckpointGraph, patterns: Sequence[str]
 ) -> set[str] | None:
-    """The names that are to be compared, or None for all."""
+    """Return the names to compare, or None for all."""
     if not patterns:
         return None
     names: list[set[str]] = []
@@ -212,10 +212,10 @@ def _selected_names(
 def _check_selection(
     old: CheckpointGraph, new: CheckpointGraph, patterns: Sequence[str], chosen: Collection[str]
 ) -> None:
-    """Raises RefusedError if no tensor or array is selected, and that wasn't asked for by names."""
+    """Raises RefusedError if no tensor or array is selected, unless all patterns are names."""
     listed = [draft.list_contents().tensors for draft in (old, new)]
     if any(e.role is Role.ARRAY and e.name in chosen for found in listed for e in found):
-        return  # these are compared as values are
+        return  # arrays are compared as values
     many = max(map(len, listed))
     if many and not all(map(is_name, patterns)):
         raise RefusedError(
@@ -225,7 +225,7 @@ def _check_selection(
 
 
 class _Findings:
-    """What comes out of a comparison, piece by piece."""
+    """Collects the results of a comparison."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class _Findings:
         self.comparison = comparison
         self.may_cast = cast
         self.ignore_devices = ignore_devices
-        self.arrays = arrays  # the storages of those that stand for arrays, each with its graph
+        self.arrays = arrays  # the storages that stand for arrays, each with its graph
         self.differences: list[Difference] = []
         self.cast: dict[str, int] = {}
         self.tensors = self.nbytes = self.close = self.devices_ignored = 0
@@ -247,18 +247,18 @@ class _Findings:
         self.places: dict[int, dict[tuple[str, int], str]] = {}
 
     def add(self, beside: Beside) -> None:
-        """Take up what was found in other records."""
+        """Add the differences found in other records."""
         self.differences += beside.differences
         self.records += beside.compared
         self.devices_ignored += beside.devices
 
     def ignore(self, is_ignored: Callable[[Difference], bool]) -> None:
-        """Set those differences apart that are to be ignored."""
+        """Move the differences to ignore from `differences` to `ignored`."""
         self.ignored += [each for each in self.differences if is_ignored(each)]
         self.differences = [each for each in self.differences if not is_ignored(each)]
 
     def compare(self, pairs: Pairs) -> None:
-        """Compare the bytes of all tensors, and see which of the rest have but another name."""
+        """Compare the bytes of all tensors, and find the tensors that were only renamed."""
         self.differences += pairs.differences
         self.devices_ignored += pairs.passed
         for old, new in pairs.both:
@@ -301,10 +301,10 @@ class _Findings:
             self.close += 1
 
     def add_renamed(self, old: Held, new: Held) -> None:
-        """Two tensors of the same bytes in different places, mostly under different names."""
+        """Add two tensors with equal bytes in different places, usually with different names."""
         self.count(old)
         names = old.name, new.name
-        if names[0] == names[1]:  # a state dict calls them as the whole module does
+        if names[0] == names[1]:  # the state dict and the whole module use the same name
             names = self.place(old), self.place(new)
         self.differences.append(Difference(Kind.RENAMED, names[0], *names))
         for kind, mine, other in unlike(old, new):
@@ -317,7 +317,7 @@ class _Findings:
                 self.differences.append(Difference(kind, name, mine, other))
 
     def place(self, held: Held) -> str:
-        """Where a tensor is, by all keys that lead there."""
+        """Return the place of a tensor, spelled with all keys that lead to it."""
         if id(held.draft) not in self.places:
             listed = held.draft.list_contents()
             self.places[id(held.draft)] = {
@@ -327,7 +327,7 @@ class _Findings:
         return self.places[id(held.draft)].get((held.name, id(held.node)), held.name)
 
     def add_single(self, kind: Kind, held: Held) -> None:
-        """A tensor that only one of them has."""
+        """Add a tensor that only one of the checkpoints has."""
         what = {"dtype": held.tensor.dtype, "shape": list(held.tensor.shape)}
         pair = (what, None) if kind is Kind.REMOVED else (None, what)
         self.differences.append(Difference(kind, held.name, *pair))
@@ -335,7 +335,7 @@ class _Findings:
     def report(
         self, old: CheckpointGraph, new: CheckpointGraph, notes: Sequence[str], seconds: float
     ) -> Diff:
-        """Everything that was found."""
+        """Return the report of the comparison."""
         return Diff(
             a=old.path,
             b=new.path,

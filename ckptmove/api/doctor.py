@@ -28,7 +28,7 @@ _NOT_RUN = "it was not run; --simulate simulates the device"
 _STEPS = 2
 _ONWARD = 20.0  # seconds that a script runs on after its steps, to evaluate and save
 _LONGEST = 120.0  # seconds from the first call of a model to the first step
-#: How a process ends, by signals, in which something took a tensor to have values.
+# : Signals that end a process if code reads the values of a simulated tensor, which has none.
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")
 _NO_TORCH = Verdict("no-torch", "torch is not installed in this Python", "pip install torch")
 _REPAIR = "make python -c 'import torch' work; a limit such as ulimit -v may be too low"
@@ -151,7 +151,7 @@ def doctor(
 
 @dataclass(frozen=True)
 class _Run:
-    """What is run, and where."""
+    """The code to run, and the device."""
 
     subject: str
     device: str
@@ -225,7 +225,7 @@ def _diagnose_in_subprocess(
     script: bool = False,
     guarded: bool = False,
 ) -> Diagnosis:
-    """What a run in another process comes to, however it ends."""
+    """Run in another process and return the diagnosis, however the process ends."""
     from ..trial.subprocess_call import SubprocessLost, call_in_subprocess
 
     try:
@@ -246,7 +246,7 @@ def _diagnose_lost(
     latest: Mapping[str, Any] | None,
     lines: tuple[str, ...],
 ) -> Diagnosis:
-    """The diagnosis after a process ended without a result (`subprocess_call.SubprocessLost`)."""
+    """Diagnose a process that ended without a result (`subprocess_call.SubprocessLost`)."""
     found = Diagnosis(
         run.subject, run.device, run.simulates, facts=run.known.to_json(), complete=False
     )

@@ -152,13 +152,13 @@ def to_device(
 ) -> Batch:
     """Return the same batch with its tensors on a device, however they are nested.
 
-    These come back as what they are: dicts, lists, tuples, named tuples, sets and deques of any
+    These come back with the same type: dicts, lists, tuples, named tuples, sets and deques of any
     class, dataclasses, `UserDict`s such as `BatchEncoding`, `ModelOutput`s with their caches,
     packed sequences, and objects of classes written in Python. An object with its own `to(device)`
     method moves itself. Everything else stays the same object: keys of dicts, and objects that are
-    more than what they hold (iterators, data sets, open files, locks, objects that hold a model).
-    The batch itself is never changed, and none of the code of its classes runs, except a `to`
-    method. If nothing moves, the same object comes back.
+    not mere containers (iterators, data sets, open files, locks, objects that hold a model). The
+    batch itself is never changed, and none of the code of its classes runs, except a `to` method.
+    If nothing moves, the same object comes back.
 
     Shared objects stay shared, and tensors that overlap in memory overlap in the copy too, with the
     same strides; only the bytes that they show are copied. Leaf tensors stay leaves, without their
@@ -245,16 +245,17 @@ def trace(
     alive or changed. If the block raises, the exception passes through, and the findings are still
     there.
 
-    A step that is watched takes a few times as long as usual. Of a long loop, the first four steps
-    are watched, and then each seventh; the result says how many. Of the other steps, only an
-    exception is told. A block without optimizer steps is watched as a whole.
+    A step that is watched takes a few times as long as usual. In a long loop, the first four steps
+    are watched, then every seventh; the result says how many. In the other steps, only exceptions
+    are recorded. A block without optimizer steps is watched as a whole.
 
     Args:
         model: the model.
         optimizer: its optimizer, or several. Other optimizers that take a step in the block are
             found too.
         device: where everything should be. Default: the best device of this machine.
-        every: of the steps after the fourth, watch those whose number this divides. 1 watches all.
+        every: after the fourth step, watch the steps whose number is a multiple of this; 1 watches
+            all.
 
     Returns:
         The watch, a context manager. After the block it has `verdicts` (what is wrong, each with

@@ -14,7 +14,7 @@ from ..sources import place_of
 from .options import FollowLinks, Option, Strict, declare_options
 from .strict import refuse_unknown
 
-#: What `refuse_unknown` says of the verb.
+# : The words of `refuse_unknown` for this verb.
 WITHOUT_STRICT = "without --strict it is listed all the same"
 
 
@@ -87,7 +87,7 @@ def inspect(
 
 
 def with_whole_folder(path: StrPath, manifest: Manifest, *, follow_links: bool) -> Manifest:
-    """The manifest, or if it is of weights in a folder, that of all that is in the folder."""
+    """Return the manifest; for weights in a folder, the manifest of the whole folder."""
     place = place_of(path)
     if manifest.files or manifest.path == place.path or not place.is_folder():
         return manifest

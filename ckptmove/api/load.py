@@ -44,8 +44,8 @@ def load(
     `Opaque`, which records what would have been called. For a program (TorchScript,
     `torch.export`), the result is a dict of its tensors. Tensors are memory-mapped where the file
     allows it: they use no memory until they are read, and writing to them never changes the file.
-    So no checksum of these is looked at: `validate` does that. Tensors of several parts are read;
-    where each part has a checksum (DCP, files of ranks), it must be right.
+    So their checksums are not checked; `validate` does that. Tensors that consist of several parts
+    are read; if each part has a checksum (DCP, files of ranks), it must be right.
 
     Args:
         path: the checkpoint.

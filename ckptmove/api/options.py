@@ -31,67 +31,68 @@ _WIDTH = 96  # columns of a docstring
 
 
 class Option(NamedTuple):
-    """What a parameter does. Its name, its type and mostly its default stand in the signature."""
+    """What a parameter does. The signature has its name, its type and usually its default."""
 
     #: What it does, in the words of the command line: SRC and `--other-option`.
     help: str
-    #: What stands for its value. `KEY=VALUE` makes it a mapping, where `[KEY=]` may be missing.
+    # : The placeholder of its value. `KEY=VALUE` makes it a mapping; in `[KEY=]VALUE` the key is
+    # optional.
     metavar: str = ""
     #: The heading above it in the help of a command that has many options; that of the option
     #: before it if empty.
     group: str = ""
-    #: What a default of None comes to.
+    # : What a default of None means.
     default: str = ""
     #: Its parameter in an earlier version, still accepted.
     former: str = ""
     #: Its letter on the command line, if it has one.
     short: str = ""
-    #: What the docs of the function say besides.
+    # : More text for the docs of the function.
     python: str = ""
-    #: What its metavar stands for, if that takes a sentence in the help and the docs of the verb.
+    # : A sentence about its metavar, for the help and the docs of the verb.
     value: str = ""
-    #: Which side of `KEY=VALUE` may itself hold a `=`.
+    # : The side of `KEY=VALUE` that may itself contain a `=`.
     equals_in: Literal["key", "value"] = "key"
 
 
 class Declaration(NamedTuple):
-    """An option with what the signature says of it."""
+    """An option, with its name, type and default from the signature."""
 
     name: str
     option: Option
-    types: tuple[Any, ...]  #: those that a value may have, but None
+    types: tuple[Any, ...]  #: the types that a value may have, except None
     default: Any
 
     @property
     def is_mapping(self) -> bool:
-        """Whether it takes a mapping."""
+        """Whether the option takes a mapping."""
         return "=" in self.option.metavar
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether it takes several values."""
+        """Whether the option takes several values."""
         several = any(get_origin(each) in (Iterable, Sequence) for each in self.types)
         return several or self.is_mapping
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that it may have, if these are few."""
+        """The allowed values, if the type lists them."""
         return next((get_args(each) for each in self.types if get_origin(each) is Literal), ())
 
 
 def options_of(function: Callable[..., Any]) -> Mapping[str, Declaration]:
-    """The options of a verb by the names of its parameters, in the order of its signature."""
+    """Return the options of a verb by parameter name, in the order of its signature."""
     found: Mapping[str, Declaration] = function.options  # type: ignore[attr-defined]
     return found
 
 
 def former_names(options: Mapping[str, Declaration]) -> dict[str, str]:
-    """The former names of these options, and their names now."""
+    """Return the former names of these options, with their current names."""
     return {each.option.former: name for name, each in options.items() if each.option.former}
 
 
 def values_of(options: Mapping[str, Declaration]) -> str:
-    """A paragraph on what the values of these options may be; empty if no option has one."""
+    """Return a paragraph on the values of these options; empty if no option describes them."""
     return " ".join(each.option.value for each in options.values() if each.option.value)
 
 
@@ -126,7 +127,7 @@ def declare_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def with_current_names(arguments: dict[str, Any], current: Mapping[str, str]) -> None:
-    """Rename arguments given under a former name, with a warning; both names are a UsageError."""
+    """Rename arguments with a former name, and warn; using both names is a UsageError."""
     for old, new in current.items():
         if old not in arguments:
             continue
@@ -137,7 +138,7 @@ def with_current_names(arguments: dict[str, Any], current: Mapping[str, str]) ->
 
 
 def _declarations(parameters: Iterable[Parameter]) -> dict[str, Declaration]:
-    """What these parameters declare, by name."""
+    """Return the declarations of these parameters, by name."""
     declared, group = dict[str, Declaration](), "General"
     for each in parameters:
         for option in getattr(each.annotation, "__metadata__", ()):
@@ -157,7 +158,7 @@ def _without_option(parameter: Parameter) -> Parameter:
 def _docs_with_options(
     text: str, parameters: Mapping[str, Parameter], options: Mapping[str, Declaration]
 ) -> str:
-    """A docstring that describes the options too, under `Args`, in the order of the signature."""
+    """Add the options to a docstring, under `Args`, in the order of the signature."""
     before, heading, after = text.partition("\nArgs:\n")
     written, *rest = after.split("\n\n", 1)
     entries = {each.split(":")[0].strip(" *"): each for each in re.split(r"\n(?=    \S)", written)}
@@ -171,7 +172,7 @@ def _docs_with_options(
 def _entry(
     declared: Declaration, parameters: Mapping[str, Parameter], options: Mapping[str, Declaration]
 ) -> str:
-    """What the docs of a function say of an option."""
+    """Return the text about an option for the docs of a function."""
 
     def in_python(found: re.Match[str]) -> str:
         name = found[0].lstrip("-").replace("-", "_").lower()
@@ -194,7 +195,7 @@ def _entry(
 
 
 def _fill(text: str, first: str = "", others: str = "") -> str:
-    """Break a text into lines that begin with these indents."""
+    """Wrap a text into lines with these indents."""
     lines, line = list[str](), first
     for word in text.split():
         if line.strip() and len(line) + 1 + len(word) > _WIDTH:
@@ -209,7 +210,7 @@ def _fill(text: str, first: str = "", others: str = "") -> str:
 Strict = Annotated[
     bool, Option("Refuse files that name callables not known to be harmless.", group="Safety")
 ]
-#: Of ZeRO, the weights of the optimizer and those of the model are two copies.
+# : ZeRO saves two copies of the weights: one for the optimizer, one for the model.
 OF_ZERO = ("master", "module")
 Weights = Literal["model", "ema", "master", "module"]
 OF_WHICH_WEIGHTS = (

@@ -1,4 +1,4 @@
-"""Implements `ckptmove.recover`: undo interrupted changes in place, remove what else is left."""
+"""Implements `ckptmove.recover`: undo interrupted changes in place, and remove temporary files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def recover(path: StrPath) -> RecoverReport:
     undone, no matter how far it got. Temporary files of killed processes are removed.
 
     Args:
-        path: a file, also one that was to be written; or a folder: then everything in it and below
-            is looked at. Of the destination of a batch in S3, what killed processes began to upload
-            is aborted.
+        path: a file, which may be a destination that was not written; or a folder, which is
+            searched at any depth; or the destination of a batch in S3, whose unfinished uploads by
+            killed processes are aborted.
 
     Returns:
         What was done to each file.
@@ -29,8 +29,8 @@ def recover(path: StrPath) -> RecoverReport:
     Raises:
         InputError: a journal does not belong to the file as it is now, the file is missing, or
             another process is changing it.
-        RefusedError: the file or its folder cannot be written, or the store does not allow to find
-            or to abort an upload.
+        RefusedError: the file or its folder cannot be written, or the store does not allow listing
+            or aborting uploads.
         WriteError: undoing failed; it can be tried again.
     """
     path = os.fspath(path)
@@ -49,7 +49,7 @@ def recover(path: StrPath) -> RecoverReport:
     for name in journaled_files(path):
         try:
             recovered = undo(name)
-            if recovered.outcome != "nothing":  # but for a journal that was not finished
+            if recovered.outcome != "nothing":  # except for an unfinished journal
                 files.append(recovered)
         except CkptmoveError as error:  # the others come first
             failed.append(error)
@@ -59,8 +59,8 @@ def recover(path: StrPath) -> RecoverReport:
 
 
 def _recover_uploads(url: str) -> RecoverReport:
-    """Abort what killed runs of a batch began to upload below a URL."""
-    from ..writing.upload.unfinished import abort_dead  # what has no URL needs none of this
+    """Abort the unfinished uploads of killed batch runs below a URL."""
+    from ..writing.upload.unfinished import abort_dead  # imported only for URLs
 
     place = place_of(url)
     if place.exists() and not place.is_folder():

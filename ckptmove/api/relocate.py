@@ -25,7 +25,7 @@ from ..writing.verify import Progress
 from .options import DryRun, FollowLinks, Option, Strict, declare_options
 from .strict import refuse_unknown
 
-#: What files are called that a folder can't be.
+# : Suffixes of files; a relocated folder can't have them.
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 
 
@@ -104,12 +104,13 @@ def relocate(
     `device_map`, `map`, `to`. What torch itself keeps on the CPU (RNG states, optimizer steps, …)
     stays there and is reported.
 
-    Within one S3 store, the store itself copies what does not change, and only the rest comes here:
-    the report says so. Of what it copies it tells ETags, which are checked; nothing is summed.
+    Within one S3 store, the store itself copies the unchanged parts, and only the changed parts are
+    downloaded; the report says so. For copied parts, only the store's ETags are checked; no
+    checksum of the bytes is computed.
 
-    Of a folder, every file is written: each checkpoint in it by its own format, and all other files
-    unchanged, as those that store no devices (safetensors). The rules hold for all of it, with the
-    names that `inspect` shows. With `in_place`, all files change or none.
+    If `src` is a folder, every file is written: each checkpoint in its own format; other files, and
+    files that store no devices (safetensors), unchanged. The rules apply to the whole folder, with
+    the names that `inspect` shows. With `in_place`, all files change or none.
 
     Args:
         src: the checkpoint, a file or a folder; it is not changed, unless `in_place` is set.
@@ -147,7 +148,7 @@ def relocate(
                 path=change.path,
                 hint="ckptmove inspect lists names and devices; --allow-unmatched accepts that",
             )
-        if strict:  # only now, since it could say that what can't be relocated would be copied
+        if strict:  # not earlier: its hint would promise to copy a file that can't be relocated
             refuse_unknown(manifest, otherwise="without --strict they are copied untouched")
         target = _target(change, dst, to, in_place=in_place)
         copied, bytes_written = None, 0
@@ -183,7 +184,7 @@ def relocate(
 
 
 class _Change(Protocol):
-    """A planned change of a file or a folder, which is made in a new one or in place."""
+    """A planned change of a file or a folder, made in a new one or in place."""
 
     path: str
     moves: Moves
@@ -192,11 +193,11 @@ class _Change(Protocol):
 
     @property
     def before(self) -> Checkpoint:
-        """What is to be changed."""
+        """The checkpoint to change."""
 
     @property
     def method(self) -> str:
-        """How it is written, in one word."""
+        """How the output is written, in one word."""
 
     @property
     def nbytes(self) -> int:
@@ -204,22 +205,22 @@ class _Change(Protocol):
 
     @property
     def new_nbytes(self) -> int:
-        """The size of what is written."""
+        """The size of the output."""
 
     def report(self, *, in_place: bool) -> tuple[RelocatedFile, ...]:
-        """What becomes of each file of a folder."""
+        """Report what happens to each file of a folder."""
 
     def check(self, target: str) -> None:
-        """Raises RefusedError where a new one would be refused."""
+        """Raises RefusedError if the destination would be refused."""
 
     def check_in_place(self) -> None:
         """Raises RefusedError where a change in place would be refused."""
 
     def write(self, target: str, progress: Progress | None) -> tuple[str | None, int]:
-        """Write, verify, commit; gives how the bytes were copied, and how many."""
+        """Write, verify and commit; return how the bytes were copied, and how many."""
 
     def apply_in_place(self) -> int:
-        """Change in place, verify, commit; gives how many bytes were written."""
+        """Change in place, verify and commit; return how many bytes were written."""
 
 
 @contextmanager
@@ -245,7 +246,7 @@ class _FileChange:
     is_folder = False
 
     def __init__(self, source: Source, rules: Rules, notes: Sequence[str], *, force: bool) -> None:
-        """Plan it. Raises as `place`."""
+        """Plan the change. Raises as `place`."""
         self.path, self.source, self.notes, self.force = source.path, source, notes, force
         self.nbytes = source.nbytes
         self.before = formats.read(source)
@@ -289,7 +290,7 @@ class _FileChange:
         return self.source
 
     def _verify(self, written: Source) -> None:
-        """Read back what was written, and compare it with what was meant."""
+        """Read the written file back and compare it with the plan."""
         try:
             with written:
                 if self.plan.method == "patch" and self.before.check_patched(written, self.moves):
@@ -303,7 +304,7 @@ class _FileChange:
 def _target(
     change: _Change, dst: StrPath | None, to: Device | None, *, in_place: bool
 ) -> str | None:
-    """What is to be written, if anything is."""
+    """Return the destination, if anything is written."""
     if dst is not None:
         if change.is_folder and os.path.splitext(place_of(dst).name)[1] in _SUFFIXES:
             raise UsageError(
@@ -316,7 +317,7 @@ def _target(
     beside = _beside(change.path, to, is_folder=change.is_folder)
     if change.moves:
         return beside
-    if place_of(beside).exists():  # whoever goes on with it would take an old one for a new one
+    if place_of(beside).exists():  # the old file would be mistaken for a new one
         raise RefusedError(
             "exists, and nothing would move, so it is not written again",
             path=beside,
@@ -328,7 +329,7 @@ def _target(
 def _beside(source: str, to: Device | None, *, is_folder: bool) -> str:
     """The default destination: `in.pt` → `in.cuda-0.pt`, the folder `run` → `run.cuda-0`."""
     place = place_of(source.rstrip("/"))
-    if place.name in ("", ".", ".."):  # as of this folder
+    if place.name in ("", ".", ".."):  # such as the current folder
         place = place_of(place.absolute())
     stem, suffix = os.path.splitext(place.name)
     label = "relocated" if to is None else parse(to).replace(":", "-")

@@ -27,9 +27,9 @@ from ..writing.verify import Progress
 from .conversion.target import PlannedPart, Target, target_of
 from .options import DryRun, FollowLinks, ForceLarger, Format, Option, declare_options
 
-#: What the report is called, after the name of the file that it is about.
+# : The suffix that the name of the report adds to the name of the file.
 REPORT = ".salvage.json"
-_MOST_TIMES, _MOST_AT_LEAST = 8, 1 << 20  # as long as the source; bytes
+_MOST_TIMES, _MOST_AT_LEAST = 8, 1 << 20  # times the size of the source; bytes
 _KEY = "salvaged"
 
 
@@ -68,7 +68,7 @@ def salvage(
             last call.
 
     Returns:
-        What is left of each tensor, and what it looks like that happened.
+        What is left of each tensor, and the likely cause of the damage.
 
     Raises:
         UsageError: the options make no sense.
@@ -123,7 +123,7 @@ def salvage(
 def _choose_tensors(
     remains: Remains, *, zeros: bool
 ) -> tuple[tuple[SalvagedTensor, ...], list[NamedTensor]]:
-    """What is left of each tensor, and those that are to be written."""
+    """Return the state of each tensor, and the tensors to write."""
     told, chosen, names = list[SalvagedTensor](), list[NamedTensor](), set[str]()
     wanted = {Fate.WHOLE, Fate.UNPROVEN, *((Fate.PART, Fate.DAMAGED) if zeros else ())}
     for tensor in remains.tensors:
@@ -141,7 +141,7 @@ def _choose_tensors(
 
 
 def _new_names(target: Target, chosen: Sequence[NamedTensor]) -> Iterator[str]:
-    """The tensors whose names the format can't hold."""
+    """Return new names for tensors whose names the format can't hold."""
     if target.format.name != "safetensors":
         return
     for each in chosen:
@@ -151,7 +151,7 @@ def _new_names(target: Target, chosen: Sequence[NamedTensor]) -> Iterator[str]:
 
 
 def _damage(remains: Remains) -> str:
-    """What the files look like, one after the other; empty if they show nothing."""
+    """Describe the damage of each file in turn; empty if no cause is recognized."""
     found = dict(remains.damage)
     files = [each for each in remains.files if not isinstance(each, Joined)]
     for each in files:
@@ -172,7 +172,7 @@ def _write(
     force: bool,
     progress: Progress | None,
 ) -> SalvageReport:
-    """Write what is left, if anything is, and the report beside it; gives the report."""
+    """Write the salvaged tensors, if any, and the report beside them; return the report."""
     nbytes = sum(file.nbytes for file in plan.files.values()) if plan.tensors else 0
     path = target.path + REPORT
     report = replace(report, report=path, written=bool(plan.tensors), bytes_written=nbytes)

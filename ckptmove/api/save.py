@@ -23,7 +23,7 @@ from .conversion.trust import judge, refuse_places
 from .options import BARE, Format, MaxShardSize, Metadata, Option, Shared, declare_options
 
 _HINT = "trust_objects=True writes what they stand for"
-_NAME = 2  # parts of what stands in for a name
+_NAME = 2  # the prefix of stand-in names
 
 
 @declare_options
@@ -79,18 +79,18 @@ def save(
 
 
 class _StandIns:
-    """What each `Opaque` stands for, in the place of what stands in for it in a graph."""
+    """Replaces the stand-ins in a graph with the names and calls that each `Opaque` records."""
 
     def __init__(self, root: Node) -> None:
         self._opaque: set[int] = set()  # `id()` of names, and of calls
-        self._names: dict[int, Global] = {}  # by the `id()` of what stands in for them
-        self._kept: list[Node] = []  # so that no other node takes the `id()` of one
+        self._names: dict[int, Global] = {}  # by the `id()` of their stand-ins
+        self._kept: list[Node] = []  # kept alive so that no other node gets the same `id()`
         self.root = self._replace(root)
         for _ in nodes_of(self.root, self._enter):
             pass  # each was entered
 
     def judge(self, path: str) -> Judge:
-        """Tells the unknown callable that a node is, if that comes of an `Opaque`."""
+        """Return a judge of unknown callables that considers only nodes from an `Opaque`."""
         judged = judge(path)
         return lambda node: judged(node) if id(node) in self._opaque else None
 
@@ -105,7 +105,7 @@ class _StandIns:
             change_each(node.items, self._replace)
 
     def _replace(self, node: Node) -> Node:
-        """The name that a call stands in for; other nodes themselves."""
+        """Return the name that a call stands in for; return any other node itself."""
         if not _is_stand_in(node) or len(_parts(node)) != _NAME:
             return node
         if id(node) not in self._names:
@@ -121,7 +121,7 @@ class _StandIns:
         return made
 
     def _fill(self, node: Call) -> None:
-        """Have a call be the one that it stands in for."""
+        """Turn a stand-in call into the call that it stands for."""
         if not _is_stand_in(node):
             return
         module, name, function, args, kwargs, how = _parts(node)
@@ -141,7 +141,7 @@ def _parts(node: Call) -> Items:
 
 
 def _draft_of(obj: object, target: Target) -> tuple[CheckpointGraph, list[Place]]:
-    """What an object holds, with its storages in memory; and where there are unknown callables."""
+    """Return the graph of an object, and the places of unknown callables in it."""
     from ..runtime.pickling import pickle_object
 
     made = pickle_object(obj)

@@ -24,7 +24,7 @@ def refuse_unknown(manifest: Manifest, *, otherwise: str) -> None:
 def refuse_unknown_around(
     path: StrPath, found: Checkpoint, *, otherwise: str, follow_links: bool
 ) -> None:
-    """The same for all that lies in a folder, where only the weights in it were opened."""
+    """Check the other files of a folder too, if only the weights in it were opened."""
     refuse_unknown(found.manifest, otherwise=otherwise)
     if found.folder is not None and not found.spans_folder:
         with formats.open_whole_folder(path, follow_links=follow_links) as folder:
@@ -32,7 +32,7 @@ def refuse_unknown_around(
 
 
 def refuse_unknown_in(path: StrPath, *, otherwise: str) -> None:
-    """The same for a file that is copied; raises InputError if it looks like one but is damaged."""
+    """Check a copied file; raises InputError if it looks like a checkpoint but is damaged."""
     with open_source(path) as source:
         if formats.looks_like(source) is not None:
             refuse_unknown(formats.read(source).manifest, otherwise=otherwise)

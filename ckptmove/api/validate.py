@@ -137,8 +137,8 @@ def validate(
         UsageError: the request makes no sense.
         DeviceError: the name of the device is not valid; or a model is to run on a device that this
             machine does not have, and `simulate` is not set.
-        InputError: a file is missing, cannot be opened, or would have to be trusted
-            (`UntrustedError`: it names unknown callables, and `strict` is set).
+        InputError: a file is missing, cannot be opened, or is not trusted (`UntrustedError`: it
+            names unknown callables, and `strict` is set).
         RefusedError: the checkpoint cannot be copied to this machine, and a model needs it.
     """
     (path, notes), other = formats.named_checkpoint(src), None
@@ -212,9 +212,9 @@ def _check_container(
     strict: bool,
     follow_links: bool,
 ) -> tuple[Finding, Manifest | None, Sequence[tuple[str, Sequence[str]]] | RefusedError]:
-    """Whether the file is what it says, to the last byte; what it holds; and the files of that.
+    """Check the container to the last byte; return the finding, the manifest and the files.
 
-    The files are copied if they are in a store; instead of them there may be why they can't be.
+    Files in a store are copied; if they can't be, the reason is returned instead of the files.
     """
     summed = 0
 
@@ -243,7 +243,7 @@ def _check_container(
             checks = check_folder(found, path, follow_links=follow_links)
             faults += checks.faults
             told = (said for each in found.container.everything() for said in each.warnings)
-            said = tuple(dict.fromkeys((*manifest.warnings, *told)))  # more, by what was read since
+            said = tuple(dict.fromkeys((*manifest.warnings, *told)))  # the scan may have added some
             manifest = replace(manifest, warnings=true_notes(said))
     except UntrustedError:
         raise
@@ -274,7 +274,7 @@ def _check_container(
 
 
 def _damage(found: Checkpoint, path: str, report: Callable[[int], object]) -> list[str]:
-    """What is wrong with its bytes, with the name of the file where the user named a folder."""
+    """Describe what is wrong with the bytes; name the file if the user named a folder."""
     only = found.files[0].path if found.folder is not None and len(found.files) == 1 else path
     name = only.removeprefix(place_of(path).child("").path)
     start = f"{name}: " if name != path else ""
@@ -282,7 +282,7 @@ def _damage(found: Checkpoint, path: str, report: Callable[[int], object]) -> li
 
 
 def _files_by_format(found: Checkpoint, files: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
-    """The files of each part of a checkpoint, with their format."""
+    """Return the files of each part of a checkpoint, with their format."""
     if not isinstance(found, FolderCheckpoint):
         return [(found.format, files)]
     return [
@@ -294,7 +294,7 @@ def _files_by_format(found: Checkpoint, files: Sequence[str]) -> list[tuple[str,
 def _fetch(
     path: str, found: Checkpoint, copies: Downloads, has_trial: bool
 ) -> Sequence[str] | RefusedError:
-    """Copies of the files that hold tensors, if anybody here is to open them."""
+    """Return local copies of the files that hold tensors, if a later check opens them."""
     if why_no_torch():
         return ()
     try:
@@ -315,7 +315,7 @@ def _run_trial(
     against: StrPath | None,
     **options: Any,  # noqa: ANN401 those of `rehearse`
 ) -> TrialResult:
-    """Run the model, and take a step, with files that can be opened here."""
+    """Run the model and take a step, with local files."""
     no_torch = why_no_torch()
     if no_torch is not None:
         return TrialResult(device, False, _skip(ALL_CHECKS[3:], no_torch))
@@ -334,7 +334,7 @@ def _run_trial(
 
 
 def _local_path(against: StrPath | None, copies: Downloads) -> str | None:
-    """What can be opened for what it is compared with."""
+    """Return a local path of the checkpoint to compare with."""
     if against is not None and not place_of(against).opens_by_path:
         with formats.open_checkpoint(against) as found:
             folder = place_of(against).is_folder()
@@ -343,20 +343,20 @@ def _local_path(against: StrPath | None, copies: Downloads) -> str | None:
 
 
 def _error_about_source(error: InputError, copies: Downloads) -> InputError:
-    """The same error, about what was copied."""
+    """Make an error name the source instead of its copy."""
     path = None if error.path is None else copies.with_original_names(error.path)
     return type(error)(copies.with_original_names(str(error)), path=path, hint=error.hint)
 
 
 def _about_source(finding: Finding, copies: Downloads) -> Finding:
-    """The same finding, about what was copied."""
+    """Make a finding name the source instead of its copy."""
     details = [copies.with_original_names(each) for each in finding.details]
     return replace(finding, title=copies.with_original_names(finding.title), details=details)
 
 
 def _library_faults(path: str) -> list[str]:
-    """What the safetensors library has against a file of its own, if it is there to be asked."""
-    if why_no_torch():  # which the library imports
+    """Return the faults that the safetensors library finds in its files, if it is installed."""
+    if why_no_torch():  # the library imports it
         return []
     try:
         from safetensors import SafetensorError, safe_open
@@ -366,7 +366,7 @@ def _library_faults(path: str) -> list[str]:
         reserve_for_safetensors(path)
         with safe_open(path, framework="pt") as file:
             file.keys()
-    except ImportError:  # it asks for torch
+    except ImportError:  # it imports torch
         return []
     except (SafetensorError, OSError) as error:
         return [f"the safetensors library refuses it: {str(error).splitlines()[0]}"]
@@ -376,7 +376,7 @@ def _library_faults(path: str) -> list[str]:
 def _check_reload(
     files: Sequence[tuple[str, Sequence[str]]] | RefusedError, manifest: Manifest, device: str
 ) -> tuple[str, Finding]:
-    """Whether torch itself loads it, and where."""
+    """Check whether torch itself loads the checkpoint, and on which device."""
     if isinstance(files, RefusedError):
         return device, Finding("reload", SKIPPED, str(files))
     kinds = [format for format, _ in files]
@@ -397,7 +397,7 @@ def _check_reload(
 
 
 def _of_all(findings: Sequence[tuple[Sequence[str], Finding]]) -> Finding:
-    """One finding for the parts of a folder: the worst of them decides."""
+    """Combine the findings of a folder's parts into one: the worst decides."""
     outcomes = {each.outcome for _, each in findings}
     worst = next(each for each in (FAILED, SKIPPED, PASSED) if each in outcomes)
     folder = common_folder([each for files, _ in findings for each in files])

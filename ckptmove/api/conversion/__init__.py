@@ -1,1 +1,1 @@
-"""Conversions: decide how a checkpoint is written in another format, and what of it changes."""
+"""Conversions: decide how a checkpoint is written in another format, and what changes."""

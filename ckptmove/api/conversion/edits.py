@@ -1,4 +1,4 @@
-"""Check what `convert` is to change in a graph, with the options of a preset, and change it."""
+"""Check the changes that `convert` and its presets ask for, and make them in a graph."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ...placement.rules import Rules
 
 _SECTIONS_OF_WEIGHTS = frozenset(("model", "ema"))
-#: What DistributedDataParallel and torch.compile put into names.
+# : The prefixes that DistributedDataParallel and torch.compile add to names.
 _COMPILED = r"s/\b_orig_mod\.//g"
 _WRAPPERS = r"s/^((module|_orig_mod)\.)+|\b_orig_mod\.//g"
 
-#: What each preset stands for, in options of `convert`.
+# : The options of `convert` that each preset sets.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "lightning": {"root": "state_dict", "rename": (_COMPILED,), "strip_prefix": "model"},
     "hf": {"weights": "model", "rename": (_WRAPPERS,), "bare": True},
@@ -35,12 +35,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 def texts(values: str | Iterable[str]) -> tuple[str, ...]:
-    """The values of an option that takes one or several."""
+    """Return the values of an option that takes one value or several."""
     return (values,) if isinstance(values, str) else tuple(values)
 
 
 class Changes(NamedTuple):
-    """What was changed in a graph, by the names of the report."""
+    """What was changed in a graph. The field names are those of the report."""
 
     left_out: tuple[str, ...]
     weights: Mapping[str, Any] | None
@@ -50,14 +50,14 @@ class Changes(NamedTuple):
 
 
 class Edits(NamedTuple):
-    """What to change in a graph before it is written; by the names of the options, but checked."""
+    """The changes to make in a graph before it is written: the options of `convert`, checked."""
 
     select: tuple[str, ...]
     exclude: tuple[str, ...]
     root: str | None
     weights: str | None
     renames: Callable[[str], str] | None
-    warns: bool  #: whether it is worth a warning that no key is renamed
+    warns: bool  #: whether to warn if no key is renamed
     casts: Casts
     rules: Rules | None
     bare: bool
@@ -86,13 +86,13 @@ class Edits(NamedTuple):
             hint = f"one of {', '.join(PRESETS)}"
             raise UsageError(f"there is no preset {preset!r}", hint=hint)
         added = PRESETS.get(preset or "", {})
-        if root is None and weights is None:  # who names weights need not name their place
+        if root is None and weights is None:  # with the weights named, their place need not be
             root = added.get("root")
         weights = added.get("weights") if weights is None else weights
-        if weights in OF_ZERO:  # the format gives those alone
+        if weights in OF_ZERO:  # the format returns only the chosen weights
             weights = Section.MODEL.value
         if weights is not None:
-            from ...graph.edit.model_weights import section_asked  # what few conversions need
+            from ...graph.edit.model_weights import section_asked  # rarely needed
 
             section_asked(weights)
         strip = added.get("strip_prefix") if strip_prefix is None else strip_prefix
@@ -113,22 +113,22 @@ class Edits(NamedTuple):
 
     @property
     def narrow(self) -> bool:
-        """Whether only a part is wanted, which may lie in a checkpoint within the checkpoint."""
+        """Whether only a part is wanted. It may lie in a checkpoint inside the checkpoint."""
         return bool(self.root or self.weights or self.select)
 
     @property
     def keeps_tree(self) -> bool:
-        """Whether everything stays in its place, under its name."""
+        """Whether every entry keeps its place and its name."""
         changed = self.narrow or self.exclude or self.renames or self.optimizer_ids
         return not (changed or self.bare)
 
     @property
     def of_training_state(self) -> Edits:
-        """What is to change in an optimizer, a scheduler and the like: their device alone."""
+        """The changes for optimizers, schedulers and the like: only device and optimizer keys."""
         return Edits.of(optimizer_ids=self.optimizer_ids)._replace(rules=self.rules)
 
     def share(self, tensors: Sequence[TensorEntry]) -> Edits | None:
-        """What speaks of these tensors, those of one model of several; None if none is selected."""
+        """Return the edits that apply to these tensors of one model; None if none is selected."""
         heard = [glob for glob in self._globs if _speaks_of(glob, tensors)]
         select = tuple(glob for glob in self.select if glob in heard)
         if self.select and not select:
@@ -141,7 +141,7 @@ class Edits(NamedTuple):
         return self._replace(select=select, exclude=exclude, casts=casts)
 
     def check_heard(self, models: Sequence[Sequence[TensorEntry]]) -> None:
-        """Raises RefusedError if a glob speaks of no tensor of any model."""
+        """Raises RefusedError if a glob matches no tensor of any model."""
         for glob in self._globs:
             if not any(_speaks_of(glob, tensors) for tensors in models):
                 raise no_match(glob)
@@ -210,7 +210,7 @@ class Edits(NamedTuple):
         return cast(draft, entries, self.casts)
 
     def _move(self, draft: CheckpointGraph) -> tuple[Kept, ...]:
-        """Tag tensors with another device; gives what stays."""
+        """Tag tensors with another device; return the tensors that stay, with the reasons."""
         if self.rules is None:
             return ()
         from ...placement.place import place
@@ -250,7 +250,7 @@ def _speaks_of(glob: str, tensors: Sequence[TensorEntry]) -> bool:
 
 
 def is_state_dict(draft: CheckpointGraph) -> bool:
-    """Whether it holds a dict of tensors, and nothing else."""
+    """Whether the checkpoint holds a dict of tensors and nothing else."""
     root = draft.graph.root
     at_top = [each for each in draft.list_contents().tensors if len(each.path) == 1]
     return isinstance(root, MappingNode) and len(at_top) == len(root.pairs)

@@ -1,4 +1,4 @@
-"""Plan how one checkpoint is written in another format, and what of it is dropped."""
+"""Plan how one checkpoint is written in another format, and which entries are dropped."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from ...writing.verify import Progress
 
 _MOST_LISTED = 6  # losses
-_MOST_TIMES = 8  # as long as the source, unless somebody insists
-_MOST_AT_LEAST = 1 << 20  # bytes that even the smallest may become
+_MOST_TIMES = 8  # times the size of the source, unless `force` is set
+_MOST_AT_LEAST = 1 << 20  # bytes: the output of a small source may have this size in any case
 
 
 class ConversionOptions(NamedTuple):
-    """How a checkpoint is converted, besides what changes in it."""
+    """The options of a conversion that do not change the graph."""
 
-    options: WriteOptions  #: of the weights
+    options: WriteOptions  #: how the weights are written
     drops: Sequence[str]
     keep_files: Collection[str]
     strict: bool
@@ -49,8 +49,8 @@ def plan_conversion(
     """Plan how to write a draft, and list what is dropped.
 
     Raises:
-        RefusedError: something would be lost that is not in `drops`, or written that must not be;
-            or the result is far larger than its source, and there is no `force`.
+        RefusedError: an entry would be lost that `drops` does not name, a callable would be written
+            that must not be, or the result is far larger than its source and `force` is not set.
     """
     source, most = _limit(graph)
     most += format.item_nbytes * options.ranks * len(graph.stored)
@@ -70,14 +70,14 @@ def plan_conversion(
 
 
 def check_sum(graph: CheckpointGraph, nbytes: int) -> None:
-    """Raises RefusedError if all files that are made of a draft are far larger than its source."""
+    """Raises RefusedError if all files made from a draft are far larger than its source."""
     source, most = _limit(graph)
     if nbytes > most:
         raise _too_large(f"{nbytes:,}", source)
 
 
 def _limit(graph: CheckpointGraph) -> tuple[int, int]:
-    """The length of the source, and the most that may be made of it unless somebody insists."""
+    """Return the size of the source, and the largest allowed output without `force`."""
     source = sum(each.own_nbytes for each in graph.sources)
     return source, max(_MOST_TIMES * source, _MOST_AT_LEAST)
 
@@ -90,12 +90,12 @@ def _too_large(size: str, source: int) -> RefusedError:
 
 
 def refused_losses(losses: Sequence[Loss], drops: Sequence[str]) -> list[Loss]:
-    """What would be lost that no pattern allows."""
+    """Return the losses that no pattern of `drops` allows."""
     return [loss for loss in losses if not any(covers(each, loss.name) for each in drops)]
 
 
 def check_losses(losses: Sequence[Loss], drops: Sequence[str]) -> None:
-    """Raises RefusedError if something would be lost that no pattern allows."""
+    """Raises RefusedError if an entry would be lost that no pattern of `drops` allows."""
     refused = refused_losses(losses, drops)
     if refused:
         lines = [f"{loss.name}, which {loss.why}" for loss in refused[:_MOST_LISTED]]

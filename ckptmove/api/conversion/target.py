@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1, **{unit: 1000**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}}
 _UNITS |= {f"{unit}I": 1024**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}
-_MOST_RANKS = 1000  # of which each has a file that is open
+_MOST_RANKS = 1000  # each rank has an open file
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
 
 
 class PlannedPart(NamedTuple):
-    """A checkpoint that is written: the only one, or one of several in a folder."""
+    """The plan of one output checkpoint: the only one, or one of several in a folder."""
 
     writing: WritePlan
-    sources: Sequence[Source]  #: that it copies from
-    names: Mapping[str, str]  #: what the plan calls a file → what it is called in the destination
+    sources: Sequence[Source]  #: the sources that it copies from
+    names: Mapping[str, str]  #: file name in the plan → file name in the destination
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of every file by its name in the destination."""
+        """The size of every file, by its name in the destination."""
         return {self.names[name]: plan.nbytes for name, plan in self.writing.files.items()}
 
 
 class Target(NamedTuple):
-    """A file or folder that is to be written."""
+    """The file or folder to write."""
 
     path: str
-    stem: str  #: what its files are named like
+    stem: str  #: the names of its files start with this
     format: WritableFormat
     is_folder: bool
-    max_shard_nbytes: int | None  #: of a file in the folder
-    ranks: int = 1  #: that a format of ranks is written for
+    max_shard_nbytes: int | None  #: the largest size of a file in the folder
+    ranks: int = 1  #: the number of ranks, for a format that ranks write
 
     def stem_of(self, stem: str) -> str:
-        """What files are named like in this folder that were named like `stem` where they were."""
+        """Return the stem in this folder for files whose stem was `stem` in the source."""
         from ...formats.folders.weight_names import stem_for, usual_name
 
         if self.format.name not in ("safetensors", "torch-zip"):
@@ -74,7 +74,7 @@ class Target(NamedTuple):
     def write_options(
         self, shared: str, metadata: Mapping[str, str] | None, *, bare: bool
     ) -> WriteOptions:
-        """How to write there; raises UsageError for options that this format does not take."""
+        """Return the write options; raises UsageError for options that the format lacks."""
         about = check_metadata(metadata)
         if about and not self.format.annotates:
             raise UsageError(f"{self.format.name} has no room for text: it takes no --metadata")
@@ -140,7 +140,7 @@ class Target(NamedTuple):
     def _check_replaced(
         self, parts: Sequence[PlannedPart], companions: Sequence[Companion]
     ) -> None:
-        """Raises RefusedError if a folder has files that are neither weights nor written again."""
+        """Raises RefusedError if the folder to replace has other files than weights to lose."""
         from ...formats.distributed.rank_groups import is_of_dcp
         from ...formats.folders.weight_names import is_weights, usual_name
 
@@ -206,10 +206,10 @@ def target_of(
     ranks: int | None = None,
     from_folder: bool = False,
 ) -> Target:
-    """Where to write, and how; raises UsageError if the format or the size does not allow it.
+    """Decide where and how to write; raises UsageError if the format or the size does not allow it.
 
-    `dst` is a folder if it ends in a slash, is there as one, or may have several files. What comes
-    from a folder goes to one, too, unless the suffix is that of a file.
+    `dst` is a folder if it ends with a slash, is an existing folder, or may have several files. A
+    folder is also converted to a folder, unless the suffix of `dst` is that of a file.
     """
     limit = None if max_shard_size is None else nbytes_of(max_shard_size)
     sharded = limit is not None
@@ -253,7 +253,7 @@ def target_of(
 
 
 def check_ranks(ranks: int | None, format: WritableFormat) -> int:
-    """Among how many ranks to divide a checkpoint; UsageError if that makes no sense."""
+    """Return the number of ranks to divide a checkpoint among; UsageError if it makes no sense."""
     if ranks is None:
         return 1
     if not format.of_ranks:
@@ -264,7 +264,7 @@ def check_ranks(ranks: int | None, format: WritableFormat) -> int:
 
 
 def nbytes_of(size: int | str) -> int:
-    """Bytes, as text says them: `5GB` is 5,000,000,000, `5GiB` is 5,368,709,120."""
+    """Parse a size in bytes: `5GB` is 5,000,000,000, `5GiB` is 5,368,709,120."""
     found = _SIZE.fullmatch(str(size).strip())
     many = float(found[1]) * _UNITS[found[2].upper()] if found else 0.0
     nbytes = int(many) if isfinite(many) else 0

@@ -1,8 +1,9 @@
-"""Refuse to write a pickle that calls unknown code when the source runs nothing.
+"""Refuse to write a pickle that calls unknown code if the source runs no code.
 
-A reader of safetensors runs no code, so nobody checks what the tree in its header names; a pickle
-made from it would run it. From one pickle to another the risk stays the same, so the report only
-lists the names. Of a folder of both, what its pickles name themselves is no new risk.
+A reader of safetensors runs no code, so nobody checks the callables that the tree in its header
+names; a pickle made from it would run them. From one pickle to another the risk stays the same, so
+the report only lists the names. If a folder has both, callables that its own pickles name are no
+new risk.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from ...sources.source import Memory
 from ...torch_pickle.streams import Container
 from ...torch_pickle.unknown import unknown_callables_in
 
-_ROOM = 140  # bytes of a line for places
+_ROOM = 140  # bytes of a message line, for the list of places
 _HINT = "--trust-objects writes them, such as classes of your own; --drop GLOB leaves them out"
 
 
 class TrustedPlan(NamedTuple):
-    """How to write a draft, without the unknown callables that it must not name."""
+    """The plan to write a draft without the unknown callables that it must not name."""
 
     weights: WritePlan
     dropped: tuple[Loss, ...]
-    unknown_callables: tuple[str, ...]  #: those that it names all the same
+    unknown_callables: tuple[str, ...]  #: the unknown callables that remain
 
 
 def plan_trusted(
@@ -64,19 +65,19 @@ def plan_trusted(
     plan = format.plan_write(draft, options)
     if tensors and not plan.tensors:
         raise RefusedError("no tensor is left: all are held by what would be left out")
-    # the listing of what would be written counts, wherever it is
+    # decisive are the unknown callables of the new plan, wherever they are
     unknown = _unknown(plan, draft)
     refuse_places(Place("", name, None, 0) for name in _new_risks(unknown, draft))
     return TrustedPlan(plan, tuple(map(_loss, dropped)), unknown)
 
 
 def _new_risks(unknown: Iterable[str], draft: CheckpointGraph) -> list[str]:
-    """Those of unknown callables that nothing would run which reads the source."""
+    """Return the unknown callables that no reader of the source would run."""
     return [] if draft.runs is None else [name for name in unknown if name not in draft.runs]
 
 
 def refuse_places(places: Iterable[Place], *, hint: str = _HINT) -> None:
-    """Raises RefusedError that names the first of these, if there are any."""
+    """Raises RefusedError that names the first places, if there are any."""
     listed, more, room = list[str](), 0, _ROOM
     for place in places:
         at = f" at {short(place.name)!r}" if place.name else ""
@@ -101,7 +102,7 @@ def _unknown(plan: WritePlan, draft: CheckpointGraph) -> tuple[str, ...]:
 
 
 def _places(plan: WritePlan, draft: CheckpointGraph) -> Iterator[Place]:
-    """The places where unknown callables are, each once."""
+    """Yield every place that has an unknown callable, each once."""
     yield from plan.places
     known = {(id(each.holder), each.slot) for each in plan.places}
     for place in places_of(draft.graph.root, judge(draft.path)):
@@ -112,7 +113,7 @@ def _places(plan: WritePlan, draft: CheckpointGraph) -> Iterator[Place]:
 def _kept_places(
     drops: Sequence[str], places: Iterable[Place], dropped: list[Place]
 ) -> Iterator[Place]:
-    """The places that no pattern matches; the others are added to those that are dropped."""
+    """Yield the places that no pattern matches; add the others to `dropped`."""
     for place in places:
         if any(covers(glob, place.name) for glob in drops):
             dropped.append(place)
@@ -125,7 +126,7 @@ def _loss(place: Place) -> Loss:
 
 
 def unknown_callables(pickle: bytes, path: str) -> tuple[str, ...]:
-    """The unknown callables of a pickle that is to be written, as torch.save writes it."""
+    """Return the unknown callables of a pickle that will be written, in the form of torch.save."""
     with formats.pause_collection():
         session = formats.new_session()
         session.folder()
@@ -135,7 +136,7 @@ def unknown_callables(pickle: bytes, path: str) -> tuple[str, ...]:
 
 
 def judge(path: str) -> Judge:
-    """Tells which unknown callable a node of a file's graph is, or holds as bytes, if any."""
+    """Return a function that names the unknown callable of a node or in its bytes, if any."""
     session = formats.new_session()
     session.folder()
 

@@ -1,1 +1,1 @@
-"""What the verbs do with a folder: all its files, each by its own format."""
+"""The verbs for folders: they handle every file by its own format."""

@@ -1,4 +1,4 @@
-"""Check the files of a folder against each other, those that are no checkpoints among them."""
+"""Check the files of a folder against each other, including files that are not checkpoints."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _BESIDE = "checked by itself, not loaded"
 
 
 class FolderChecks(NamedTuple):
-    """What came out of it."""
+    """The results of checking a folder."""
 
     faults: list[str]
-    details: list[str]  #: what is no fault
-    not_checked: list[str]  #: names of files of which nothing is known
+    details: list[str]  #: results that are not faults
+    not_checked: list[str]  #: names of files that could not be checked
 
 
 def check_folder(found: Checkpoint, path: str, *, follow_links: bool) -> FolderChecks:
-    """Check what is in a folder besides the bytes of the checkpoint that was opened in it."""
+    """Check a folder, except for the bytes of the checkpoint that was opened in it."""
     faults = [f"{name} was not checked: {NO_PART}" for name in found.left]
     details = list[str]()
     if isinstance(found, FolderCheckpoint):
@@ -50,7 +50,7 @@ def check_folder(found: Checkpoint, path: str, *, follow_links: bool) -> FolderC
 
 
 def _check_files(found: FolderCheckpoint, *, follow_links: bool) -> FolderChecks:
-    """Compare what should be the same, read the configurations, and look for what is missing."""
+    """Compare files that should be equal, read the configurations, and look for missing files."""
     companions = check_companions(found)
     faults = [*disagreements(found), *companions.faults]
     details = [each for each in (uncounted(found),) if each is not None]
@@ -73,7 +73,7 @@ def _check_files(found: FolderCheckpoint, *, follow_links: bool) -> FolderChecks
 def _compare(
     found: FolderCheckpoint, first: Part, second: Part, *, follow_links: bool
 ) -> tuple[bool, str]:
-    """Whether two files hold the same tensors, and a sentence that says so."""
+    """Return whether two files hold the same tensors, and a sentence about it."""
     names = f"{second.name} and {first.name}"
     folder = found.container.source.path
     try:

@@ -1,7 +1,7 @@
 """Convert a folder to a folder: every checkpoint in it by itself, and the other files as they are.
 
-The weights of models get the options and the names that libraries load. What a training resumes
-from, such as an optimizer, keeps its whole tree: `optimizer.pt` becomes `optimizer.pt.safetensors`.
+The options apply to the weights of models, which get the names that libraries load. Training state,
+such as an optimizer, keeps its whole tree: `optimizer.pt` becomes `optimizer.pt.safetensors`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .weight_copies import losses_of_copies
 _SAFE = ".safetensors"
 _TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
 _WEIGHTS = frozenset((Section.MODEL, Section.EMA))
-#: What tells of a training, besides checkpoints.
+# : Files about a training run that are not checkpoints.
 _OF_TRAINING = frozenset(("trainer_state.json",))
 
 
@@ -56,7 +56,7 @@ class Part(NamedTuple):
     plan: TrustedPlan
     changes: Changes
     format: str
-    dtype: str | None  #: of most of its weights, where they are cast to another than before
+    dtype: str | None  #: the dtype of most of its weights, if it differs from before
 
 
 def convert_folder(
@@ -65,7 +65,7 @@ def convert_folder(
     edits: Edits,
     options: ConversionOptions,
 ) -> ConvertReport:
-    """Convert all of a folder; raises as `convert`. The report lacks the time that it took."""
+    """Convert a whole folder; raises as `convert`. The report does not have the time taken."""
     check_apart(src, target.path)
     warnings = list[str]()
     files = files_of(src, warnings, keep=options.keep_files, follow_links=options.follow_links)
@@ -94,7 +94,7 @@ def convert_folder(
 
 
 class _FolderConversion:
-    """A folder that is converted."""
+    """The conversion of one folder."""
 
     def __init__(
         self,
@@ -114,22 +114,22 @@ class _FolderConversion:
         self.parts = list[Part]()
         self.pickles = list(files.pickles)
         self.left_out = list[str]()
-        self.copies = list[Loss]()  # weights in another form, that hold something else
+        self.copies = list[Loss]()  # files that should equal the weights, but differ
         self.nbytes = 0
         self._kept = list[Companion]()  # checkpoints that stay as they are
 
     def plan(self, stack: ExitStack) -> None:
         """Plan how every checkpoint is written.
 
-        Raises RefusedError if something would be lost of weights, or nothing is left; InputError
-        if one of the checkpoints can't be read.
+        Raises RefusedError if an entry of the weights would be lost, or nothing is selected;
+        InputError if one of the checkpoints can't be read.
         """
         opened = [
             (self._with_usual_name(file), self._open(file, stack))
             for file in self.files.checkpoints
         ]
         if not opened:
-            with formats.open_checkpoint(self.path):  # which says why it is none
+            with formats.open_checkpoint(self.path):  # raises an error that says why
                 raise RefusedError("no checkpoint is in it", path=self.path)
         usual = any(file.is_weights for file, _ in opened)
         drafts = list[tuple[CheckpointFile, CheckpointGraph, list[TensorEntry] | None]]()
@@ -161,19 +161,19 @@ class _FolderConversion:
             raise RefusedError("nothing of it is selected", path=self.path)
 
     def _with_usual_name(self, file: CheckpointFile) -> CheckpointFile:
-        """The model of a folder of ranks, of which the name says nothing, where libraries look."""
+        """Give a model that ranks saved the usual name, if its own name says nothing."""
         is_one = file.section is Section.OTHER and self._only_models
         return file._replace(within=True) if is_one else file
 
     @property
     def _only_models(self) -> bool:
-        """Whether weights are written as libraries expect them, and nothing else."""
+        """Whether only weights are written, in the form that libraries expect."""
         return self.edits.bare and self.edits.narrow
 
     def compare_copies(self, *, dry_run: bool) -> None:
-        """Compare weights in other forms with those that are used; a dry run reads no tensors.
+        """Compare the copies of the weights with the weights that are used; a dry run skips this.
 
-        Raises RefusedError if some differ, and nobody allows to drop them.
+        Raises RefusedError if a copy differs and `drops` does not name it.
         """
         if not dry_run:
             follow = self.options.follow_links
@@ -195,7 +195,7 @@ class _FolderConversion:
                 self.warnings.append(f"{used} is used as the weights; {same[0]}{more} {what}")
 
     def _where_names_count(self, hint: str | None) -> str | None:
-        """A hint for names that are none of weights, but may be those of an optimizer."""
+        """Return a hint for names that match no weights, but may be names in an optimizer."""
         edits = self.edits
         if not (edits.select or edits.exclude or edits.root):
             return hint
@@ -209,7 +209,7 @@ class _FolderConversion:
         follow = self.options.follow_links
         found = stack.enter_context(formats.open_checkpoint(place.path, follow_links=follow))
         for source in () if follow else found.sources:
-            if isinstance(source, Joined):  # of files that are sources, too
+            if isinstance(source, Joined):  # its parts are sources of their own
                 continue
             place_of(source.path).check_link(place_of(self.path), source)
         if file.section is not None:
@@ -273,7 +273,7 @@ class _FolderConversion:
         return WriteOptions(file.stem)
 
     def _single_name(self, file: CheckpointFile, draft: CheckpointGraph) -> str:
-        """What a checkpoint that is no weights alone is called in its new folder."""
+        """Return the new file name of a checkpoint that does not hold only weights."""
         name = file.name_in_folder
         if self.target.format.name == "safetensors":
             return name if name.endswith(_SAFE) else name + _SAFE
@@ -291,9 +291,9 @@ class _FolderConversion:
             yield Companion(name, place.path, place.nbytes(), within)
 
     def companions(self) -> list[Companion]:
-        """What is copied, with the dtypes in configurations as they are in the new weights.
+        """Return the files to copy; configurations get the dtype of the new weights.
 
-        Raises RefusedError if it has the name of something else that is written.
+        Raises RefusedError if one of them has the name of another file that is written.
         """
         found = sorted([*self.files.companions, *self._kept])
         if self._only_models:
@@ -322,7 +322,7 @@ class _FolderConversion:
         ]
 
     def _beside_model(self, each: Companion, others: Collection[str]) -> Companion:
-        """A file that belongs to a model, beside that if ranks saved it, unless one is there."""
+        """Move a file of a model that ranks saved beside the model, unless the name is taken."""
         for part in self.parts:
             start = part.file.folder
             inside = f"{start}{CONFIGURED}/"
@@ -338,7 +338,7 @@ class _FolderConversion:
         return RefusedError(message, path=self.path, hint=hint)
 
     def report(self, companions: Sequence[Companion], *, written: bool) -> ConvertReport:
-        """What was done, or would be."""
+        """Report what was done, or would be done."""
         parts = self.parts
         files = self.target.sizes([part.planned for part in parts], companions)
         alone = len(parts) == 1

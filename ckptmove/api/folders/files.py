@@ -1,4 +1,4 @@
-"""Sort the files of a folder: checkpoints, pickles that stay, and all else, which is copied."""
+"""Sort the files of a folder into checkpoints, pickles that stay, and files to copy."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from ...writing.in_place.undo import journaled_files
 from ...writing.verify import Progress
 
 _MOST = 100_000  # files, and folders
-#: Files that are called so are checkpoints, or damaged.
+# : A file with one of these suffixes is a checkpoint, or it is damaged.
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 _CONVERTED = frozenset(("torch-zip", "torch-legacy", "torch-tar", "safetensors", "sharded"))
 _PROGRAM = "is a program, which stays a pickle"
-#: Formats that may run something where they are loaded, and why they are not converted.
+# : Formats that may run code when they are loaded, and why they are not converted.
 _PICKLES = {
     PlainPickle.name: "is a plain pickle, which its own library has to read",
     "zip-bundle": "is a zip of several files, some of which are pickles",
@@ -54,29 +54,29 @@ _PICKLES = {
 }
 
 
-#: What tells of a model, beside its weights.
+# : The configuration file beside the weights of a model.
 CONFIGURATION = "config.json"
 _LONGEST_CONFIGURATION = 1 << 24  # bytes; larger files are left as they are
-#: transformers writes `dtype`, and before its version 5 `torch_dtype`; models within a model too.
+# : The dtype of a model or a nested model: transformers 5 writes `dtype`, older ones `torch_dtype`.
 _SAID = re.compile(r'("(?:torch_)?dtype"\s*:\s*")(?:torch\.)?b?float\d+(?:_\w+)?"')
 
 
 class Companion(NamedTuple):
     """A file that is copied, or an empty folder."""
 
-    name: str  #: within the folder, with `/` between its parts; it ends in one if it is a folder
-    path: str  #: nothing if it is new
+    name: str  #: relative to the folder, with `/` as separator; the name of a folder ends with `/`
+    path: str  #: empty if it is new
     nbytes: int
-    within: str | None = None  #: the folder that it may not lead out of, if it is a link
-    content: bytes | None = None  #: what is written instead of its bytes
+    within: str | None = None  #: a link may not lead out of this folder
+    content: bytes | None = None  #: written instead of the bytes of the file
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder, in which nothing is."""
+        """Whether it is an empty folder."""
         return self.name.endswith("/")
 
     def copy_into(self, folder: StagedFolder, progress: Progress | None) -> None:
-        """Write a copy of it, and verify that; raises CorruptError if its size has changed."""
+        """Write a copy and verify it; raises CorruptError if the size of the source has changed."""
         if self.is_folder:
             folder.make(self.name.rstrip("/"))
             return
@@ -104,15 +104,15 @@ class Companion(NamedTuple):
 class CheckpointFile(NamedTuple):
     """A checkpoint in a folder: a file, an index with its files, or a folder that ranks wrote."""
 
-    name: str  #: within the folder
+    name: str  #: relative to the folder
     files: Collection[str]  #: the names of all its files
     is_weights: bool  #: whether libraries look for weights under this name
-    section: Section | None = None  #: what the name of a folder says that it serves
-    within: bool = False  #: whether a folder stays one, with what it becomes in it
+    section: Section | None = None  #: the section that the name of a folder says
+    within: bool = False  #: whether its output is written into a folder of the same name
 
     @property
     def name_in_folder(self) -> str:
-        """What it is called in its folder; of a folder, what its file would be called."""
+        """The file name; for a folder, the name of the file that it becomes."""
         if self.within or not self.name:
             return "model"
         own = self.name[len(self.folder) :]
@@ -120,25 +120,25 @@ class CheckpointFile(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The folder within the folder that it is in, with a slash at its end; or nothing."""
+        """The subfolder that it is in, with a slash at its end; empty at the top."""
         if self.within and self.name:
             return f"{self.name}/"
         return self.name[: self.name.rfind("/") + 1]
 
     @property
     def stem(self) -> str:
-        """Its name without what says the format, and without the folder."""
+        """The file name without its suffix."""
         name = self.name_in_folder.removesuffix(INDEX)
         return name.rpartition(".")[0] or name
 
 
 class FolderFiles(NamedTuple):
-    """What is in a folder."""
+    """The sorted contents of a folder."""
 
     checkpoints: list[CheckpointFile]
     companions: list[Companion]
     pickles: list[Loss]  #: companions that are pickles, and why they are not converted
-    #: weights that are used, each with files that should hold the same, and are none of these
+    #: weights that are used, each with other files that should hold the same tensors
     copies: list[tuple[str, list[str]]]
 
 
@@ -149,7 +149,7 @@ def files_of(
     keep: Collection[str] = (),
     follow_links: bool = False,
 ) -> FolderFiles:
-    """Everything in a folder, however deep; adds to the warnings.
+    """Return everything in a folder, at any depth; adds to the warnings.
 
     Files that match a glob of `keep` are companions. Links to files are followed, links to folders
     are not. Raises as `all_files`, and InputError for a damaged checkpoint.
@@ -170,11 +170,11 @@ def files_of(
 def all_files(
     folder: str, warnings: list[str], *, follow_links: bool = False
 ) -> dict[str, Companion]:
-    """All files in a folder and all folders in which nothing is, however deep, by their names.
+    """Return all files and all empty folders in a folder, at any depth, by their names.
 
     Links to files are followed, links to folders are not, which adds to the warnings. Interrupted
-    changes in place are undone first. Raises UnsupportedError for what is no file, or a link that
-    leads out of the folder.
+    changes in place are undone first. Raises UnsupportedError for an entry that is not a file, or a
+    link that leads out of the folder.
     """
     place, files = place_of(folder), dict[str, Companion]()
     for path in filter(os.path.lexists, journaled_files(folder)):
@@ -208,13 +208,13 @@ class _Sorting:
         self.taken = set[str]()  # names of files that are not copied
 
     def take_divided(self, folders: Collection[str]) -> None:
-        """Take folders that ranks wrote together, with all that is in them."""
+        """Take the folders that ranks wrote together, with the files in them."""
         layout = layout_of({name.partition("/")[0] for name in self.files})
         for folder in sorted(folders):
             files = [name for name in self.files if not folder or folder in folders_above(name)]
             start = f"{folder}/" if folder else ""
             own = {name.removeprefix(start) for name in files if "/" not in name[len(start) :]}
-            if is_of_ranks(own):  # the others are no parts of it
+            if is_of_ranks(own):  # other files are not parts of it
                 files = [start + name for name in (*files_of_ranks(own), *files_beside(own))]
             section = says(folder, layout).section
             self.taken.update(files)
@@ -222,7 +222,7 @@ class _Sorting:
             self.checkpoints.append(CheckpointFile(folder, tuple(files), is_weights, section))
 
     def take_weights(self) -> None:
-        """Take what has the usual name of weights."""
+        """Take files with the usual names of weights."""
         below: dict[str, list[str]] = {}
         for name in (each for each in self.files if each not in self.taken):
             folder, slash, own = name.rpartition("/")
@@ -238,7 +238,7 @@ class _Sorting:
                     self.taken.update(copies)
 
     def take_others(self) -> None:
-        """Take the other checkpoints, by their content, and list pickles that are none."""
+        """Take the other checkpoints, found by content; list pickles that are not converted."""
         names = [name for name in self.files if not name.endswith("/")]
         for name in sorted(names, key=lambda name: not name.endswith(INDEX)):
             if name in self.taken or (name.endswith(".json") and not name.endswith(INDEX)):
@@ -261,12 +261,12 @@ class _Sorting:
         return self.checkpoints[-1]
 
     def _format_of(self, name: str) -> str | None:
-        """The name of a file's format; None if it is no checkpoint."""
+        """Return the name of a file's format; None if it is not a checkpoint."""
         with self._open_source(name) as source:
             try:
                 found = formats.looks_like(source)
                 if found is None and name.endswith(_SUFFIXES):
-                    formats.read(source)  # which says what is wrong with it
+                    formats.read(source)  # raises an error that says what is wrong
                 if found is None or found.name == PlainPickle.name or not found.vague:
                     return None if found is None else found.name
                 return found.name if formats.sniff_format(source) is not None else None
@@ -295,11 +295,11 @@ def _not_copied(entry: FolderEntry) -> InputError:
 
 
 def holds_parts(folder: Place) -> bool:
-    """Whether the checkpoints in a folder are whole by themselves, and not files of one."""
+    """Whether each checkpoint in a folder is complete by itself, not a part of a common one."""
     found = formats.folder_format(folder.path, folder.entries())
-    if isinstance(found, DeepSpeed):  # without ZeRO, each of its files is whole
+    if isinstance(found, DeepSpeed):  # without ZeRO, each file is complete
         return not divided_folders(f"in/{each.name}" for each in folder.files_below())
-    if isinstance(found, FsdpRanks):  # a model's own files are beside it
+    if isinstance(found, FsdpRanks):  # verl writes a folder with the files of the model
         return folder.child(CONFIGURED).is_folder()
     return found is None or isinstance(found, (ModelFolder, TrainingFolder))
 
@@ -316,7 +316,7 @@ def check_apart(source: str, destination: str) -> None:
 
 
 def main_dtype(tensors: Iterable[TensorEntry]) -> str | None:
-    """The dtype of most bytes of floating-point tensors; None without any."""
+    """Return the dtype of most bytes of floating-point tensors; None without such tensors."""
     counted = Counter[str]()
     for each in tensors:
         if "float" in each.dtype:
@@ -325,7 +325,7 @@ def main_dtype(tensors: Iterable[TensorEntry]) -> str | None:
 
 
 def with_dtype(configuration: Companion, dtype: str) -> Companion:
-    """A configuration that says this dtype, if it says any and can be read."""
+    """Return the configuration with this dtype; unchanged if it has no dtype or can't be read."""
     if configuration.nbytes > _LONGEST_CONFIGURATION:
         return configuration
     before = configuration.content

@@ -1,4 +1,4 @@
-"""Have one file hold all of a folder, and make the folder of that file again."""
+"""Pack a whole folder into one file, and make the folder from that file again."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from ..conversion.trust import TrustedPlan
 from .files import CONFIGURATION, Companion, main_dtype, with_dtype
 from .weight_copies import used_name
 
-_MOST_NBYTES = 16 << 20  # of other files together, such as those of a tokenizer
+_MOST_NBYTES = 16 << 20  # bytes of all other files together, such as those of a tokenizer
 _LIKE_TORCH = frozenset(("torch-zip", "torch-legacy", "torch-tar", "torch-sharded"))
 _WEIGHTS = frozenset((Section.MODEL, Section.EMA))
 
 
 class PackedFolder(NamedTuple):
-    """A folder, without what it holds twice, that is about to be one file."""
+    """A folder that will become one file, without duplicates."""
 
     record: FolderRecord
     losses: Sequence[Loss]
@@ -56,7 +56,7 @@ class PackedFolder(NamedTuple):
 
 
 def pack(found: Checkpoint, *, follow_links: bool) -> PackedFolder | None:
-    """What to keep of the folder that a checkpoint was found in; None if there is nothing."""
+    """Return what to keep of the checkpoint's folder; None if there is nothing to keep."""
     if isinstance(found, FolderCheckpoint):
         return _pack_parts(found, follow_links=follow_links)
     if found.folder is not None:
@@ -84,25 +84,25 @@ def _pack_model(found: Checkpoint, folder: Folder, *, follow_links: bool) -> Pac
     kept = [each for each in kept if each.name not in left_out]
     files = _contents(kept, place, left_out, follow_links=follow_links)
     if not files and not left_out:
-        return None  # weights and nothing else, which lead back without a record
+        return None  # a folder of weights alone needs no record
     return PackedFolder(FolderRecord([RecordedPart(name, (), format)], files), (), left_out)
 
 
 def losses_of_others(found: Checkpoint) -> list[Loss]:
-    """The checkpoints beside what was read of a folder, each as a loss."""
+    """Return the checkpoints of a folder that were not read, each as a loss."""
     why = "is another checkpoint than what was read of the folder"
     return [Loss(name, why) for name in checkpoints_beside(found)]
 
 
 def _form_of(format: str) -> str | None:
-    """What a file of a format is made again as, if it can be."""
+    """Return the format in which a file can be made again; None if it can't."""
     if format.startswith("safetensors"):
         return "safetensors"
     return "torch-zip" if format in _LIKE_TORCH else None
 
 
 def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
-    """Leave copies of weights, and what leads to no form of a folder, out of a checkpoint."""
+    """Leave out copies of weights, and parts that can't be made again as files of a folder."""
     named = {part.checkpoint.format for part in found.parts}
     leads_back = not any(row.format.in_parts for row in formats.FORMATS if row.name in named)
     losses = [Loss(each.name, f"can't be read: {each.why}") for each in found.unread]
@@ -114,7 +114,7 @@ def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
             losses.append(Loss(part.name, "has a name that can't be kept"))
         elif part.copy_of is not None:
             left_out.append(part.name)
-        elif not leads_back:  # the state is all that is wanted of it
+        elif not leads_back:  # only the state is kept
             parts.append(RecordedPart(name, part.keys, format or ""))
             continue
         elif format is None:
@@ -133,7 +133,7 @@ def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
     owned = {part.keys for part in found.parts}
 
     def owner(path: Path) -> Path | None:
-        """The keys of the part that a root is of, which may be within those of another."""
+        """Return the keys of the innermost part that a root belongs to."""
         return next((path[:n] for n in range(len(path), -1, -1) if path[:n] in owned), None)
 
     roots = found.container.roots
@@ -150,7 +150,7 @@ def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
 
 
 def _name_of_whole(name: str, layout: str) -> str:
-    """What the file of a part is called that comes back: of an index, all in one file.
+    """Return the file name for a part when the folder is made again; shards become one file.
 
     torchtune loads the weights of an epoch by the names of shards only, never by an index.
     """
@@ -164,7 +164,7 @@ def _name_of_whole(name: str, layout: str) -> str:
 def _contents(
     entries: Iterable[FolderEntry], place: Place, left_out: list[str], *, follow_links: bool
 ) -> dict[str, bytes]:
-    """The bytes of files by their names, as far as they can be kept; adds to what is left out."""
+    """Return the bytes of the files that can be kept, by name; add the others to `left_out`."""
     files, room = dict[str, bytes](), _MOST_NBYTES
     for each in entries:
         if each.kind is EntryKind.FOLDER:
@@ -182,7 +182,7 @@ def _contents(
 
 
 def tell_sections(draft: CheckpointGraph, record: FolderRecord) -> None:
-    """Have tensors count as no weights whose file is not called like those of a model."""
+    """Set the section of tensors to `other` if the name of their file says they are not weights."""
     start, layout = layout_below([part.name for part in record.parts])
     said = {part.keys: says(part.name.removeprefix(start), layout) for part in record.parts}
     other = [keys for keys, each in said.items() if each.is_known and each.section not in _WEIGHTS]
@@ -197,9 +197,9 @@ def unpack(
     edits: Edits,
     options: ConversionOptions,
 ) -> ConvertReport | None:
-    """Make the folder of a file again; None if the file does not tell of one. Raises as `convert`.
+    """Make the folder of a file again; None if the file has no record of one. Raises as `convert`.
 
-    The report lacks the time that it took.
+    The report does not have the time taken.
     """
     with formats.open_checkpoint(src, follow_links=options.follow_links) as found:
         text = found.container.metadata.get(FOLDER)
@@ -253,14 +253,14 @@ def unpack(
 
 
 def _dtype_of(draft: CheckpointGraph) -> str | None:
-    """The dtype of most of its weights."""
+    """Return the dtype of most of the weights."""
     return main_dtype(each for each in draft.list_contents().tensors if each.section in _WEIGHTS)
 
 
 def _plan(
     whole: CheckpointGraph, part: RecordedPart, options: ConversionOptions
 ) -> tuple[PlannedPart, TrustedPlan]:
-    """How to write one part."""
+    """Plan how to write one part."""
     graph = copy.copy(whole.graph)
     graph.root, graph.sections = _at(whole.graph.root, part), {}
     own = {} if part.keys else {k: text for k, text in whole.metadata.items() if k != FOLDER}
@@ -285,7 +285,7 @@ def _plan(
 
 
 def _at(root: Node, part: RecordedPart) -> Node:
-    """What the keys of a part lead to."""
+    """Return the node that the keys of a part lead to."""
     node = root
     for key in part.keys:
         pairs = node.pairs if isinstance(node, MappingNode) else ()

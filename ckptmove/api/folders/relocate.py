@@ -37,19 +37,19 @@ _TOLD = (
     "read",
     "kernel",
     "reflink",
-)  # how bytes are copied, what matters most first
+)  # ways of copying bytes, the most important first
 
 
 class PartFile(NamedTuple):
-    """A file of a folder that says on which devices its tensors are, and how it is written."""
+    """A file of a folder that stores devices of tensors, and how it is written."""
 
-    name: str  #: within the folder
+    name: str  #: relative to the folder
     source: Source
     container: Container
     plan: Plan
 
     def check(self, written: Source, spelling: LocationEdits, moves: Moves) -> None:
-        """Read back what was written, and compare it with what was meant."""
+        """Read the written file back and compare it with the plan."""
         try:
             with written:
                 after = formats.read(written).container
@@ -63,20 +63,20 @@ class PartFile(NamedTuple):
 
 
 def _stores_devices(before: FolderCheckpoint, part: Part) -> bool:
-    """Whether a file of it says on which devices its tensors are."""
+    """Whether a file of this part stores the devices of its tensors."""
     carries = part.checkpoint.carries.devices
     return carries and any(each.stores_devices for _, each in before.containers_of(part))
 
 
 class FolderChange:
-    """A planned change of a folder, which is made in a new folder or in place."""
+    """A planned change of a folder, made in a new folder or in place."""
 
     is_folder = True
 
     def __init__(
         self, before: FolderCheckpoint, rules: Rules, *, force: bool, follow_links: bool
     ) -> None:
-        """Plan it. Raises as `place`; InputError for what can't be in a relocated folder."""
+        """Plan it. Raises as `place`; InputError for files that a relocated folder can't have."""
         self.before, self.force = before, force
         self.path = before.container.source.path
         if before.own:
@@ -95,19 +95,19 @@ class FolderChange:
         self.files = {each.name: each for each in self._plan_files()}
         notes = list[str]()
         everything = all_files(self.path, notes, follow_links=follow_links)
-        #: All that is copied unchanged.
+        # : The files that are copied unchanged.
         self.companions = [each for name, each in everything.items() if name not in self.files]
         self.notes: Sequence[str] = notes
 
     def _moves(self, path: Path) -> bool:
-        """Whether what is at a path is in a part that says on which device it is."""
+        """Whether the value at this path is in a part that stores devices."""
         for n in range(len(path), -1, -1):
             if path[:n] in self._keys:
                 return self._keys[path[:n]]
         return True
 
     def _drop_fixed(self) -> None:
-        """Have nothing move in files that store no devices, whatever no tensor's path decides."""
+        """Drop all moves in files that store no devices, also of storages without a tensor."""
         for part in self.before.parts:
             if not self._keys[part.keys]:
                 for each in part.checkpoint.container.everything():
@@ -155,7 +155,7 @@ class FolderChange:
         }
 
     def report(self, *, in_place: bool) -> tuple[RelocatedFile, ...]:
-        """What becomes of each file."""
+        """Report what happens to each file."""
         how = "none" if in_place else "clone"
         unread = {each.name for each in self.before.unread}
         found = [
@@ -196,7 +196,7 @@ class FolderChange:
             )
 
     def write(self, target: str, progress: Progress | None) -> tuple[str | None, int]:
-        """Write, verify, commit; gives how the bytes were copied, and how many."""
+        """Write, verify and commit; return how the bytes were copied, and how many."""
         self.check(target)
         how = set[str]()
         sources = self.before.sources
@@ -213,7 +213,7 @@ class FolderChange:
 
     @property
     def new_nbytes(self) -> int:
-        """The size of the folder that is written."""
+        """The size of the new folder."""
         companions = sum(each.nbytes for each in self.companions if not each.is_folder)
         return companions + sum(each.plan.nbytes for each in self.files.values())
 
@@ -232,7 +232,7 @@ class FolderChange:
         check_folder_in_place(self.path, self._local(), force=self.force)
 
     def apply_in_place(self) -> int:
-        """Change all files in place, verify, commit; gives how many bytes were written."""
+        """Change all files in place, verify and commit; return how many bytes were written."""
         with InPlaceFolder(self.path, self._local(), force=self.force) as changing:
             bytes_written = changing.write()
             for name in self.changed_files:

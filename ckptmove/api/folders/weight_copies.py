@@ -1,4 +1,4 @@
-"""Compare weights that a folder has in several forms, of which only one is converted."""
+"""Compare weights that a folder holds in several forms; only one form is converted."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ...reports.display.phrases import join_names
 from ...sources import place_of
 from ..diff import diff
 
-#: How many tensors that differ a sentence names.
+# : The most differing tensors that a message names.
 MOST_NAMED = 5
-#: In what the tensors of two files differ; how their dicts and other values do, counts as nothing.
+# : Kinds of differences between tensors; differences of dicts and other values are ignored.
 _OF_TENSORS = (Kind.CHANGED, Kind.RESHAPED, Kind.RETYPED, Kind.NOT_COMPARED, Kind.RENAMED)
 _OF_ONE = (Kind.ADDED, Kind.REMOVED)
 
-#: A file or an index that is used, and files that should hold the same, by names in the folder.
+# : The name of the file or index that is used, and the names of files that should hold the same.
 Copies = tuple[str, Sequence[str]]
 
 
 def differing_tensors(
     folder: str, first: str, second: str, *, follow_links: bool
 ) -> tuple[list[str], int]:
-    """The tensors in which two files of a folder differ, and how many were compared byte for byte.
+    """Return the tensors that differ between two files, and how many were compared byte for byte.
 
-    Tensors that another name in the same file has as well, as of tied weights, may be in one file
-    alone: safetensors holds but one of them. Raises as `diff`.
+    A tensor with a second name in the same file (tied weights) may be missing in the other file,
+    because safetensors stores only one of the names. Raises as `diff`.
     """
     paths = [place_of(folder).child(each).path for each in (first, second)]
     result = diff(*paths, ignore_devices=True, follow_links=follow_links)
@@ -63,12 +63,12 @@ def _aliases(manifest: Manifest) -> set[str]:
 
 
 def true_notes(notes: Sequence[str]) -> tuple[str, ...]:
-    """Notes of a folder, without those that a comparison makes untrue."""
+    """Return the notes that are still true after the comparison."""
     return tuple(each for each in notes if not each.endswith(NOT_COMPARED))
 
 
 def copies_in(found: Checkpoint) -> list[Copies]:
-    """The weights that a checkpoint has in several forms, if it is in a folder."""
+    """Return the weights that the checkpoint's folder holds in several forms."""
     if isinstance(found, FolderCheckpoint):
         return [(each.copy_of, [each.name]) for each in found.parts if each.copy_of is not None]
     if found.folder is None or not found.folder.copies:
@@ -77,7 +77,7 @@ def copies_in(found: Checkpoint) -> list[Copies]:
 
 
 def used_name(weights: Checkpoint, folder: str) -> str:
-    """What the file or the index is called in a folder that weights were read from."""
+    """Return the name of the file or index that the weights were read from."""
     start = f"{folder.rstrip('/')}/"
     names = sorted(each.path.removeprefix(start) for each in weights.sources)
     return next((each for each in names if each.endswith(INDEX)), names[0])
@@ -86,7 +86,7 @@ def used_name(weights: Checkpoint, folder: str) -> str:
 def losses_of_copies(
     folder: str, copies: Sequence[Copies], *, follow_links: bool
 ) -> Iterator[Loss]:
-    """The files that do not hold the same as those that are used, or may not."""
+    """Yield a loss for each copy that differs from the weights that are used, or may differ."""
     for first, others in copies:
         stray = unnamed_shards((first, *others), lambda name: _content(folder, name))
         for other in others:
@@ -94,7 +94,7 @@ def losses_of_copies(
             if shard is not None:
                 if other in stray or {first, *others}.isdisjoint(shard.indexes):
                     yield Loss(other, f"was not compared with {first}: no index names it")
-                continue  # else the index that names it is compared
+                continue  # otherwise, the index that names it is compared
             try:
                 found, _ = differing_tensors(folder, first, other, follow_links=follow_links)
             except CkptmoveError as error:

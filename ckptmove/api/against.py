@@ -16,7 +16,7 @@ from .diff import diff
 
 _MOST_LISTED = 8  # differences
 _LONGEST_EXCERPT = 160  # characters of the lines that differ
-# : The kinds of differences that a part of a checkpoint may have from the whole.
+#: The kinds of differences that a part of a checkpoint may have from the whole.
 _LEFT_OUT = (
     Kind.REMOVED,
     Kind.RENAMED,

@@ -28,7 +28,7 @@ _NOT_RUN = "it was not run; --simulate simulates the device"
 _STEPS = 2
 _ONWARD = 20.0  # seconds that a script runs on after its steps, to evaluate and save
 _LONGEST = 120.0  # seconds from the first call of a model to the first step
-# : Signals that end a process if code reads the values of a simulated tensor, which has none.
+#: Signals that end a process if code reads the values of a simulated tensor, which has none.
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")
 _NO_TORCH = Verdict("no-torch", "torch is not installed in this Python", "pip install torch")
 _REPAIR = "make python -c 'import torch' work; a limit such as ulimit -v may be too low"

@@ -14,7 +14,7 @@ from ..sources import place_of
 from .options import FollowLinks, Option, Strict, declare_options
 from .strict import refuse_unknown
 
-# : The words of `refuse_unknown` for this verb.
+#: The words of `refuse_unknown` for this verb.
 WITHOUT_STRICT = "without --strict it is listed all the same"
 
 

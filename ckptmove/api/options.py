@@ -35,23 +35,23 @@ class Option(NamedTuple):
 
     #: What it does, in the words of the command line: SRC and `--other-option`.
     help: str
-    # : The placeholder of its value. `KEY=VALUE` makes it a mapping; in `[KEY=]VALUE` the key is
-    # optional.
+    #: The placeholder of its value. `KEY=VALUE` makes it a mapping; in `[KEY=]VALUE` the key is
+    #: optional.
     metavar: str = ""
     #: The heading above it in the help of a command that has many options; that of the option
     #: before it if empty.
     group: str = ""
-    # : What a default of None means.
+    #: What a default of None means.
     default: str = ""
     #: Its parameter in an earlier version, still accepted.
     former: str = ""
     #: Its letter on the command line, if it has one.
     short: str = ""
-    # : More text for the docs of the function.
+    #: More text for the docs of the function.
     python: str = ""
-    # : A sentence about its metavar, for the help and the docs of the verb.
+    #: A sentence about its metavar, for the help and the docs of the verb.
     value: str = ""
-    # : The side of `KEY=VALUE` that may itself contain a `=`.
+    #: The side of `KEY=VALUE` that may itself contain a `=`.
     equals_in: Literal["key", "value"] = "key"
 
 
@@ -210,7 +210,7 @@ def _fill(text: str, first: str = "", others: str = "") -> str:
 Strict = Annotated[
     bool, Option("Refuse files that name callables not known to be harmless.", group="Safety")
 ]
-# : ZeRO saves two copies of the weights: one for the optimizer, one for the model.
+#: ZeRO saves two copies of the weights: one for the optimizer, one for the model.
 OF_ZERO = ("master", "module")
 Weights = Literal["model", "ema", "master", "module"]
 OF_WHICH_WEIGHTS = (

@@ -25,7 +25,7 @@ from ..writing.verify import Progress
 from .options import DryRun, FollowLinks, Option, Strict, declare_options
 from .strict import refuse_unknown
 
-# : Suffixes of files; a relocated folder can't have them.
+#: Suffixes of files; a relocated folder can't have them.
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 
 

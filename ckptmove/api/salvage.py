@@ -27,7 +27,7 @@ from ..writing.verify import Progress
 from .conversion.target import PlannedPart, Target, target_of
 from .options import DryRun, FollowLinks, ForceLarger, Format, Option, declare_options
 
-# : The suffix that the name of the report adds to the name of the file.
+#: The suffix that the name of the report adds to the name of the file.
 REPORT = ".salvage.json"
 _MOST_TIMES, _MOST_AT_LEAST = 8, 1 << 20  # times the size of the source; bytes
 _KEY = "salvaged"

@@ -25,7 +25,7 @@ _BUG = 70
 _OURS = "ckptmove: "
 _ISSUES = "please report it, with the output of the same command and -v"
 
-#: The commands in the order of the help, and how the docstring of each begins.
+#: The commands in the order of the help, each with the first line of its docstring.
 COMMANDS = {
     "batch": "Inspect, relocate, convert or validate all checkpoints of a folder tree.",
     "convert": "Convert a checkpoint to safetensors, or back to a file of torch.save.",
@@ -42,7 +42,7 @@ COMMANDS = {
 
 
 class _Commands(click.Group):
-    """The commands; each is imported when it is asked for, since all of them take far longer."""
+    """The commands; each is imported only when it is used, because importing all is slow."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -99,15 +99,15 @@ def main() -> NoReturn:
     """Run the command line and exit with its code."""
     take_streams()
     code = run(sys.argv[1:])
-    gc.freeze()  # the process ends: to look for garbage in all that it built would take a while
+    gc.freeze()  # the process ends, so skip the slow search for garbage
     sys.exit(code)
 
 
 def run(args: list[str]) -> int:
-    """Run the command line; gives the exit code.
+    """Run the command line and return the exit code.
 
-    Errors become one line on stderr. A signal unwinds everything, so that nothing half written is
-    left, and then ends the process as that signal would have.
+    Errors become one line on stderr. A signal first unwinds the stack, so that no temporary file is
+    left, and then ends the process.
     """
     gc.disable()  # the process keeps all that it builds, and then ends
     try:
@@ -121,7 +121,7 @@ def run(args: list[str]) -> int:
     except CkptmoveError as error:
         return _say(error)
     except MemoryError:
-        from ..sources.budget import NO_MEMORY  # here and below, what only an error needs
+        from ..sources.budget import NO_MEMORY  # here and below: imports that only errors need
 
         return _say(CorruptError(NO_MEMORY))
     except (KeyboardInterrupt, click.Abort):
@@ -139,7 +139,7 @@ def run(args: list[str]) -> int:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Have signals unwind what is under way, instead of ending the process at once."""
+    """Make signals unwind the stack instead of ending the process at once."""
 
     def unwind(number: int, frame: FrameType | None) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)  # a second one is immediate

@@ -70,7 +70,7 @@ def _retry_command(log: str | None) -> RetryCommand:
         elif not word.startswith("--include="):
             narrowed.append(word)
     verb = ("batch", context.command.name or "")
-    is_file = log is not None and Path(log).is_file()  # what else there is can't be read again
+    is_file = log is not None and Path(log).is_file()  # a pipe can't be read again
     return RetryCommand(verb, words, narrowed, log if is_file else None)
 
 
@@ -144,9 +144,9 @@ def batch() -> None:
 def inspect(src: str | None, output: Output, **options: Any) -> None:
     """Show one table of SRC: each checkpoint with its format, devices, dtypes and bytes.
 
-    The options are those of ckptmove inspect. What can't be read has a row too, with the reason;
-    the exit code is then 1. "not stored" counts the bytes of formats that store no devices, such as
-    safetensors.
+    The options are those of ckptmove inspect. A file that can't be read also has a row, with the
+    reason; the exit code is then 1. "not stored" counts the bytes of formats that store no devices,
+    such as safetensors.
 
     \b
     ckptmove batch inspect runs/
@@ -161,8 +161,9 @@ def inspect(src: str | None, output: Output, **options: Any) -> None:
 def relocate(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
     """Relocate every checkpoint in SRC to the same name in DST, or in place.
 
-    The options are those of ckptmove relocate. What stores no devices, such as safetensors and
-    folders of DCP, is copied unchanged. In place, a folder changes as a whole or not at all.
+    The options are those of ckptmove relocate. Checkpoints that store no devices, such as
+    safetensors and folders of DCP, are copied unchanged. In place, a folder changes as a whole or
+    not at all.
 
     \b
     ckptmove batch relocate runs/ out/ --to cpu
@@ -205,7 +206,7 @@ def _run(
     verb: VerbName, src: str, dst: str | None, output: Output, options: dict[str, Any]
 ) -> None:
     """Plan, run and sum up."""
-    gc.enable()  # which the command line does without, but this may take long
+    gc.enable()  # imported only here: it is slow
     as_json, quiet, verbose, no_progress, _ = output
     log, manifest, form = (options.pop(each, None) for each in ("log", "manifest", "progress"))
     dry_run = options.get("dry_run")
@@ -246,7 +247,7 @@ def _run(
     if manifest is not None and broken is None:
         kept = work.plan.kept
         write_manifest(manifest, {**{k: v for each in kept for k, v in each.items()}, **digests})
-        apart = sum(not each for each in kept)  # from the items of this run
+        apart = sum(not each for each in kept)  # of this run's items
         if unknown or apart:
             many = plural(unknown + apart, "item")
             how = "a run of all of them with --verify" if apart else "--verify"
@@ -275,7 +276,7 @@ def _run(
 
 
 def _foretell(work: Batch, src: str, output: Output, bar: BatchProgress) -> None:
-    """Show what would become of each item. Raises CheckFailed if some would not be done."""
+    """Show what would happen to each item. Raises CheckFailed if some items would not be done."""
     with forking(), bar.over(work), work:
         for result in work:
             bar.add(result)
@@ -290,7 +291,7 @@ def _foretell(work: Batch, src: str, output: Output, bar: BatchProgress) -> None
 
 
 def _nothing_left(src: str) -> RefusedError:
-    """The error of a batch all of whose items are left out."""
+    """Return the error for a batch that leaves out all its items."""
     why = "every item is left out: none holds weights of a model"
     return RefusedError(why, path=src, hint="--allow-empty accepts that")
 

@@ -1,4 +1,4 @@
-"""Make options of the command line from those that a verb declares, and show them in groups."""
+"""Make command-line options from the declarations of a verb, and show them in groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
 _GENERAL = "General"
-_MOST_UNGROUPED = 10  # options that a help lists without groups
+_MOST_UNGROUPED = 10  # the most options that a help lists without groups
 
 
 class Option(click.Option):
@@ -29,7 +29,7 @@ class Option(click.Option):
         self.former = tuple(former)
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Let the parser know the former names too, which the help does not show."""
+        """Register the former names too; the help does not show them."""
         shown = self.opts
         self.opts = [*shown, *self.former]
         try:
@@ -57,7 +57,7 @@ class Command(click.Command):
 
 
 def option(*names: str, **settings: Any) -> Decorator:
-    """Like `click.option`, but makes an `Option`: for what only the command line has."""
+    """Like `click.option`, but makes an `Option`: for options that only the command line has."""
     return click.option(*names, cls=Option, **settings)
 
 
@@ -69,7 +69,7 @@ def with_options(command: Function, *options: Decorator) -> Function:
 
 
 def with_values(options: Mapping[str, Declaration]) -> Decorator:
-    """Say in the help of a command, before its examples, what the values of its options may be."""
+    """Explain the values of options in the help of a command, before its examples."""
 
     def decorate(command: Function) -> Function:
         before, mark, examples = cleandoc(command.__doc__ or "").rpartition("\n\n\b\n")
@@ -81,7 +81,7 @@ def with_values(options: Mapping[str, Declaration]) -> Decorator:
 
 
 def verb_options(options: Mapping[str, Declaration]) -> Decorator:
-    """Add the options of a verb to its command, which gets their values as the verb takes them."""
+    """Add the options of a verb to its command; convert their values for the verb."""
     made = [_option_of(each, options) for each in options.values()]
     return lambda command: with_options(command, *made)
 
@@ -118,7 +118,7 @@ def _type_of(declared: Declaration) -> Any:
 
 
 def _mapping(declared: Declaration, texts: Sequence[str]) -> dict[str, str]:
-    """Read texts of the form KEY=VALUE; a key that is given again counts from its last place."""
+    """Parse texts of the form KEY=VALUE; a repeated key takes its last value and place."""
     spec, found = declared.option, dict[str, str]()
     for text in texts:
         key, equals, value = text.rpartition("=")

@@ -11,13 +11,13 @@ from pathlib import PurePath
 
 from ..errors import UsageError
 
-#: What checkpoints are mostly named like, the most telling first.
+#: Usual suffixes of checkpoints, the most specific first.
 _SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors", ".bin")
-_MOST_NAMES = 1000  # in the folder, that are looked at
+_MOST_NAMES = 1000  # the most names in the folder to look at
 
 
 def unknown_command(name: str, commands: Iterable[str]) -> UsageError:
-    """The error for a command that does not exist, with a hint at what may have been meant."""
+    """Return the error for an unknown command, with a hint at the likely command."""
     close = difflib.get_close_matches(name, commands, n=1)
     if os.path.lexists(name):
         return UsageError(
@@ -30,7 +30,7 @@ def unknown_command(name: str, commands: Iterable[str]) -> UsageError:
 
 
 def examples() -> Iterator[str]:
-    """Commands to begin with, for a checkpoint in the current folder; none if there is none."""
+    """Return example commands for a checkpoint in the current folder; none without a checkpoint."""
     name = _checkpoint_here()
     if name is None:
         return
@@ -45,12 +45,12 @@ def examples() -> Iterator[str]:
 
 
 def _is_usual(name: str) -> bool:
-    """Whether a name can be typed, and ends as that of a checkpoint."""
+    """Whether a name is easy to type and has the suffix of a checkpoint."""
     return name.isprintable() and name[0] not in ".-" and name.endswith(_SUFFIXES)
 
 
 def _checkpoint_here() -> str | None:
-    """The file of the current folder whose name looks most like that of a checkpoint."""
+    """Return the file in the current folder whose name is most like a checkpoint's."""
     try:
         with os.scandir() as entries:
             names = sorted(

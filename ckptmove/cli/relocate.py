@@ -28,7 +28,8 @@ def relocate(
     states and optimizer steps stay on the CPU, because torch keeps them there for every device.
 
     SRC and DST may be in an object store: s3://bucket/run.pt. Within one S3 store, the store itself
-    copies what does not change; that is verified by ETags, not summed.
+    copies the unchanged parts; for these, only the store's ETags are checked, and no checksum of
+    the bytes is computed.
 
     Without DST, the new file is written beside SRC: run.pt becomes run.cuda-0.pt with --to cuda:0,
     and run.relocated.pt without --to.

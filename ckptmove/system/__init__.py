@@ -1,7 +1,7 @@
-"""What one operating system has and another lacks: calls on files, locks, signals, names.
+"""Calls that differ between operating systems: on files, locks, signals and names.
 
-Everything else calls these, and asks nobody which system it is. What a system lacks has something
-in its place here, or is refused by name.
+Other modules call these functions and never ask which system they run on. If a system lacks a call,
+a function here replaces it, or refuses with an error that names it.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Files and folders by their descriptors, also where a system lacks such a call.
+"""Access to files and folders by descriptor, with replacements for calls that a system lacks.
 
 Linux has all of these calls. macOS lacks `copy_file_range` and an `fsync` that waits for the disk;
 Windows lacks reading at an offset, open folders, private mappings as POSIX knows them, and renaming
-what is open. The docs of Python's `os` and `mmap` say which call is where.
+open files. The docs of Python's `os` and `mmap` say which system has which call.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from . import WINDOWS
 
 #: Whether a file, or a folder with files, can be renamed and removed while the file is open.
 RENAMES_OPEN = not WINDOWS
-#: Of every descriptor: what we start does not inherit it, and no byte becomes another.
+#: Flags for every descriptor: child processes do not inherit it, and no bytes are translated.
 _ALWAYS: int = getattr(os, "O_CLOEXEC", getattr(os, "O_NOINHERIT", 0)) | getattr(os, "O_BINARY", 0)
 READ = os.O_RDONLY | _ALWAYS
 READ_WRITE = os.O_RDWR | _ALWAYS
 WRITE = os.O_WRONLY | _ALWAYS
-#: A FIFO does not block who opens it.
+#: Opening a FIFO does not block.
 AT_ONCE: int = getattr(os, "O_NONBLOCK", 0)
-#: A link is not followed. Where that is 0, look first, as `OpenFolder` does.
+#: Do not follow links. If this is 0, check for a link first, as `OpenFolder` does.
 NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER: int = getattr(os, "O_DIRECTORY", 0)
 _FICLONE = 0x40049409  # linux/fs.h
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
-#: Descriptors have one position, also duplicates of them: who moves it holds this.
+#: A descriptor and its duplicates share one position: hold this lock to move it.
 _position = threading.Lock()
 
 
@@ -50,7 +50,7 @@ def optional_module(name: str) -> Any:
 
 def most_descriptors() -> int:
     """How many files this process may have open (`ulimit -n`)."""
-    limits = optional_module("resource")  # Windows has none, and lets it have thousands
+    limits = optional_module("resource")  # Windows has no such limit, and allows thousands
     if limits is None:
         return sys.maxsize
     most = int(limits.getrlimit(limits.RLIMIT_NOFILE)[0])
@@ -71,7 +71,7 @@ def read_some(fd: int, nbytes: int, at: int) -> bytes:
 
 
 def read_into(fd: int, buffer: bytearray | memoryview, at: int) -> int:
-    """Read into a buffer as `os.preadv` does; gives how many bytes came."""
+    """Read into a buffer as `os.preadv` does; return the number of bytes read."""
     if hasattr(os, "preadv"):
         nbytes: int = os.preadv(fd, [buffer], at)
         return nbytes
@@ -87,7 +87,7 @@ def read_into(fd: int, buffer: bytearray | memoryview, at: int) -> int:
 
 
 def write_some(fd: int, data: bytes | memoryview, at: int) -> int:
-    """As `os.pwrite`: gives how many bytes were taken."""
+    """As `os.pwrite`: return the number of bytes written."""
     if hasattr(os, "pwrite"):
         taken: int = os.pwrite(fd, data, at)
         return taken
@@ -101,7 +101,7 @@ COPIES: bool = hasattr(os, "copy_file_range")
 
 
 def copy_range(source: int, to: int, nbytes: int, start: int, at: int) -> int:
-    """As `os.copy_file_range`; OSError where the system has none."""
+    """As `os.copy_file_range`; OSError if the system lacks it."""
     if hasattr(os, "copy_file_range"):
         copied: int = os.copy_file_range(source, to, nbytes, start, at)
         return copied
@@ -109,7 +109,7 @@ def copy_range(source: int, to: int, nbytes: int, start: int, at: int) -> int:
 
 
 def clone(source: int, to: int) -> bool:
-    """Have an empty file share the blocks of another, if the file system can."""
+    """Make an empty file share the blocks of another, if the file system can."""
     fcntl = optional_module("fcntl")
     if not hasattr(fcntl, "ioctl") or sys.platform != "linux":
         return False
@@ -121,7 +121,7 @@ def clone(source: int, to: int) -> bool:
 
 
 def shares_blocks(folder: str) -> bool:
-    """Whether files in a folder can share blocks; tried without names."""
+    """Whether files in a folder can share blocks; tried with unnamed files."""
     opened = list[int]()
     try:
         for _ in range(2):
@@ -140,10 +140,10 @@ def shares_blocks(folder: str) -> bool:
 
 
 def sync(fd: int) -> None:
-    """Have what was written on disk, as `os.fsync` does.
+    """Flush written data to the disk, as `os.fsync` does.
 
-    On macOS that leaves it in the cache of the disk, but F_FULLFSYNC does not; network file
-    systems there lack it. On Windows it is FlushFileBuffers, for files open for writing.
+    On macOS, `fsync` leaves the data in the cache of the disk; F_FULLFSYNC does not, but network
+    file systems lack it. On Windows, this is FlushFileBuffers, for files open for writing.
     """
     fcntl = optional_module("fcntl")
     if hasattr(fcntl, "F_FULLFSYNC"):
@@ -153,16 +153,16 @@ def sync(fd: int) -> None:
     os.fsync(fd)
 
 
-#: File systems of Linux on which `syncfs` waits until the disk has all, and says what went wrong:
-#: ext2 to ext4, XFS, btrfs, F2FS, tmpfs (linux/magic.h).
+#: File systems of Linux on which `syncfs` waits for the disk and reports errors: : ext2 to ext4,
+#: XFS, btrfs, F2FS, tmpfs (linux/magic.h).
 _SYNCED_WHOLE = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994}
-_REPORTS_ERRORS = (5, 8)  # the Linux since which `syncfs` does
+_REPORTS_ERRORS = (5, 8)  # `syncfs` reports errors since this version of Linux
 
 
 def sync_all(fds: Sequence[int]) -> None:
-    """As `sync` of each file; of many on one file system by one call, where it promises the same.
+    """As `sync` of each file; for many files on one file system, by one call if that is as safe.
 
-    That call also waits for what others have written there. Each file that is synced by itself
+    That call also waits for data that other processes have written there. Each separate `sync`
     takes one turn of the disk, so for tiny files the one call takes a twentieth of the time.
     """
     done = set[int]()
@@ -177,7 +177,7 @@ def sync_all(fds: Sequence[int]) -> None:
 
 
 def _sync_file_system(fd: int, device: int) -> bool:
-    """Sync the file system of a file, if that promises what `sync` does. Raises OSError."""
+    """Sync the file system of a file, if that is as safe as `sync`. Raises OSError."""
     call = _c_call("syncfs", "c_int")
     if call is None or not _is_synced_whole(fd, device):
         return False
@@ -199,11 +199,11 @@ def _is_synced_whole(fd: int, device: int) -> bool:
     return _known_devices[device]
 
 
-_known_devices: dict[int, bool] = {}  # whether the file system with that number is synced whole
+_known_devices: dict[int, bool] = {}  # by the number of the file system: can it be synced whole?
 
 
 def start_sync(fd: int, at: int, nbytes: int) -> None:
-    """Have the disk begin with a range. Where there is no such call, nothing depends on it."""
+    """Start writing a range to the disk. If the system lacks the call, does nothing."""
     call = _c_call("sync_file_range", "c_int", "c_int64", "c_int64", "c_uint")
     if call is not None:
         call(fd, at, nbytes, _SYNC_FILE_RANGE_WRITE)
@@ -211,11 +211,11 @@ def start_sync(fd: int, at: int, nbytes: int) -> None:
 
 @cache
 def _c_call(name: str, *types: str) -> Callable[..., int] | None:
-    """A call of the C library of Linux, with the types of its arguments; None if there is none."""
+    """Return a function of Linux' C library, with the types of its arguments; None if missing."""
     if sys.platform != "linux":
         return None
     try:
-        import ctypes  # which not every Python has, and takes a while
+        import ctypes  # not every Python has it, and importing it is slow
 
         call = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (ImportError, OSError, AttributeError, TypeError):
@@ -226,7 +226,7 @@ def _c_call(name: str, *types: str) -> Callable[..., int] | None:
 
 
 def data_range(fd: int, at: int) -> tuple[int, int]:
-    """The next bytes from an offset on that are no hole; OSError where nobody knows.
+    """Return the next range from an offset that is not a hole; OSError if the system cannot tell.
 
     ENXIO says that only a hole is left.
     """
@@ -239,7 +239,7 @@ def data_range(fd: int, at: int) -> tuple[int, int]:
 
 
 def allocated_nbytes(about: os.stat_result) -> int:
-    """The bytes that a file takes on disk: its size, where the system does not tell."""
+    """The bytes that a file takes on disk; its size, if the system does not tell."""
     blocks: int | None = getattr(about, "st_blocks", None)
     return about.st_size if blocks is None else blocks * 512
 
@@ -247,7 +247,7 @@ def allocated_nbytes(about: os.stat_result) -> int:
 def free_nbytes(path: str, fd: int | None = None) -> int:
     """How many bytes this user may still write to the file system of a file or folder."""
     if not hasattr(os, "statvfs"):
-        import shutil  # only where the system lacks the rest
+        import shutil  # only needed if the system lacks `statvfs`
 
         return shutil.disk_usage(path).free
     room = os.statvfs(path if fd is None else fd)
@@ -255,25 +255,25 @@ def free_nbytes(path: str, fd: int | None = None) -> int:
 
 
 def is_read_only(path: str) -> bool:
-    """Whether a file system is mounted for reading, if the system tells."""
+    """Whether a file system is mounted read-only, if the system tells."""
     if not hasattr(os, "statvfs"):
         return False
     return bool(os.statvfs(path).f_flag & getattr(os, "ST_RDONLY", 0))
 
 
 def user() -> int:
-    """The number of the user; 0 where users have none, as files then say too."""
+    """The user ID; 0 on systems without user IDs, where files have owner 0 too."""
     return int(os.geteuid()) if hasattr(os, "geteuid") else 0
 
 
 # -- mappings --------------------------------------------------------------------------------------
 
-# Pages that could be written to count as memory, of which there may be less than the file has.
+# Writable pages count as memory, and the file may be larger than the memory.
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 def map_file(fd: int, nbytes: int, at: int = 0, *, written: bool = False) -> mmap.mmap:
-    """A part of a file in memory. To write to it, if it is to be `written`, changes no file."""
+    """Map a part of a file into memory. With `written`, it is writable; writing changes no file."""
     if hasattr(mmap, "MAP_PRIVATE"):
         pages: Any = mmap
         flags = pages.MAP_PRIVATE | (_NORESERVE if written else 0)
@@ -287,7 +287,7 @@ def map_file(fd: int, nbytes: int, at: int = 0, *, written: bool = False) -> mma
 
 
 class OpenFolder:
-    """A folder that is held open against renaming, where the system can; else its path is kept."""
+    """A folder kept open, so that renaming it does no harm; if the system can't, only its path."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError if it can't be opened."""
@@ -326,7 +326,7 @@ class OpenFolder:
         os.unlink(self._at(name), dir_fd=self.fd)
 
     def replace(self, old: str, new: str) -> None:
-        """As `os.replace`: a file that has the name loses it."""
+        """As `os.replace`: an existing file with the name is replaced."""
         os.replace(self._at(old), self._at(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def rename(self, old: str, new: str) -> None:
@@ -334,10 +334,10 @@ class OpenFolder:
         os.rename(self._at(old), self._at(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def take_name(self, old: str, new: str) -> None:
-        """Give a file another name that nothing has; FileExistsError if something has.
+        """Give a file a new name that must be free; FileExistsError if it is taken.
 
-        By a hard link, or by a rename that never replaces. Where neither is, it is looked whether
-        something has the name, just before.
+        By a hard link, or by a rename that never replaces. Without both, it checks whether the name
+        is free just before the rename.
         """
         unable: OSError | None = None
         if hasattr(os, "link"):
@@ -356,12 +356,12 @@ class OpenFolder:
         self.rename(old, new)
 
     def sync(self) -> None:
-        """Have the names in it on disk, where a folder can be synced: Windows does not say when."""
+        """Flush the names in the folder to disk, if a folder can be synced; Windows cannot."""
         if self.fd is not None:
             sync(self.fd)
 
     def sync_inside(self, name: str) -> None:
-        """Likewise of a folder in it."""
+        """Flush the names in a subfolder to disk."""
         if self.fd is not None:
             inner = os.open(name, READ | _FOLDER, dir_fd=self.fd)
             try:
@@ -376,12 +376,12 @@ class OpenFolder:
             os.close(fd)
 
 
-#: What a file system says that can't do a thing at all.
+#: Error numbers of a file system that does not support a call at all.
 NOT_HERE = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ENOTTY}
 
 
 def with_those_above(folders: Iterable[str], root: str) -> set[str]:
-    """Folders, and those that they are in, up to the root: they may be new as well."""
+    """Return folders and their parents, up to the root: the parents may be new as well."""
     found, top = set[str](), os.path.abspath(root)
     for folder in folders:
         while folder not in found:

@@ -1,6 +1,6 @@
-"""Processes that are forks of this one, with what `subprocess.Popen` has of them; only on Linux.
+"""Forks of this process, with the interface of `subprocess.Popen`; only on Linux.
 
-A new Python imports everything again, which takes longer than many a call. A fork has it already.
+A new Python imports everything again, which takes longer than many calls. A fork has it already.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .signals import ENDING, KILL
 _unix: Any = os  # not all of it is on every system
 _signal: Any = signal
 _FAILED = 70  # the exit code of a fork whose function returned or raised
-_parents_streams = list[object]()  # of the process that was forked: they must not be flushed twice
+_parents_streams = list[object]()  # stdout and stderr of the parent: they must not be flushed twice
 
 
 def can_fork() -> bool:
@@ -32,11 +32,11 @@ def can_fork() -> bool:
 
 
 class Fork:
-    """A fork in a session of its own, with a pipe to its stdin and one from its stdout."""
+    """A fork in its own session, with a pipe to its stdin and a pipe from its stdout."""
 
     def __init__(self, serve: Callable[[], object]) -> None:
-        """Have the fork call a function that ends the process. Raises OSError if there is none."""
-        self.returncode: int | None = None  #: as `subprocess` has it, once the fork was waited for
+        """Fork; the child calls a function that ends it. Raises OSError if the fork fails."""
+        self.returncode: int | None = None  #: as in `subprocess`, set after waiting for the fork
         self._lock = threading.Lock()
         with contextlib.ExitStack() as opened:
             child_stdin, to_child = _open_pipe(opened)
@@ -54,14 +54,14 @@ class Fork:
         self.stdin, self.stdout = os.fdopen(to_child, "wb"), os.fdopen(from_child, "rb")
 
     def wait(self) -> int:
-        """The exit code, once there is one."""
+        """Wait for the fork to end; return its exit code."""
         with contextlib.suppress(ChildProcessError):
             _unix.waitid(_unix.P_PID, self.pid, _unix.WEXITED | _unix.WNOWAIT)
-        with self._lock:  # nobody may send a signal to whatever gets its number next
+        with self._lock:  # no signal may go to a later process with the same number
             if self.returncode is None:
                 try:
                     self.returncode = _unix.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-                except ChildProcessError:  # SIGCHLD is ignored: it is not known
+                except ChildProcessError:  # SIGCHLD is ignored: the exit code is unknown
                     self.returncode = 0
         return self.returncode
 
@@ -80,7 +80,7 @@ class Fork:
 
 
 def _open_pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
-    """The ends of a new pipe, to read from and to write to; `opened` closes them."""
+    """Return the read end and the write end of a new pipe; `opened` closes them."""
     ends = os.pipe()
     for each in ends:
         opened.callback(os.close, each)
@@ -88,7 +88,7 @@ def _open_pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
 
 
 def _begin(serve: Callable[[], object], child_stdin: int, child_stdout: int) -> NoReturn:
-    """In the fork: let go of all that is open, and call the function."""
+    """In the fork: close everything that is open, and call the function."""
     try:
         _unix.setsid()
         os.dup2(child_stdin, 0)

@@ -1,9 +1,10 @@
 """Locks on files and on bytes of files, which end with the process.
 
-Of a whole file, for a change in place: `flock`, which Windows lacks. Of one byte: where there are
-locks of open files (Linux) or of handles (Windows), of two descriptors of one process only one can
-have it. Elsewhere, as on macOS, a lock is the process's, and lost as soon as the process closes any
-descriptor of the file; there, this process keeps a list of its own, and closes descriptors late.
+A whole file is locked for a change in place, by `flock`, which Windows lacks. A byte is locked by
+locks of open files (Linux) or of handles (Windows); then only one of two descriptors of a process
+can have the lock. On other systems, such as macOS, a lock belongs to the process and is lost as
+soon as the process closes any descriptor of the file; there, this process keeps its own list of
+locks, and closes descriptors late.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .files import optional_module
 _fcntl: Any = optional_module("fcntl")
 _msvcrt: Any = optional_module("msvcrt")
 _STRUCT_FLOCK = struct.Struct("hh4xqqi4x")  # of Linux, 64 bits
-_ON_WINDOWS = (1 << 29, (1 << 31) - 2)  # bytes that any CRT can lock, beyond what is read
+_ON_WINDOWS = (1 << 29, (1 << 31) - 2)  # any CRT can lock these bytes; nobody reads them
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _TAKEN = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 
@@ -33,7 +34,7 @@ LOCKS_FILES: bool = hasattr(_fcntl, "flock")
 
 
 def lock_file(fd: int) -> bool:
-    """Lock a file; whether its file system has locks. BlockingIOError if somebody has it."""
+    """Lock a file; return whether its file system has locks. BlockingIOError if it is locked."""
     if not LOCKS_FILES:
         return False
     try:
@@ -58,10 +59,11 @@ def is_locked(fd: int) -> bool:
 
 
 def is_open_for_writing(fd: int) -> bool:
-    """Whether anybody has the file open for writing, if the system can tell.
+    """Whether any process has the file open for writing, if the system can tell.
 
-    Linux leases a file for reading only where nobody has. The lease is given back at once; who
-    opens the file in that instant would have us killed by SIGIO, hence a signal that is ignored.
+    Linux grants a read lease only if no process has the file open for writing. The lease is
+    returned at once. If a process opens the file in that instant, SIGIO would kill us, so another
+    signal, which is ignored, is set instead.
     """
     if not hasattr(_fcntl, "F_SETLEASE") or not hasattr(signal, "SIGURG"):
         return False
@@ -78,9 +80,9 @@ def is_open_for_writing(fd: int) -> bool:
 
 
 def lock_byte(fd: int, at: int) -> bool:
-    """Lock a byte of a file, until the descriptor is closed by `close`; False if another has it.
+    """Lock a byte of a file until `close` closes the descriptor; False if it is locked already.
 
-    Where the file system has no locks, everybody gets it.
+    If the file system has no locks, every caller gets True.
     """
     try:
         if _fcntl is None:
@@ -99,12 +101,12 @@ def lock_byte(fd: int, at: int) -> bool:
 
 
 def close(fd: int) -> None:
-    """Close a descriptor of a file of which bytes are locked, and with it what it has locked."""
+    """Close a descriptor of a file with locked bytes, and release the locks of the descriptor."""
     _OF_PROCESS.close(fd)
 
 
 def _lock_of_handle(fd: int, at: int) -> bool:
-    """On Windows. Others can't read what is locked, so it is a byte beyond any ledger."""
+    """Lock on Windows. Others can't read a locked byte, so it is beyond the end of any ledger."""
     if _msvcrt is None:
         return True
     start, end = _ON_WINDOWS
@@ -114,7 +116,7 @@ def _lock_of_handle(fd: int, at: int) -> bool:
 
 
 class _LocksOfProcess:
-    """Locks that belong to a process: which descriptor of it has which byte of which file."""
+    """Locks that belong to the process; records which descriptor has which byte of which file."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -132,7 +134,7 @@ class _LocksOfProcess:
             return True
 
     def close(self, fd: int) -> None:
-        """Close it once no other descriptor has a lock on the file."""
+        """Close the descriptor as soon as no other descriptor has a lock on the file."""
         if not self._bytes:
             os.close(fd)
             return

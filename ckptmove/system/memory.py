@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_limited() -> bool:
-    """Whether somebody set how much address space this process may take (`ulimit -v`)."""
+    """Whether the address space of this process is limited (`ulimit -v`)."""
     try:
         import resource
     except ImportError:  # of Windows, which has other limits
@@ -19,7 +19,7 @@ def is_limited() -> bool:
 
 
 def address_space() -> int:
-    """The bytes of address space that this process takes; 0 where the system does not tell."""
+    """The bytes of address space that this process uses; 0 if the system does not tell."""
     if sys.platform != "linux":
         return 0
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Names of files: what a name may be on this system, and whether two names are one file.
+"""Names of files: which names this system allows, and whether two names are one file.
 
 On Windows, `C:x` and `\\\\host\\share` lead elsewhere, `a:b` is a stream of `a`, `CON` and `NUL.pt`
 are devices, and a dot or space at the end is dropped (Microsoft, "Naming Files, Paths, and
@@ -22,7 +22,7 @@ _NEVER = frozenset('<>:"|?*')
 
 
 def why_no_name(name: str, *, windows: bool = WINDOWS) -> str:
-    """Why a file in a folder can't have a name, with the folders in it; nothing if it can."""
+    """Say why a file in a folder can't have this name or path; empty if it can."""
     for part in name.split("/"):
         if part in ("", ".", ".."):
             return "leads elsewhere"
@@ -42,20 +42,20 @@ def why_no_name(name: str, *, windows: bool = WINDOWS) -> str:
 
 
 def without_slash(path: str) -> str:
-    """A path without what separates folders at its end, unless it is nothing else."""
+    """Return a path without separators at its end, unless it is nothing else."""
     drive, rest = os.path.splitdrive(path)
     return drive + (rest.rstrip(os.sep + (os.altsep or "")) or rest[:1])
 
 
 def one_case(path: str) -> str:
-    """What is the same for paths of one file where case is folded, and, as on macOS, accents."""
+    """Return a key that ignores case, and on macOS the encoding of accents."""
     return unicodedata.normalize("NFC", path).casefold()
 
 
 def folds_case(folder: str) -> bool:
-    """Whether names in a folder that differ by case only are one file, as far as one can tell.
+    """Whether names in a folder that differ only in case are one file, as far as can be told.
 
-    By a name that is there already; in an empty folder, by what the system mostly does.
+    Tests with an existing name; for an empty folder, assumes the system's usual behavior.
     """
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         names = {each.name for _, each in zip(range(1000), found, strict=False)}

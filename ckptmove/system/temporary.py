@@ -1,7 +1,7 @@
-"""Temporary folders. If a process is killed that has one, the next one that needs one removes it.
+"""Temporary folders. The folder of a killed process is removed by the next process that makes one.
 
-Who has a folder holds a lock on it, which ends with the process. No user calls a folder as these
-are called; and each machine removes its own alone, as file systems of several may not share locks.
+A process holds a lock on its folder; the lock ends with the process. Users do not use such folder
+names. Each machine removes only its own folders, because machines may not share locks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .files import NO_LINK, READ, user
 from .locks import lock_file
 
 _RANDOM_NBYTES = 16
-_SOON = 10.0  # seconds in which whoever makes a folder has locked it
+_SOON = 10.0  # seconds after which a folder's maker has surely locked it
 
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[str]:
-    """A folder that is removed afterwards, however deep are the folders that were made in it.
+    """Make a folder that is removed at the end, even if it holds very deep folders.
 
     Raises OSError.
     """
@@ -45,7 +45,7 @@ def temporary_folder() -> Iterator[str]:
 
 
 def _remove_abandoned(above: str, start: str) -> None:
-    """Remove folders of processes of this user that were killed, as far as locks tell."""
+    """Remove folders of this user's killed processes, as far as locks show."""
     ours = re.compile(re.escape(start) + f"[0-9a-f]{{{2 * _RANDOM_NBYTES}}}")
     with contextlib.suppress(OSError), os.scandir(above) as found:
         for each in found:
@@ -55,7 +55,7 @@ def _remove_abandoned(above: str, start: str) -> None:
 
 
 def _remove_if_abandoned(folder: str) -> None:
-    """Raises OSError if another process has it, or another user."""
+    """Remove a folder if no process uses it. Raises OSError if a process or another user has it."""
     fd = os.open(folder, READ | NO_LINK)
     try:
         about = os.fstat(fd)
@@ -74,16 +74,16 @@ def _remove(folder: str) -> None:
 
 
 def _flatten(folder: str) -> None:
-    """Move folders that lie in others up to a folder, until none lies in another."""
+    """Move nested folders up into this folder, until no folder contains another."""
     top = os.open(folder, os.O_RDONLY | NO_LINK)
     try:
         todo = _folders(top)
-        for name in todo:  # which grows
+        for name in todo:  # the list grows meanwhile
             os.chmod(name, 0o700, dir_fd=top)
             inner = os.open(name, os.O_RDONLY | NO_LINK, dir_fd=top)
             try:
                 for each in _folders(inner):
-                    todo.append(secrets.token_hex())  # a name that nobody can have taken
+                    todo.append(secrets.token_hex())  # a name that is surely free
                     os.rename(each, todo[-1], src_dir_fd=inner, dst_dir_fd=top)
             finally:
                 os.close(inner)

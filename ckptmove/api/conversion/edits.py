@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ...placement.rules import Rules
 
 _SECTIONS_OF_WEIGHTS = frozenset(("model", "ema"))
-# : The prefixes that DistributedDataParallel and torch.compile add to names.
+#: The prefixes that DistributedDataParallel and torch.compile add to names.
 _COMPILED = r"s/\b_orig_mod\.//g"
 _WRAPPERS = r"s/^((module|_orig_mod)\.)+|\b_orig_mod\.//g"
 
-# : The options of `convert` that each preset sets.
+#: The options of `convert` that each preset sets.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "lightning": {"root": "state_dict", "rename": (_COMPILED,), "strip_prefix": "model"},
     "hf": {"weights": "model", "rename": (_WRAPPERS,), "bare": True},

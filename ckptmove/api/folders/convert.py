@@ -44,7 +44,7 @@ from .weight_copies import losses_of_copies
 _SAFE = ".safetensors"
 _TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
 _WEIGHTS = frozenset((Section.MODEL, Section.EMA))
-# : Files about a training run that are not checkpoints.
+#: Files about a training run that are not checkpoints.
 _OF_TRAINING = frozenset(("trainer_state.json",))
 
 

@@ -39,11 +39,11 @@ from ...writing.in_place.undo import journaled_files
 from ...writing.verify import Progress
 
 _MOST = 100_000  # files, and folders
-# : A file with one of these suffixes is a checkpoint, or it is damaged.
+#: A file with one of these suffixes is a checkpoint, or it is damaged.
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 _CONVERTED = frozenset(("torch-zip", "torch-legacy", "torch-tar", "safetensors", "sharded"))
 _PROGRAM = "is a program, which stays a pickle"
-# : Formats that may run code when they are loaded, and why they are not converted.
+#: Formats that may run code when they are loaded, and why they are not converted.
 _PICKLES = {
     PlainPickle.name: "is a plain pickle, which its own library has to read",
     "zip-bundle": "is a zip of several files, some of which are pickles",
@@ -54,10 +54,10 @@ _PICKLES = {
 }
 
 
-# : The configuration file beside the weights of a model.
+#: The configuration file beside the weights of a model.
 CONFIGURATION = "config.json"
 _LONGEST_CONFIGURATION = 1 << 24  # bytes; larger files are left as they are
-# : The dtype of a model or a nested model: transformers 5 writes `dtype`, older ones `torch_dtype`.
+#: The dtype of a model or a nested model: transformers 5 writes `dtype`, older ones `torch_dtype`.
 _SAID = re.compile(r'("(?:torch_)?dtype"\s*:\s*")(?:torch\.)?b?float\d+(?:_\w+)?"')
 
 

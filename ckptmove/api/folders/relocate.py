@@ -95,7 +95,7 @@ class FolderChange:
         self.files = {each.name: each for each in self._plan_files()}
         notes = list[str]()
         everything = all_files(self.path, notes, follow_links=follow_links)
-        # : The files that are copied unchanged.
+        #: The files that are copied unchanged.
         self.companions = [each for name, each in everything.items() if name not in self.files]
         self.notes: Sequence[str] = notes
 

@@ -18,13 +18,13 @@ from ...reports.display.phrases import join_names
 from ...sources import place_of
 from ..diff import diff
 
-# : The most differing tensors that a message names.
+#: The most differing tensors that a message names.
 MOST_NAMED = 5
-# : Kinds of differences between tensors; differences of dicts and other values are ignored.
+#: Kinds of differences between tensors; differences of dicts and other values are ignored.
 _OF_TENSORS = (Kind.CHANGED, Kind.RESHAPED, Kind.RETYPED, Kind.NOT_COMPARED, Kind.RENAMED)
 _OF_ONE = (Kind.ADDED, Kind.REMOVED)
 
-# : The name of the file or index that is used, and the names of files that should hold the same.
+#: The name of the file or index that is used, and the names of files that should hold the same.
 Copies = tuple[str, Sequence[str]]
 
 

@@ -1,1 +1,1 @@
-"""What a command shows: output, progress, pages, and files that a batch leaves beside outputs."""
+"""Show results and progress; write pages, and the files that a batch writes beside its outputs."""

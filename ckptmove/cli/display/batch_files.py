@@ -19,7 +19,7 @@ from ...version import __version__
 
 
 class Log:
-    """A file with a line for each item, if one is wanted. If it fails, the batch goes on."""
+    """A log file with a line for each item, if requested. If writing fails, the batch continues."""
 
     def __init__(self, path: str | None, verb: str, shard: str | None) -> None:
         """Raises WriteError if it can't be opened."""
@@ -48,7 +48,7 @@ class Log:
         self._close()
 
     def add(self, result: Result) -> None:
-        """What became of an item."""
+        """Add a line with the result of an item."""
         if self._file is None:
             return
         time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
@@ -70,7 +70,7 @@ class Log:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether the last line of a log doesn't end; raises OSError if the file is no log."""
+    """Whether the last line of a log is incomplete; raises OSError if the file is not a log."""
     if path.is_fifo():
         raise OSError(errno.EINVAL, "it is no file")
     if not path.is_file() or not path.stat().st_size:

@@ -1,7 +1,7 @@
-"""Write how far a batch is for Prometheus, as its node_exporter reads text files.
+"""Write the progress of a batch as a text file that Prometheus' node_exporter reads.
 
 The format is that of https://prometheus.io/docs/instrumenting/exposition_formats/; the file is
-replaced as a whole, as the collector `textfile` of node_exporter wants it.
+replaced as a whole, as node_exporter's `textfile` collector requires.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _HELP = {
 
 
 class MetricsFile:
-    """A text file for Prometheus, if one is wanted. If it fails later, the batch goes on."""
+    """A text file for Prometheus, if requested. If writing fails later, the batch continues."""
 
     def __init__(self, path: str | None, **labels: str | None) -> None:
-        """`labels` tell one batch from another; those that are None are left out."""
+        """`labels` identify the batch; labels that are None are omitted."""
         self.error: WriteError | None = None
         self._path = path
         self._next = 0.0
@@ -38,7 +38,7 @@ class MetricsFile:
 
     @property
     def is_due(self) -> bool:
-        """Whether the file is some seconds old."""
+        """Whether the file is old enough to write it again."""
         return self._path is not None and time.monotonic() >= self._next
 
     def write(self, facts: Mapping[str, Any], *, running: bool) -> None:

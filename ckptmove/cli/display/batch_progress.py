@@ -1,4 +1,4 @@
-"""Show how far a batch is: a bar on a terminal, now and then a line elsewhere, or JSON."""
+"""Show the progress of a batch: a bar on a terminal, a line at intervals elsewhere, or JSON."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .output import emit
 from .terminal import byte_bar
 
 FORMS = ("auto", "json", "none")
-_OFTEN = 0.1  # seconds between two looks at what is being done
+_OFTEN = 0.1  # seconds between two updates
 _SECOND = 1.0  # between two lines of JSON
 _HALF_A_MINUTE = 30.0  # between two lines of text
 _LONGEST_NAME = 30
-_RECENT = 0.1  # how much the last interval counts for the rate
+_RECENT = 0.1  # weight of the last interval in the rate
 
 
 class BatchProgress:
-    """How far a batch is: items done, failed and left, bytes, their rate, and when it will end."""
+    """The progress of a batch: items done, failed and left, bytes, their rate, the time left."""
 
     def __init__(self, form: str, metrics: MetricsFile) -> None:
         """`form` is one of `FORMS`, or `errors` for failed items only; `metrics` get the facts."""
@@ -44,13 +44,13 @@ class BatchProgress:
         self._next = self._at + (_HALF_A_MINUTE if form == "lines" else 0.0)
         self._nbytes = self._before = 0
         self._rate = 0.0
-        self._failures = list[Result]()  # that were not shown yet
-        self._is_long = False  # whether a line was due: from then on failures are shown at once
+        self._failures = list[Result]()  # failures not shown yet
+        self._is_long = False  # whether a line was due: after that, failures are shown at once
         self._done = self._failed = 0
 
     @contextlib.contextmanager
     def over(self, work: Batch) -> Iterator[None]:
-        """While it runs."""
+        """Context of a running batch: update the display until it ends."""
         self._work = work
         self._metrics.write(self.facts(), running=True)
         if self._metrics.error is not None:
@@ -66,7 +66,7 @@ class BatchProgress:
 
     @contextlib.contextmanager
     def _show_bar(self, work: Batch) -> Iterator[None]:
-        """While it runs, show a bar, if that is wanted."""
+        """Show a bar while the batch runs, if requested."""
         if self._form != "bar":
             yield
             return
@@ -75,14 +75,14 @@ class BatchProgress:
         self._bar = None
 
     def advance(self, nbytes: int) -> None:
-        """So many bytes are done."""
+        """Count this many bytes as done."""
         self._nbytes += nbytes
         self._tell()
         if self._bar is not None:
             self._bar.update(nbytes)
 
     def add(self, result: Result) -> None:
-        """An item is done, or is not."""
+        """Count an item as done or failed."""
         self._done += result.ok
         self._failed += not result.ok
         if not result.ok:
@@ -99,7 +99,7 @@ class BatchProgress:
             self._bar.refresh()
 
     def facts(self) -> dict[str, Any]:
-        """How far it is, as plain data."""
+        """Return the progress as plain data."""
         assert self._work is not None
         plan = self._work.plan
         total = len(plan.tasks) + len(plan.done)

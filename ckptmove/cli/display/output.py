@@ -1,4 +1,4 @@
-"""Show what a command returns, warns of and has done so far: the same for all commands."""
+"""Show results, warnings and progress in the same way for all commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST_WORD = 200  # bytes of a path or name in a warning
 
 
 class Output(NamedTuple):
-    """What the options that all commands have say of the output."""
+    """The output options that all commands have."""
 
     as_json: bool
     quiet: bool
@@ -34,7 +34,7 @@ class Output(NamedTuple):
     html: str | None = None
 
     def show(self, report: Report, path: str | None = None) -> None:
-        """Print a report, about a file if one is named, and its remarks to stderr."""
+        """Print a report to stdout and its remarks to stderr; these name the file, if given."""
         self.write_page(report, path)
         if self.as_json:
             emit_json(report.to_json())
@@ -43,7 +43,7 @@ class Output(NamedTuple):
         self.warn(path, report.remarks())
 
     def emit(self, blocks: Iterable[Block]) -> None:
-        """Print lines and tables, as they fit on the terminal."""
+        """Print lines and tables, fitted to the width of the terminal."""
         emit(text_of(blocks, terminal_of(sys.stdout, full=self.verbose)))
 
     def write_page(self, report: Report, path: str | None = None) -> None:
@@ -54,7 +54,7 @@ class Output(NamedTuple):
             write_page(self.html, report.to_html(None if path is None else mask_secrets(path)))
 
     def warn(self, path: str | None, messages: Iterable[str]) -> None:
-        """Print warnings to stderr, about a file if one is named; long words are cut."""
+        """Print warnings to stderr, with the name of a file if given; long words are cut."""
         about = "" if path is None else f"{path}: "
         for message in () if self.quiet else messages:
             line = mask_secrets(printable(f"ckptmove: {about}{message}"))
@@ -86,7 +86,7 @@ def output_options(command: Function) -> Function:
         **values: Any,
     ) -> Any:
         if html is not None:
-            from .pages import check_page  # here and above, since few calls write a page
+            from .pages import check_page  # here and above: few calls write a page
 
             check_page(html)
         return command(output=Output(as_json, quiet, verbose, no_progress, html), **values)
@@ -106,13 +106,13 @@ def output_options(command: Function) -> Function:
 
 
 def verb_command(verb: Function, *arguments: Decorator) -> Callable[[Function], click.Command]:
-    """Make a command with these arguments, the options of a verb, and those of the output."""
+    """Make a command with these arguments, the options of a verb, and the output options."""
     options = options_of(verb)
     added = *arguments, verb_options(options), with_values(options), output_options
     return lambda command: click.command(cls=Command)(with_options(command, *added))
 
 
-#: For commands whose report is worth a page; `output_options` takes its value.
+#: For commands that can write their report as a page; `output_options` takes its value.
 html_option = option(
     "--html",
     metavar="FILE",
@@ -135,7 +135,7 @@ def needs_source(src: str | None) -> str:
 def emit(lines: Iterable[str]) -> None:
     """Print a result."""
     for line in lines:
-        click.echo(mask_secrets(line), color=True)  # there are colors only where they are shown
+        click.echo(mask_secrets(line), color=True)  # use colors only where the terminal shows them
 
 
 def emit_json(value: object) -> None:

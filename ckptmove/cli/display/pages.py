@@ -10,7 +10,7 @@ from ...writing import destination_of
 
 
 def check_page(path: str) -> None:
-    """Raises RefusedError if a page must not be written there: a file is there that is no page."""
+    """Raises RefusedError if the path has a file that is not a page of ckptmove."""
     try:
         destination_of(path).check_file([], force=_is_page(path))
     except RefusedError as error:

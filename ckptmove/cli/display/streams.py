@@ -48,7 +48,7 @@ class _Remarks(io.TextIOWrapper):
             self.on_failure(error)
 
     def on_failure(self, error: OSError) -> None:
-        """Let nothing come after what failed, not even what is still buffered at the end."""
+        """Write nothing more after a failure, not even the buffered rest at the end."""
         _lead_nowhere(self.fileno())
 
 
@@ -56,7 +56,7 @@ class _Result(_Remarks):
     """stdout: write errors become WriteError; a broken pipe ends the process with SIGPIPE."""
 
     def on_failure(self, error: OSError) -> NoReturn:
-        """Say it as an error of ours, or end as a broken pipe does."""
+        """Raise the failure as our error, or end the process as a broken pipe does."""
         super().on_failure(error)
         if isinstance(error, BrokenPipeError):
             raise Signalled(PIPE) from None
@@ -75,8 +75,8 @@ def take_streams() -> None:
     for fd in range(3):
         try:
             os.fstat(fd)
-        except OSError:  # closed: a file that we open must not take its place
-            # A result that nobody gets is an error, so what stands for stdout can't be written.
+        except OSError:  # closed: a file opened later must not get this descriptor
+            # A lost result is an error, so the replacement of stdout can't be written.
             _lead_nowhere(fd, os.O_RDONLY if fd == 1 else os.O_RDWR)
     sys.stdout = _Result(1, sys.stdout)
     sys.stderr = _Remarks(2, sys.stderr)
@@ -84,7 +84,7 @@ def take_streams() -> None:
 
 @contextlib.contextmanager
 def stdout_kept() -> Iterator[None]:
-    """Meanwhile, what others print goes to stderr, so that stdout has our result alone."""
+    """Send the output of other code to stderr, so that stdout has only our result."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

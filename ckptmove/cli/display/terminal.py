@@ -1,8 +1,8 @@
-"""What the terminal is: how wide, and whether it shows colors; a bar on it.
+"""Find the width of the terminal and whether it shows colors; draw a bar on it.
 
-A pipe has no width and no colors. `COLUMNS` is a width that the terminal does not have. `NO_COLOR`
-and `TERM=dumb` take colors away (no-color.org), `FORCE_COLOR` gives them to a pipe too; where both
-are set, there are none.
+A pipe has no width and no colors. `COLUMNS` overrides the width. `NO_COLOR` and `TERM=dumb` disable
+colors (no-color.org), `FORCE_COLOR` enables them for a pipe too; if both are set, colors are
+disabled.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import IO, Any
 from ...reports.display.blocks import Terminal
 
 _LEAST_WIDTH = 40  # letters
-_USUAL = 80, 24  # letters, lines: of a terminal that does not say so, such as one of docker run -t
+_USUAL = 80, 24  # columns, lines: if a terminal does not report its size (docker run -t)
 
 
 def terminal_of(stream: IO[str], *, full: bool = False) -> Terminal:
-    """What a stream leads to; `full` shortens nothing."""
+    """Return the properties of a stream's terminal; with `full`, nothing is shortened."""
     shown = stream.isatty()
     color = bool(os.environ.get("FORCE_COLOR")) or (shown and os.environ.get("TERM") != "dumb")
     width = None
@@ -33,10 +33,10 @@ def terminal_of(stream: IO[str], *, full: bool = False) -> Terminal:
 
 
 def byte_bar(total: int, label: str | None = None) -> Any:
-    """A bar on stderr for so many bytes, as tqdm has it; it is gone at the end."""
-    from tqdm import tqdm  # only here: it takes a while to import
+    """Return a tqdm bar on stderr for this many bytes; it is removed at the end."""
+    from tqdm import tqdm  # imported only here: it is slow
 
-    tqdm.monitor_interval = 0  # it takes no thread: the bar is drawn again and again
+    tqdm.monitor_interval = 0  # no monitor thread: the bar is redrawn often anyway
     return tqdm(
         total=total,
         desc=label,
@@ -50,6 +50,6 @@ def byte_bar(total: int, label: str | None = None) -> Any:
 
 
 def _columns() -> int:
-    """The width that the user asks for, as POSIX has it; 0 for none."""
+    """The width that the user sets in COLUMNS, as in POSIX; 0 if there is none."""
     said = os.environ.get("COLUMNS", "")
     return int(said) if re.fullmatch("[0-9]{1,6}", said) else 0

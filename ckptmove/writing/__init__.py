@@ -1,7 +1,7 @@
 """Write new files, folders and objects: copy, verify, commit; and change files in place.
 
-What is written to an object store is streamed in parts, in bounded memory and without a local copy.
-It appears only after all of it is verified.
+Output to an object store is streamed in parts, in bounded memory and without a local copy. It
+appears only after all of it is verified.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["destination_of"]
 
 
 def destination_of(path: StrPath) -> Destination:
-    """Where a path or a URL leads, to write there."""
-    from .destination import LocalDestination  # not for who only looks for journals
+    """Return the destination for a path or a URL."""
+    from .destination import LocalDestination  # not needed to look for journals
 
     return choose(path, LocalDestination, _remote)
 
 
 def _remote(url: str) -> Destination:
-    from .upload.destination import RemoteDestination  # what has no URL needs none of this
+    from .upload.destination import RemoteDestination  # imported only for URLs
 
     return RemoteDestination(url)

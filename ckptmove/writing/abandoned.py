@@ -1,7 +1,8 @@
 """Remove temporary files and folders of processes that were killed while they wrote.
 
-Whoever writes one holds a lock on it, which ends with the process. Where that can't be told, and
-where a folder may be what was at the destination before, it is kept and named.
+The writing process holds a lock on its file, which ends with the process. A file whose lock can't
+be checked is kept and reported, and so is a folder that may hold the previous content of the
+destination.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _OURS = re.compile(r"\.(?P<stem>.*)\.[0-9a-f]{8}" + re.escape(HIDDEN), re.DOTALL
 
 
 def remove_abandoned(path: str) -> list[Recovered]:
-    """Remove what was to become a file or folder, or was to be in the folder; gives each.
+    """Remove abandoned temporary files of a file or folder, and in the folder; yield each.
 
     `path` may also be such a temporary file or folder itself.
     """
@@ -31,7 +32,7 @@ def remove_abandoned(path: str) -> list[Recovered]:
 
 
 def _abandoned(path: str) -> Iterator[str]:
-    """The temporary files and folders of a path."""
+    """Yield the temporary files and folders of a path."""
     folder, name = os.path.split(path)
     if _OURS.fullmatch(name):
         if os.path.lexists(path):
@@ -50,7 +51,7 @@ def _abandoned(path: str) -> Iterator[str]:
 
 
 def _remove(hidden: str) -> Recovered:
-    """Remove a temporary file or folder, if it surely is nobody's any more."""
+    """Remove a temporary file or folder, if certainly no process uses it."""
     try:
         return Recovered(hidden, "removed" if _is_removed(hidden) else "kept")
     except OSError:
@@ -58,7 +59,7 @@ def _remove(hidden: str) -> Recovered:
 
 
 def _is_removed(hidden: str) -> bool:
-    """Raises OSError if a process has it, or it can't be removed."""
+    """Remove it. Raises OSError if a process uses it, or it can't be removed."""
     fd = os.open(hidden, READ | NO_LINK | AT_ONCE)
     try:
         about = os.fstat(fd)
@@ -78,9 +79,9 @@ def _is_removed(hidden: str) -> bool:
 
 
 def _is_there(hidden: str) -> bool:
-    """Whether something has the name that a folder was to get.
+    """Whether the final name of a folder is taken.
 
-    Else the folder may be what had that name, moved aside the moment before the new one got it.
+    If not, the folder may be the old one, moved aside just before the new one got the name.
     """
     folder, name = os.path.split(hidden)
     return any(is_hidden(name, each) for each in os.listdir(folder or "."))

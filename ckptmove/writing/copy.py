@@ -17,13 +17,13 @@ from ..system.files import NOT_HERE
 
 _STRIDE = 64 << 20  # bytes handed to the kernel at once
 _BUFFER = 1 << 20  # bytes read at once
-_SMALL = 1 << 12  # bytes of a copy that is written with others, and between two of these
+_SMALL = 1 << 12  # largest copy that is written together with others, and largest gap between two
 _RUN = 1 << 18  # bytes that are written together
-_COMPARED = 1 << 17  # bytes read back at once: more than a processor's cache holds is slower
+_COMPARED = 1 << 17  # bytes read back at once; more than the processor's cache is slower
 
 
 class Copier:
-    """Copies extents of the sources, by the kernel where it can, and keeps holes."""
+    """Copies extents of the sources, by the kernel if possible, and keeps holes."""
 
     def __init__(self, sources: Sequence[Source], fd: int) -> None:
         self.sources = sources
@@ -31,7 +31,7 @@ class Copier:
         self.method = "kernel" if files.COPIES else "read"
 
     def copy(self, copy: Copy) -> Iterator[int]:
-        """Copy one extent; gives again and again how much of it is done."""
+        """Copy one extent; yield repeatedly how many bytes are done."""
         done, source = 0, self.sources[copy.source]
         for piece in source.pieces(copy.source_at, copy.nbytes):
             part = Copy(piece.at, piece.nbytes, copy.at + done)
@@ -39,7 +39,7 @@ class Copier:
             done += piece.nbytes
 
     def _piece(self, source: Source, copy: Copy, whole: Source) -> Iterator[int]:
-        """Copy what lies in a row in one source, a part of a whole; gives as `copy`."""
+        """Copy a contiguous piece of one source; yields as `copy`."""
         if not isinstance(source, File):
             yield from self._fetched(source, copy, whole)
             return
@@ -53,10 +53,10 @@ class Copier:
                 start_writeback(self.fd, to, moved)
                 at += moved
                 yield at - copy.source_at
-        yield copy.nbytes  # with the hole that may be at the end
+        yield copy.nbytes  # includes a hole at the end
 
     def _fetched(self, source: Source, copy: Copy, whole: Source) -> Iterator[int]:
-        """Copy from where there is no descriptor; what came is read back at once."""
+        """Copy from a source without a descriptor; read the written bytes back at once."""
         self.method = "fetch"
         for start, data in source.chunks(copy.source_at, copy.nbytes):
             to = copy.at + start - copy.source_at
@@ -95,11 +95,11 @@ class Run:
 
     @property
     def end(self) -> int:
-        """Up to where the destination is there, once it was put."""
+        """The end of the written range, after `put`."""
         return self._start + len(self._content)
 
     def add(self, copy: Copy) -> bool:
-        """Take a copy that comes after the others; False if it is to be copied apart from them."""
+        """Add the next copy; False if it must be copied separately."""
         gap = copy.at - self.end if self._content else 0
         if max(gap, copy.nbytes) > _SMALL or len(self._content) > _RUN:
             return False
@@ -114,9 +114,9 @@ class Run:
         return True
 
     def put(self, writes: deque[Write]) -> bool:
-        """Write what it has, with the writes up to its end; False if it has none.
+        """Write the copies, with the writes up to their end; False if there are no copies.
 
-        These are taken off. Raises OSError.
+        These writes are removed from `writes`. Raises OSError.
         """
         if not self._content:
             return False
@@ -136,17 +136,17 @@ class Run:
 
 
 def start_writeback(fd: int, at: int, nbytes: int) -> None:
-    """Have the disk begin with what was written, so that the fsync waits less.
+    """Start flushing written bytes to the disk, so that the fsync waits less.
 
-    Where there is no such call, as outside of Linux, nothing depends on it. The advice DONTNEED
-    would do it too, but drops what has reached the disk before it was verified.
+    Only Linux has this call; other systems do without. The advice DONTNEED would also start it, but
+    drops pages from the cache before they are verified.
     """
     if nbytes >= _BUFFER:
         files.start_sync(fd, at, nbytes)
 
 
 def write_at(fd: int, at: int, data: bytes | memoryview) -> None:
-    """Write all of it at an offset, however little is taken at once."""
+    """Write all bytes at an offset, with as many calls as needed."""
     view = memoryview(data)
     while view:
         taken = files.write_some(fd, view, at)
@@ -154,7 +154,7 @@ def write_at(fd: int, at: int, data: bytes | memoryview) -> None:
 
 
 def read_at(fd: int, at: int, nbytes: int) -> bytes:
-    """The bytes at an offset; fewer where the file ends."""
+    """Read bytes at an offset; fewer at the end of the file."""
     parts = []
     while nbytes:
         part = files.read_some(fd, nbytes, at)
@@ -166,7 +166,7 @@ def read_at(fd: int, at: int, nbytes: int) -> bytes:
 
 
 def put(fd: int, at: int, data: bytes | memoryview) -> None:
-    """Write all of it at an offset, and read it back. Raises OSError."""
+    """Write all bytes at an offset, and read them back. Raises OSError."""
     write_at(fd, at, data)
     if not holds_at(fd, at, data):
         raise OSError(errno.EIO, "the written bytes can't be read back")
@@ -180,7 +180,7 @@ def holds_at(fd: int, at: int, data: bytes | memoryview) -> bool:
         part, view = view[:_COMPARED], view[_COMPARED:]
         if len(part) < len(buffer):
             del buffer[len(part) :]
-        # that a bytearray stands first makes it one memcmp; two views are compared by element
+        # with a bytearray first, this is one memcmp; two views are compared by element
         if files.read_into(fd, buffer, at) != len(part) or buffer != part:
             return False
         at += len(part)

@@ -33,18 +33,18 @@ class StagedPart(_Context, Protocol):
         """Carry out the plan and verify every byte; see `execute.PlanFile.write`."""
 
     def open_written(self) -> Source:
-        """Open what was written, to be read like any other file."""
+        """Open the written file for reading, like any other source."""
 
 
 class StagedFile(StagedPart, Protocol):
-    """A file in the making. Used as a context, nothing of it is left unless it was committed."""
+    """A file that is being written. As a context manager, it is removed unless committed."""
 
     def commit(self) -> None:
-        """Give the file its name. Raises RefusedError if something appeared there meanwhile."""
+        """Give the file its name. Raises RefusedError if the name was taken meanwhile."""
 
 
 class StagedFolder(_Context, Protocol):
-    """A folder in the making. Used as a context, nothing of it is left unless it was committed."""
+    """A folder that is being written. As a context manager, it is removed unless committed."""
 
     def file(self, name: str, sources: Sequence[Source] | None = None) -> StagedPart:
         """Create a file in the folder; its plan copies from `sources`, or from those of the folder.
@@ -56,11 +56,11 @@ class StagedFolder(_Context, Protocol):
         """Make a folder in it. Raises as `file`."""
 
     def commit(self) -> None:
-        """Have all files appear. Raises as `StagedFile.commit`."""
+        """Make all files visible. Raises as `StagedFile.commit`."""
 
 
 class Destination(ABC):
-    """Where a file or folder is to be written."""
+    """The place where a file or folder will be written."""
 
     def __init__(self, path: str) -> None:
         self.path = path  #: as it was given: a path, or a URL
@@ -81,23 +81,23 @@ class Destination(ABC):
 
     @abstractmethod
     def is_folder(self) -> bool:
-        """Whether a folder is there already. Raises RefusedError if a store can't tell."""
+        """Whether a folder exists there. Raises RefusedError if a store can't tell."""
 
     @abstractmethod
     def names_below(self) -> list[str]:
-        """The relative names of all files in a folder, however deep; nothing if there is none."""
+        """The relative names of all files in the folder, at any depth; empty without a folder."""
 
     @abstractmethod
     def new_file(self, sources: Sequence[Source], *, force: bool) -> StagedFile:
-        """A file in the making; plans copy from these sources. Raises as `check_file`."""
+        """Create a file whose plans copy from these sources. Raises as `check_file`."""
 
     @abstractmethod
     def new_folder(
         self, sources: Sequence[Source], *, force: bool, like: str | None = None
     ) -> StagedFolder:
-        """A folder in the making. Raises as `check_folder`.
+        """Create a folder. Raises as `check_folder`.
 
-        It has the permissions of `like`, a folder; without one, whoever may read all sources may.
+        It gets the permissions of the folder `like`; without `like`, those common to all sources.
         """
 
 
@@ -108,7 +108,7 @@ class LocalDestination(Destination):
         check_file(self.path, sources, force=force)
 
     def check_folder(self, sources: Sequence[Source], *, force: bool) -> None:
-        from .staged_folder import check_folder  # here and below: not for a file
+        from .staged_folder import check_folder  # here and below: not needed for a file
 
         check_folder(self.path, sources, force=force)
 

@@ -28,7 +28,7 @@ _SUMS: ContextVar[dict[str, int] | None] = ContextVar("_SUMS", default=None)
 
 
 class PlanFile:
-    """A file in the making. Used as a context, it is closed at the end."""
+    """A file that is being written. As a context manager, it is closed at the end."""
 
     def __init__(self, name: str, folder: OpenFolder, path: str, sources: Sequence[Source]) -> None:
         """Create the file as `name` in the open directory `folder`; messages name `path`."""
@@ -37,7 +37,7 @@ class PlanFile:
         self._place = folder, name
         flags = READ_WRITE | os.O_CREAT | os.O_EXCL
         self.fd = folder.open(name, flags, mode_from(sources) | 0o200)
-        with contextlib.suppress(OSError):  # for `abandoned`, which then leaves it alone
+        with contextlib.suppress(OSError):  # so that `abandoned` leaves it alone
             lock_file(self.fd)
 
     def __enter__(self: _Self) -> _Self:
@@ -61,7 +61,7 @@ class PlanFile:
     def write(self, plan: Plan, progress: Progress | None = None) -> str:
         """Execute the plan and verify every byte.
 
-        `progress` is called with bytes as they are verified. Gives how the bytes were copied:
+        `progress` is called with bytes as they are verified. Return how the bytes were copied:
         `reflink` (the file system shares the blocks), `kernel`, `read` and write, or `fetch` (from
         a store). Raises CorruptError if a source is damaged or was changed.
         """
@@ -91,7 +91,7 @@ class PlanFile:
     def _carry_out(
         self, plan: Plan, copier: Copier | None, report: ProgressCounter
     ) -> Sequence[int]:
-        """Copy (unless all was cloned), gather, write and verify; gives CRC-32s of the measures."""
+        """Copy (unless cloned), gather, write and verify; return CRC-32s of the measures."""
         sums = None if plan.seal else _SUMS.get()
         running = RunningChecksums(plan.source_checksums, self.sources)
         with Verifier(
@@ -114,7 +114,7 @@ class PlanFile:
         return verifier.crcs
 
     def _sync(self) -> None:
-        """Have what was written on disk before it gets a name."""
+        """Sync the file before it gets its name."""
         sync(self.fd)
 
     def _reflink(self, plan: Plan) -> bool:
@@ -133,9 +133,9 @@ class PlanFile:
         running: RunningChecksums,
         report: ProgressCounter,
     ) -> Iterator[int]:
-        """Copy and gather; gives again and again up to where all is there, but for `writes`.
+        """Copy and gather; yield repeatedly the end of the finished range, without `writes`.
 
-        Those of them that lie among small copies are written with these, and taken off.
+        Writes that lie among small copies are written with them, and removed from `writes`.
         """
         parts: Iterator[Copy | Gather] = heapq.merge(
             plan.copies, plan.gathers, key=attrgetter("at")
@@ -177,9 +177,9 @@ class PlanFile:
 
 @contextlib.contextmanager
 def summing_written() -> Iterator[dict[str, int]]:
-    """The CRC-32s of files that are written here meanwhile, by the stamps that they have then.
+    """Collect the CRC-32s of files written in this context, by their stamps after writing.
 
-    They come with the verification. A file that is sealed afterwards has none.
+    The verification computes them. A file with a `seal` has none.
     """
     sums = dict[str, int]()
     token = _SUMS.set(sums)
@@ -190,7 +190,7 @@ def summing_written() -> Iterator[dict[str, int]]:
 
 
 class _WrittenFile(File):
-    """A file that does not have its name yet: it is opened again where it lies."""
+    """A file that does not have its final name yet: opened again by its temporary name."""
 
     __slots__ = ("_place",)
 
@@ -206,13 +206,13 @@ class _WrittenFile(File):
 def read_gather(
     source: Source | None, gather: Gather, path: str
 ) -> Iterator[tuple[int, memoryview]]:
-    """The bytes of a gather of a source, or of memory, each with its offset in the destination.
+    """Yield the gathered bytes of a source or of memory, with their offsets in the destination.
 
     Raises UnsupportedError if torch is missing.
     """
     from ..runtime.gather import gather_chunks
 
-    try:  # what needs no gather needs no torch
+    try:  # only a gather needs torch
         chunks = gather_chunks(source, gather)
     except ImportError as error:
         raise UnsupportedError(f"needs torch to write strided or cast tensors: {error}") from error

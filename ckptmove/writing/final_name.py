@@ -1,4 +1,4 @@
-"""The name of a new file: may it be taken, does the file fit, and its temporary name."""
+"""The name of a new file: check the name and the free space, and choose a temporary name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..sources.source import Source
 from ..system.files import OpenFolder, free_nbytes
 from ..system.names import why_no_name, without_slash
 
-HIDDEN = ".ckptmove-tmp"  # what a name ends with until the final one is taken
+HIDDEN = ".ckptmove-tmp"  # the suffix of temporary names
 NO_ROOM = "not enough free space"
 EXISTS_HINT = "--force replaces it; or choose another name"
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
@@ -26,7 +26,7 @@ _before: ContextVar[Callable[[], object] | None] = ContextVar("_before", default
 
 
 class FinalName:
-    """The name that a new file will get, in a directory that is held open against renaming."""
+    """The final name of a new file, in a directory kept open so that renaming it does no harm."""
 
     def __init__(self, path: str) -> None:
         """Raises RefusedError or WriteError if the directory can't be opened."""
@@ -50,7 +50,7 @@ class FinalName:
             ) from error
 
     def sync_in_time(self) -> None:
-        """Sync the directory, or leave that to whoever called `syncing_later`."""
+        """Sync the directory, or leave that to the caller of `syncing_later`."""
         later = _later.get()
         if later is None:
             self.sync()
@@ -64,9 +64,10 @@ class FinalName:
 
 @contextlib.contextmanager
 def syncing_later() -> Iterator[set[str]]:
-    """A context in which new names of files are not synced; gives the directories to be synced.
+    """A context that does not sync new file names; it yields the directories to sync.
 
-    Until then the names may be lost with the power. The content is on disk before it gets its name.
+    Until they are synced, a power cut may lose the names. The content is on disk before it is
+    named.
     """
     folders = set[str]()
     token = _later.set(folders)
@@ -78,9 +79,9 @@ def syncing_later() -> Iterator[set[str]]:
 
 @contextlib.contextmanager
 def before_commit(call: Callable[[], object] | None) -> Iterator[None]:
-    """A context in which a function is called before anything that was written is committed.
+    """A context that calls a function before a written file is committed.
 
-    What was verified and gets its name is as good as done: whoever limits its time stops there.
+    After verification only the name is missing, so a time limit ends at this point.
     """
     token = _before.set(call)
     try:
@@ -90,19 +91,19 @@ def before_commit(call: Callable[[], object] | None) -> Iterator[None]:
 
 
 def announce_commit() -> None:
-    """Say that something is verified, and about to be committed; it can't be undone after that."""
+    """Announce that verified output is about to be committed, which can't be undone."""
     call = _before.get()
     if call is not None:
         call()
 
 
 def hidden_name(name: str) -> str:
-    """A name that nothing has, for what is to get the name, or had it."""
+    """Return a free temporary name for a file that will get this name, or that had it."""
     return f".{_stem(name)}.{os.urandom(4).hex()}{HIDDEN}"
 
 
 def is_hidden(hidden: str, name: str) -> bool:
-    """Whether `hidden_name` may have given that for this name."""
+    """Whether `hidden_name` may have returned this temporary name for this name."""
     start = f".{_stem(name)}."
     number = hidden[len(start) : -len(HIDDEN)]
     return (
@@ -118,7 +119,7 @@ def _stem(name: str) -> str:
 
 
 def mode_of(path: str, sources: Sequence[Source]) -> int | None:
-    """The mode of what is at a destination, a link itself; None if nothing is.
+    """Return the mode at a destination (of a link itself); None if nothing is there.
 
     Raises RefusedError if its directory is missing, or if it is one of the sources.
     """
@@ -162,7 +163,7 @@ def check_file(destination: StrPath, sources: Sequence[Source], *, force: bool) 
 def check_room(
     destination: StrPath, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
 ) -> None:
-    """Raises RefusedError if nothing can be created there, or if the plans do not fit."""
+    """Raises RefusedError if no file can be created there, or if the plans do not fit."""
     path = os.fspath(destination)
     folder = os.path.dirname(without_slash(path)) or "."
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -177,7 +178,7 @@ def check_free_space(
     path: str,
     besides: int = 0,
 ) -> None:
-    """Raises RefusedError if what the plans make can't fit: holes take no room, if they stay."""
+    """Raises RefusedError if the output can't fit; holes that are kept take no space."""
     whole = gathered = 0
     for plan in plans:
         whole += plan.nbytes
@@ -191,17 +192,17 @@ def check_free_space(
 
 
 def mode_from(sources: Sequence[Source]) -> int:
-    """Permission bits for what is made of the sources: those that all of them have."""
+    """Return permission bits for the output: the bits that all sources have."""
     return reduce(and_, (source.mode for source in sources)) if sources else 0o666
 
 
 def exists_error(path: str) -> RefusedError:
-    """The name is taken."""
+    """Return the error for a name that is taken."""
     return RefusedError("the destination exists", path=path, hint=EXISTS_HINT)
 
 
 def failure_of(error: OSError | ValueError, path: str) -> RefusedError | WriteError:
-    """An error of the system while writing, as one of ours."""
+    """Convert a system error while writing into one of ours."""
     if isinstance(error, ValueError):
         return RefusedError("the destination is not a path", path=path)
     folder = os.path.dirname(without_slash(path)) or "."

@@ -19,11 +19,11 @@ class RunningChecksums:
 
     def __init__(self, checksums: Sequence[SourceChecksum], sources: Sequence[Source]) -> None:
         self._sources = sources
-        self._sums = {each: [each.source_at, 0] for each in checksums}  # up to where; so far
-        self._of = dict[int, list[SourceChecksum]]()  # in the order of their source
+        self._sums = {each: [each.source_at, 0] for each in checksums}  # end, CRC-32 so far
+        self._of = dict[int, list[SourceChecksum]]()  # sorted by their place in the source
         for each in sorted(self._sums, key=attrgetter("source_at")):
             self._of.setdefault(each.source, []).append(each)
-        self._ends = {  # of each, or of one before it that goes beyond
+        self._ends = {  # largest end of each range and the ranges before it
             source: list(accumulate((each.source_at + each.nbytes for each in those), max))
             for source, those in self._of.items()
         }
@@ -44,14 +44,14 @@ class RunningChecksums:
                 so_far[0] = stop
 
     def so_far(self) -> Iterator[tuple[SourceChecksum, int, int]]:
-        """Each, with where what was not read of its range begins, and the CRC-32 up to there."""
+        """Yield each checksum, with the start of its unread rest and the CRC-32 up to there."""
         for each, (at, crc32) in self._sums.items():
             if at == each.source_at:
                 at, crc32 = read_before(self._sources, each)
             yield each, at, crc32
 
     def check(self) -> None:
-        """Read what was not read to its end. Raises CorruptError if a source is damaged."""
+        """Read the unread rest of each range. Raises CorruptError if a source is damaged."""
         for each, at, crc32 in self.so_far():
             source = self._sources[each.source]
             if crc32_of(source, at, each.source_at + each.nbytes - at, crc32) != each.crc32:
@@ -59,7 +59,7 @@ class RunningChecksums:
 
 
 class SummedSource(Source):
-    """A source as one gather reads it, which sums what is read into a buffer."""
+    """A source for one gather; it sums the bytes that are read."""
 
     def __init__(self, source: Source, number: int, running: RunningChecksums) -> None:
         """`number`: which of the sources of the checksums it is."""
@@ -67,7 +67,7 @@ class SummedSource(Source):
         self.source, self.number, self.running = source, number, running
 
     def close(self) -> None:
-        """Nothing: the source stays open."""
+        """Do nothing: the source stays open."""
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
         self.source.read_into(start, buffer)

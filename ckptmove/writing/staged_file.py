@@ -1,8 +1,8 @@
 """Execute a plan so that the destination file appears complete and verified, or not at all.
 
 A temporary file beside the destination is written. It gets the final name in one step, after every
-byte is verified and synced. To sync thousands of tiny files takes most of the time; so several can
-be synced together (`naming_later`): write n, sync once, then name n.
+byte is verified and synced. For thousands of tiny files, syncing takes most of the time. So several
+can be synced together (`naming_later`): write n, sync once, then name n.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LATER: ContextVar[list[LocalFile] | None] = ContextVar("_LATER", default=None)
 
 
 class LocalFile(PlanFile):
-    """A file in the making. Used as a context, it is gone at the end unless it was committed."""
+    """A file that is being written. As a context manager, it is removed unless committed."""
 
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
         """Create the file under a temporary name. Raises as `check_file`."""
@@ -35,7 +35,7 @@ class LocalFile(PlanFile):
         self._later = _LATER.get()
         try:
             super().__init__(self._name.hidden, self._name.folder, path, sources)
-        except BaseException as error:  # a signal may come after the file did
+        except BaseException as error:  # a signal may arrive after the file was made
             self._remove()
             self._name.close()
             if isinstance(error, OSError):
@@ -47,7 +47,7 @@ class LocalFile(PlanFile):
             self._name.folder.unlink(self._name.hidden)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._later is not None and self in self._later:  # whoever asked for that goes on
+        if self._later is not None and self in self._later:  # the caller goes on
             return
         if not self.committed:
             if not RENAMES_OPEN:
@@ -57,7 +57,7 @@ class LocalFile(PlanFile):
         super().__exit__(kind, error, trace)
 
     def close(self) -> None:
-        """Close the file, and the directory that it is in."""
+        """Close the file and its directory."""
         try:
             super().close()
         finally:
@@ -68,7 +68,7 @@ class LocalFile(PlanFile):
             super()._sync()
 
     def commit(self) -> None:
-        """Give the file its name, or leave that to whoever called `naming_later`.
+        """Give the file its name, or leave that to the caller of `naming_later`.
 
         Raises RefusedError if the name was taken meanwhile.
         """
@@ -94,11 +94,11 @@ class LocalFile(PlanFile):
         self._name.sync_in_time()
 
     def name_now(self) -> None:
-        """Name a file of `naming_later`, which `sync_together` has synced. Raises as `commit`."""
+        """Name a file of `naming_later` that `sync_together` has synced. Raises as `commit`."""
         self._end_waiting(self._take_name)
 
     def drop(self) -> None:
-        """Remove a file of `naming_later` instead."""
+        """Remove a file of `naming_later` instead of naming it."""
         self._end_waiting(lambda: None)
 
     def _end_waiting(self, do: Callable[[], None]) -> None:
@@ -110,9 +110,9 @@ class LocalFile(PlanFile):
 
 @contextlib.contextmanager
 def naming_later(files: list[LocalFile] | None) -> Iterator[None]:
-    """A context in which files are written and verified, and get no names: they are appended.
+    """A context in which files are written and verified, and appended to a list instead of named.
 
-    They have to be synced and named after that, or dropped. With None, all is as it was before.
+    The caller must then sync and name them, or drop them. With None, files are named at once.
     """
     token = _LATER.set(files)
     try:
@@ -122,7 +122,7 @@ def naming_later(files: list[LocalFile] | None) -> Iterator[None]:
 
 
 def sync_together(files: Iterable[LocalFile]) -> None:
-    """Have files that wait for their names on disk: by one call for all, where there is one.
+    """Sync files that wait for their names: with one call for all, if the system has it.
 
     Raises OSError.
     """

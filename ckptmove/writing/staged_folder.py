@@ -35,7 +35,7 @@ _TAKEN = {*_NOT_EMPTY, errno.ENOTDIR}
 
 
 class LocalFolder:
-    """A directory in the making. Used as a context, it is gone at the end unless committed."""
+    """A directory that is being written. As a context manager, it is removed unless committed."""
 
     def __init__(
         self,
@@ -48,20 +48,20 @@ class LocalFolder:
         """Create the directory under a temporary name. Raises as `check_folder`."""
         check_folder(destination, sources, force=force)
         self._mode = _permissions_of(like)
-        self.path = without_slash(os.fspath(destination))  #: what it will be
+        self.path = without_slash(os.fspath(destination))  #: its final path
         self.sources = sources
         self.force = force
         self._name = FinalName(self.path)
         self._aside = hidden_name(self._name.name)
         self._beside = os.path.dirname(os.path.abspath(self.path))
-        self.hidden = os.path.join(self._beside, self._name.hidden)  #: where it is until then
+        self.hidden = os.path.join(self._beside, self._name.hidden)  #: its temporary path
         self._folders = [self._name.hidden]
         self._files: list[PlanFile] = []
         self._lock = -1
         try:
             self._mkdir(self._name.hidden)
             self._lock = lock_folder(self.hidden)
-        except BaseException as error:  # a signal may come after the directory did
+        except BaseException as error:  # a signal may arrive after the directory was made
             self._remove(self._name.hidden)
             self._name.close()
             if isinstance(error, OSError):
@@ -98,7 +98,7 @@ class LocalFolder:
                 os.close(self._lock)
 
     def _put_back(self, error: BaseException | None) -> None:
-        """Give what was moved aside its name again, or remove it where the new one has that."""
+        """Rename the old directory back, or remove it if the new one has the name."""
         if not self._has(self._name.hidden):
             self._remove(self._aside)
             return
@@ -134,13 +134,13 @@ class LocalFolder:
             raise failure_of(error, os.path.join(self.path, name)) from error
 
     def _parts(self, name: str) -> list[str]:
-        why = "" if "\0" in name else why_no_name(name)  # which the system refuses
+        why = "" if "\0" in name else why_no_name(name)  # the system refuses it
         if why:
             raise RefusedError(f"{name!r} is not a valid file name: it {why}", path=self.path)
         return name.split("/")
 
     def _made(self, parts: Sequence[str]) -> str:
-        """Where a directory in it is; it is made unless it was."""
+        """Return the path of a subdirectory; make it if it is missing."""
         folder = self._folders[0]
         for part in parts:
             folder = os.path.join(folder, part)
@@ -170,14 +170,14 @@ class LocalFolder:
             self._remove(self._aside)
 
     def _take_name(self) -> None:
-        """Rename, which also takes the place of an empty directory, and of nothing else."""
+        """Rename; this replaces an empty directory, and nothing else."""
         hidden, name = self._name.hidden, self._name.name
         try:
             self._name.folder.rename(hidden, name)
         except OSError as error:
             if error.errno not in _NOT_EMPTY:
                 raise
-            if RENAMES_OPEN or not self._remove_empty():  # Windows takes no name from anything
+            if RENAMES_OPEN or not self._remove_empty():  # Windows never replaces
                 if not self.force:
                     raise
                 self._name.folder.rename(name, self._aside)
@@ -191,7 +191,7 @@ class LocalFolder:
 
 
 def _permissions_of(folder: str | None) -> int | None:
-    """Permission bits of a directory here; None of what is none."""
+    """Return the permission bits of a local directory; None if it is not one."""
     try:
         mode = os.stat(folder).st_mode if folder is not None else 0
     except (OSError, ValueError):
@@ -221,7 +221,7 @@ def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool
 
 
 def lock_folder(folder: str) -> int:
-    """A descriptor of a folder with a lock, for `abandoned`; -1 where folders have none."""
+    """Return a descriptor of a locked folder, for `abandoned`; -1 if folders have no locks."""
     fd = -1
     with contextlib.suppress(OSError):
         fd = os.open(folder, READ)
@@ -230,10 +230,10 @@ def lock_folder(folder: str) -> int:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder, links in it and not what they lead to; what can't be removed stays.
+    """Remove a folder, without following links; entries that can't be removed stay.
 
-    `shutil.rmtree` calls itself for each level, and holds a folder of each open: too many of them
-    are removed from below.
+    `shutil.rmtree` recurses and keeps one folder open per level, so very deep folders are removed
+    from the bottom.
     """
     with contextlib.suppress(RecursionError):
         import shutil

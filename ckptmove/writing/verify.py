@@ -1,4 +1,4 @@
-"""Verify what a plan has copied, while it is still being copied.
+"""Verify copied bytes while a plan is still copying.
 
 A record with a checksum is verified by it, which also finds damage in the source. Other copies are
 compared with their source, byte for byte. Bytes that were written, gathered or fetched from a store
@@ -22,17 +22,17 @@ from ..sources.source import Source
 from ..system.files import read_into
 from .running_checksums import RunningChecksums
 
-#: Called with how many bytes were copied and verified since the last call.
+#: Called with the number of bytes copied and verified since the last call.
 Progress = Callable[[int], object]
 
-_BUFFER = 1 << 17  # bytes read at once: more than a processor's cache holds is slower
-_PASSED = 1 << 20  # bytes after which it says how far it is, where it reads nothing
-_SMALL = 1 << 12  # bytes of a piece of which several are read at once
-_SUMMED_TWICE = 1 << 14  # bytes that are summed again sooner than their sum is put to another
+_BUFFER = 1 << 17  # bytes read at once; more than the processor's cache is slower
+_PASSED = 1 << 20  # bytes between two progress reports, if nothing is read
+_SMALL = 1 << 12  # largest piece that is read together with others
+_SUMMED_TWICE = 1 << 14  # for fewer bytes, summing again is faster than combining sums
 
 
 class Verifier:
-    """Follows the copying, and verifies what is there: by checksum, else against the source."""
+    """Follows the copying, and verifies copied bytes: by checksum, or else against the source."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class Verifier:
         *,
         summed: bool = False,
     ) -> None:
-        """`running` has the sums of sources, and is asked for them once all is written.
+        """`running` has the checksums of sources, and is checked once all is written.
 
-        With `summed` there is a CRC-32 of all; that takes no reading but of what was written.
+        With `summed`, the CRC-32 of the whole file is computed; this reads only written bytes.
         """
         self._path = path
         self._plan = plan
@@ -56,7 +56,7 @@ class Verifier:
         self._marks: SimpleQueue[int | None] = SimpleQueue()
         self._mark = 0
         self._stopped = False
-        self._thread = (  # for a small file it is not worth one
+        self._thread = (  # a small file is not worth a thread
             threading.Thread(target=self._run, name="ckptmove-verify", daemon=True)
             if plan.nbytes > _BUFFER
             else None
@@ -64,11 +64,11 @@ class Verifier:
         self._error: BaseException | None = None
         self.done = self._taken = 0
         self._summed = summed
-        self.crc32 = 0  #: of the whole file, once it has finished, if it was to be summed
+        self.crc32 = 0  #: CRC-32 of the whole file after the end, if `summed`
         self._measured = Measured(plan.measures)
         size = min(_BUFFER, plan.nbytes)
         self._buffer, self._other = bytearray(size), bytearray(size)
-        self._held = 0, 0  # what range of the destination the buffer has
+        self._held = 0, 0  # the range of the destination in the buffer
         self._files = NearbyFiles()
 
     def __enter__(self) -> Verifier:
@@ -83,11 +83,11 @@ class Verifier:
             self._thread.join()
 
     def written(self, end: int) -> None:
-        """Say that everything before `end` is in its place."""
+        """Report that all bytes before `end` are written."""
         self._marks.put(end)
 
     def take_done(self) -> int:
-        """Bytes verified since this was last asked."""
+        """Return the number of bytes verified since the last call."""
         done = self.done
         self._taken, new = done, done - self._taken
         return new
@@ -106,7 +106,7 @@ class Verifier:
 
     @property
     def crcs(self) -> Sequence[int]:
-        """The CRC-32s of the measures, once it has finished."""
+        """Return the CRC-32s of the measures, after the end."""
         return self._measured.crcs
 
     def _run(self) -> None:
@@ -129,7 +129,7 @@ class Verifier:
             self._error = error
 
     def _measure(self, start: int, end: int) -> None:
-        """Measure or sum what needs no other check, where it is to be measured or summed."""
+        """Measure or sum ranges that need no other check, if requested."""
         if self._summed:
             for _, view in self._read_back(start, end):
                 self.crc32 = extend_crc32(self.crc32, view)
@@ -154,7 +154,7 @@ class Verifier:
             self.crc32 = combine_crc32(self.crc32, crc32, check.nbytes)
 
     def _compare(self, check: Check) -> None:
-        """Compare what was read back with the files of a source; what is in none was compared."""
+        """Compare read-back bytes with a source's files; others were compared when written."""
         source, at = self._sources[check.source], check.at
         for piece in source.pieces(check.source_at, check.nbytes):
             end = at + piece.nbytes
@@ -174,7 +174,7 @@ class Verifier:
             at = end
 
     def _pass_over(self, start: int, end: int) -> None:
-        """Follow what was read back by who wrote it: only what is measured or summed is read."""
+        """Pass over bytes that their writer read back: only measured or summed ranges are read."""
         for at in range(start, end, _PASSED):
             stop = min(at + _PASSED, end)
             self._wait_for(stop)
@@ -182,9 +182,9 @@ class Verifier:
             self.done += stop - at
 
     def _read_back(self, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
-        """Give what was written piece by piece, as soon as it is there, and measure it.
+        """Yield written bytes piece by piece, as soon as they are there, and measure them.
 
-        With a piece is read what is there after it: small ones lie close together.
+        A read also takes the bytes after a piece, because small pieces lie close together.
         """
         at = start
         while at < end:
@@ -202,8 +202,8 @@ class Verifier:
             at = stop
 
     def _is_in(self, source: File, start: int, view: memoryview) -> bool:
-        """Whether what was read back is what a file has there."""
-        # that bytes stand first makes it one memcmp; two views are compared by element
+        """Whether the read-back bytes equal those of a file."""
+        # with bytes first, this is one memcmp; two views are compared by element
         if len(view) <= _SMALL:
             return self._files.read(source, start, len(view)) == view
         other = memoryview(self._other)[: len(view)]
@@ -228,7 +228,7 @@ class Verifier:
         raise self._lost(f"the record {check.checksum.name!r} did not arrive as it was")
 
     def _sum(self, source: Source, start: int, nbytes: int, crc32: int = 0) -> int:
-        """The CRC-32 of a range of a source, going on from one of what lies before."""
+        """Return the CRC-32 of a range of a source, continuing a given CRC-32."""
         for _, data in source.chunks(start, nbytes):
             if self._stopped:
                 raise _Stopped
@@ -244,7 +244,7 @@ class _Stopped(Exception):
 
 
 class Measured:
-    """The CRC-32s of ranges, of bytes that come by from the start to the end."""
+    """The CRC-32s of ranges in a stream of bytes."""
 
     def __init__(self, measures: Sequence[CrcRange] | Sequence[Checksum]) -> None:
         #: one for each of the ranges, which are in order and don't overlap
@@ -253,13 +253,13 @@ class Measured:
         self._ends = [measure.at + measure.nbytes for measure in measures]
 
     def within(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """The measures that a range meets: which, and from where to where they do."""
+        """Yield the measures that a range overlaps, each with the overlap."""
         for n in range(bisect_right(self._ends, start), len(self._ends)):
             if self._measures[n].at >= end:
                 return
             yield n, max(start, self._measures[n].at), min(end, self._ends[n])
 
     def add(self, at: int, view: memoryview) -> None:
-        """Take the bytes from an offset on into account."""
+        """Add bytes that start at an offset."""
         for n, start, end in self.within(at, at + len(view)):
             self.crcs[n] = extend_crc32(self.crcs[n], view[start - at : end - at])

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def recover_if_interrupted(path: StrPath) -> tuple[str, ...]:
-    """Undo an interrupted change before a file is read; gives notes for the user."""
+    """Undo an interrupted change before a file is read; return notes for the user."""
     if not is_journaled(path):
         return ()
-    from .undo import notes_of_undoing  # which hardly any file needs
+    from .undo import notes_of_undoing  # hardly any file needs this import
 
     return notes_of_undoing(path)

@@ -33,10 +33,10 @@ _INSIST = "--force changes it anyway"
 
 
 class FileChange:
-    """A locked file, and the changes that are about to be made to it."""
+    """A locked file, and the changes to make in it."""
 
     def __init__(self, source: File, plan: Plan, *, force: bool) -> None:
-        """Lock it. Raises as `check_in_place`, or InputError if somebody is changing it."""
+        """Lock the file. Raises as `check_in_place`, or InputError if a process is changing it."""
         self.path, self.source = source.path, source
         check_in_place(source, plan, force=force)
         try:
@@ -61,7 +61,7 @@ class FileChange:
             raise
 
     def check_unchanged(self) -> None:
-        """Raises CorruptError unless what we hold is what was read, and has its name still."""
+        """Raises CorruptError unless this is the file that was read, still under its name."""
         self.source.check_unchanged()
         held, source = os.fstat(self.held.fd), os.fstat(self.source.fd)
         if not os.path.samestat(held, source) or not self.source.same_file(self.path):
@@ -80,7 +80,7 @@ class FileChange:
         self.held.put_back(self.journal.changes)
 
     def open_written(self) -> File:
-        """The file as it stands, to be read like any other."""
+        """Open the changed file for reading, like any other source."""
         try:
             return File(os.dup(self.held.fd), self.path)
         except OSError as error:
@@ -88,15 +88,15 @@ class FileChange:
 
 
 class UndoableChange:
-    """Changes in the making. Used as a context, they are undone at the end unless committed."""
+    """Changes in progress. As a context manager, they are undone at the end unless committed."""
 
     def __init__(self, path: str) -> None:
-        self.path = path  #: of what changes
+        self.path = path  #: of the file or folder that changes
         self.changes: list[FileChange] = []
         self._began = self._begun = self._committing = False
 
     def _write(self, held: Locked, journal: bytes) -> int:
-        """Have the journal on disk, then make the changes; gives how many bytes they are.
+        """Write and sync the journal, then make the changes; return how many bytes they have.
 
         Raises CorruptError if a file was changed since it was read.
         """
@@ -109,14 +109,14 @@ class UndoableChange:
             for change in self.changes:
                 change.write()
         except FileExistsError as error:
-            self._began = False  # it is not ours
+            self._began = False  # the journal is not ours
             raise has_journal(self.path) from error
         except OSError as error:
             raise failure_of(error, self.path) from error
         return sum(change.journal.changed_nbytes for change in self.changes)
 
     def _commit(self, held: Locked) -> None:
-        """Remove the journal: the change is done, and can't be undone any more."""
+        """Remove the journal: the change is final."""
         announce_commit()
         self._committing = True
         try:
@@ -133,7 +133,7 @@ class UndoableChange:
             ) from error
 
     def _end(self, held: Locked, error: BaseException | None, again: str) -> None:
-        """Undo the changes unless they are committed; they are `again` what they were."""
+        """Undo the changes unless they are committed; `again` names what is restored."""
         if not self._began:
             return
         try:
@@ -156,7 +156,7 @@ class UndoableChange:
 
 
 class InPlace(UndoableChange):
-    """A change of one file."""
+    """A change of one file in place."""
 
     def __init__(self, source: File, plan: Plan, *, force: bool) -> None:
         super().__init__(source.path)
@@ -173,26 +173,26 @@ class InPlace(UndoableChange):
             self._end(held, error, "the file is again as it was")
 
     def write(self) -> int:
-        """Journal what is to change, and change it; gives how many bytes of the file were written.
+        """Write the journal, then change the file; return how many bytes of the file were written.
 
         Raises CorruptError if the file was changed since it was read.
         """
         return self._write(self._file.held, self._file.journal.to_bytes())
 
     def open_written(self) -> File:
-        """The file as it stands, to be read like any other."""
+        """Open the changed file for reading, like any other source."""
         return self._file.open_written()
 
     def commit(self) -> None:
-        """Remove the journal: the change is done, and can't be undone any more."""
+        """Remove the journal: the change is final."""
         self._commit(self._file.held)
 
 
 class InPlaceFolder(UndoableChange):
-    """A change of several files in a folder: of all of them, or of none."""
+    """A change of several files in a folder: all of them change, or none."""
 
     def __init__(self, folder: str, files: Mapping[str, tuple[File, Plan]], *, force: bool) -> None:
-        """`files` are those that change, by their names in the folder."""
+        """`files` are the files to change, by their names in the folder."""
         super().__init__(folder)
         self._files, self._force = files, force
 
@@ -225,23 +225,23 @@ class InPlaceFolder(UndoableChange):
         return self._write(self._held, folder_journal(found))
 
     def open_written(self, name: str) -> File:
-        """A file as it stands, to be read like any other."""
+        """Open a changed file for reading, like any other source."""
         return self.changes[sorted(self._files).index(name)].open_written()
 
     def commit(self) -> None:
-        """Remove the journal: all changes are done, and can't be undone any more."""
+        """Remove the journal: all changes are final."""
         self._commit(self._held)
 
 
 def has_journal(path: str) -> RefusedError:
-    """The error for a change of what has a journal already."""
+    """Return the error for a change of a file or folder that already has a journal."""
     return RefusedError("already has a journal", path=path, hint=f"ckptmove recover {path}")
 
 
 def check_folder_in_place(
     folder: str, files: Mapping[str, tuple[File, Plan]], *, force: bool
 ) -> None:
-    """Raises RefusedError if a file in a folder can't or mustn't be changed in place."""
+    """Raises RefusedError if a file in a folder can't or must not be changed in place."""
     for name, (source, plan) in files.items():
         if os.path.realpath(source.path) != os.path.join(os.path.realpath(folder), name):
             raise RefusedError(
@@ -255,7 +255,7 @@ def check_folder_in_place(
 
 
 def check_in_place(source: File, plan: Plan, *, force: bool) -> None:
-    """Raises RefusedError if the file can't or mustn't be changed in place, before anything is."""
+    """Raises RefusedError if the file can't or must not be changed in place."""
     path = source.path
     check_system(path)
     if plan.method != "patch":
@@ -277,7 +277,7 @@ def check_in_place(source: File, plan: Plan, *, force: bool) -> None:
         raise RefusedError(f"has {links:,} hard links", path=path, hint=_INSIST)
     here = is_held_here(source.fd)
     if is_open_for_writing(source.fd):
-        here = here or is_held_here(source.fd)  # gone since, or come since
+        here = here or is_held_here(source.fd)  # removed or created meanwhile
         if here or is_locked(source.fd):
             raise busy_error(path, here=here)
         raise RefusedError("is open for writing elsewhere", path=path, hint=_INSIST)

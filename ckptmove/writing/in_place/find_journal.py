@@ -35,7 +35,7 @@ def is_journaled(path: StrPath) -> bool:
 
 
 def real_path(path: str) -> str:
-    """Where a file is whose journal is beside it."""
+    """Return the real path of a file, which is where its journal would be."""
     return os.path.realpath(path) if os.path.islink(path) else path
 
 
@@ -44,18 +44,18 @@ def _is_there(journal: str) -> bool:
 
 
 def name_folder(error: InputError, folder: str) -> None:
-    """Have an error say which folder it is of, and what to do about its journal."""
+    """Add to an error the name of the folder, and what to do about its journal."""
     error.about(folder)
     if isinstance(error, CorruptError):
         error.hint = f"if the files are whole, remove {os.path.join(folder, FOLDER_JOURNAL)}"
 
 
 def journaled_folder(path: str) -> str | None:
-    """The folder that a file is in, however deep, if its journal is of this file among others.
+    """Return the folder above a file, at any level, whose journal covers this file.
 
     Raises CorruptError or UnsupportedError if a journal of ours, or of root, can't be read.
     """
-    if "\0" in path:  # nothing is called so; whoever opens it says it
+    if "\0" in path:  # no such file; opening it reports that
         return None
     path, known = os.path.abspath(path), _KNOWN.get()
     above = os.path.dirname(path)
@@ -73,23 +73,23 @@ def journaled_folder(path: str) -> str | None:
 
 
 class FoldersWithoutJournal:
-    """Folders in which no journal was found, nor in those above them, by any way that leads there.
+    """Folders that have no journal, neither in them nor in any folder above them.
 
-    Of many small files that are read within a moment, most lie in few folders.
+    Many small files that are read at about the same time mostly lie in few folders.
     """
 
     def __init__(self) -> None:
         self.clear = set[str]()  #: their absolute paths
 
     def are_clear(self) -> bool:
-        """Whether there is no journal now either: no process was killed there meanwhile."""
+        """Whether the folders still have no journal."""
         each_way = {way for each in self.clear for way in (each, os.path.realpath(each))}
         return not any(any(_with_journal_above(f"{each}/_")) for each in each_way)
 
 
 @contextlib.contextmanager
 def looking_once() -> Iterator[FoldersWithoutJournal]:
-    """A context in which a folder that had no journal is not looked at again for each file."""
+    """A context that checks a folder for a journal once, not again for each file."""
     known = FoldersWithoutJournal()
     token = _KNOWN.set(known)
     try:
@@ -99,7 +99,7 @@ def looking_once() -> Iterator[FoldersWithoutJournal]:
 
 
 def _with_journal_above(path: str) -> Iterator[str]:
-    """The folders above it that have a journal."""
+    """Yield the folders above a path that have a journal."""
     while True:
         path, before = os.path.dirname(path), path
         if path == before:
@@ -118,7 +118,7 @@ def _is_owned_by(path: str, user: int) -> bool:
 def _is_of(folder: str, name: str) -> bool:
     try:
         fd = os.open(os.path.join(folder, FOLDER_JOURNAL), READ | AT_ONCE | NO_LINK)
-    except OSError:  # gone meanwhile, or none of ours
+    except OSError:  # removed meanwhile, or not ours
         return False
     from ..copy import read_at
 
@@ -126,12 +126,12 @@ def _is_of(folder: str, name: str) -> bool:
         about = os.fstat(fd)
         ours = about.st_uid in (0, user())
         if not ours and not _is_owned_by(os.path.join(folder, name), about.st_uid):
-            return False  # a trap, which nobody undoes
+            return False  # a trap: never undone
         return stat.S_ISREG(about.st_mode) and name in names_in(
             lambda at, nbytes: read_at(fd, at, nbytes), about.st_size
         )
     except (CorruptError, UnsupportedError) as error:
-        if ours:  # nobody knows whether it is of this file
+        if ours:  # it is unknown whether it covers this file
             name_folder(error, folder)
             raise
         return False

@@ -2,13 +2,13 @@
 
     "ckptmove-undo-d\\n"  16 bytes; all numbers below are little-endian
     files                 8: the number of files, and for each
-        nbytes           16: of its name, and of its journal
+        nbytes 16: of its name, and of its journal
         name             UTF-8, relative to the folder, with `/` between its parts
         journal          as of a file that is changed alone: see `journal`
     seal                 32: SHA-256 of everything above
 
-It is in the folder, under the name `.ckptmove-journal`. One removal of one file makes the changes
-of all files final. Until then, all of them are undone.
+It is in the folder, under the name `.ckptmove-journal`. Removing this one file makes the changes of
+all files final. Until then, an interruption undoes all.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MOST_FILES = 100_000
 
 
 def folder_journal(files: Mapping[str, Journal]) -> bytes:
-    """The journal of a folder, as it is written to disk, of those of its files by their names."""
-    import hashlib  # only here: it takes a while to import, and most folders have no journal
+    """Return the bytes of a folder's journal, made from the journals of its files by name."""
+    import hashlib  # imported only here: it is slow, and most folders have no journal
 
     parts = [_HEAD.pack(_MAGIC, len(files))]
     for name, journal in files.items():
@@ -42,18 +42,18 @@ def folder_journal(files: Mapping[str, Journal]) -> bytes:
 
 
 def names_in(read: Read, nbytes: int) -> list[str]:
-    """The names of the files that a journal is of. Raises as `journals_in`."""
+    """Return the names of the files that a journal covers. Raises as `journals_in`."""
     return [name for name, _, _ in _table(read, nbytes)]
 
 
 def journals_in(
     read: Read, nbytes: int, stat_of: Callable[[str], os.stat_result]
 ) -> Iterator[tuple[str, Journal]]:
-    """The name and the journal of each file, the journal being whole.
+    """Yield the name and the journal of each file, from a complete journal.
 
-    `stat_of` gives what a file of this name is now; a journal is only read if it can be of it.
-    Raises CorruptError if it is damaged, or of other files; UnsupportedError if another version
-    wrote it.
+    `stat_of` returns the present state of a file; its journal is only read if it may belong to it.
+    Raises CorruptError if it is damaged or belongs to other files; UnsupportedError if another
+    version wrote it.
     """
     import hashlib
 
@@ -73,7 +73,7 @@ def journals_in(
 
 
 def _table(read: Read, nbytes: int) -> Iterator[tuple[str, int, int]]:
-    """The name of each file, and where its journal is: at an offset, of so many bytes."""
+    """Return the name of each file, with the offset and the size of its journal."""
     head, end = read(0, _HEAD.size), nbytes - _SEAL_NBYTES
     magic = head[: len(_MAGIC)]
     if magic != _MAGIC and magic.startswith(MAGIC) and magic.endswith(b"\n"):

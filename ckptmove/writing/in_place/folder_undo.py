@@ -1,4 +1,4 @@
-"""Undo an interrupted change of several files in a folder: of all of them, or of none."""
+"""Undo an interrupted change of several files in a folder: in all of them, or in none."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _IN_USE = (OSError, InputError, RefusedError)
 
 
 def undo_in_folder(folder: str) -> Recovered:
-    """Undo an interrupted change of files in a folder; without a journal it is only looked for.
+    """Undo an interrupted change of files in a folder; do nothing without a journal.
 
-    A journal that was not finished is removed, unless somebody is about to finish it. Raises as
-    `undo`.
+    An unfinished journal is removed, unless a process is still writing it. Raises as `undo`.
     """
     journal = os.path.join(folder, FOLDER_JOURNAL)
     if not os.path.lexists(journal):
@@ -59,7 +58,7 @@ def _undo(held: LockedFolder, read: Read, nbytes: int, owner: int) -> Recovered:
             except InputError as error:
                 error.about(path)
                 raise
-        for file, changes in files:  # now that all are known to be what they are said to be
+        for file, changes in files:  # only after all files were found to match their journals
             file.put_back(changes)
         held.remove_journal()
     written = sum(len(change.old) for _, changes in files for change in changes)
@@ -67,7 +66,7 @@ def _undo(held: LockedFolder, read: Read, nbytes: int, owner: int) -> Recovered:
 
 
 def _stat(folder: str, name: str) -> os.stat_result:
-    """What the file of this name is; CorruptError if it is a link, or below one, as in a trap."""
+    """Return the state of a file; CorruptError if it is a link or below one, as in a trap."""
     path = os.path.join(folder, name)
     try:
         about = os.lstat(path)

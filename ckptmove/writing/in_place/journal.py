@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...plans.plan import Write
 
 SUFFIX = ".ckptmove-journal"
-UNFINISHED = "-new"  # after the name of the journal, until it is whole
+UNFINISHED = "-new"  # suffix of the journal's name until it is complete
 MAGIC = b"ckptmove-undo-"  # of every version
 TAIL_NBYTES = 1 << 16
 
@@ -44,7 +44,7 @@ _MAGIC = b"ckptmove-undo-1\n"
 _HEAD = struct.Struct("<16sQQ32sQ")
 _CHANGE = struct.Struct("<QQ")
 _SEAL_NBYTES = 32
-_BLOCK = 512  # bytes compared at once: what a disk writes at least
+_BLOCK = 512  # bytes compared at once: the smallest write of a disk
 _LONGEST_NAME = 255  # bytes
 HEAD_NBYTES = _HEAD.size
 
@@ -52,7 +52,7 @@ Read = Callable[[int, int], bytes]  # offset, nbytes → bytes
 
 
 class Change(NamedTuple):
-    """Bytes at an offset of a file, as they were and as they are to be; of one length."""
+    """Old and new bytes at an offset of a file, of equal length."""
 
     at: int
     old: bytes
@@ -60,16 +60,16 @@ class Change(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """The changes to one file, with what identifies it."""
+    """The changes to one file, with the data that identifies the file."""
 
-    nbytes: int  #: the size of the file, which stays
+    nbytes: int  #: the size of the file, which does not change
     inode: int  #: its number in its file system
-    tail: bytes  #: the digest of its last `TAIL_NBYTES`, as they were
+    tail: bytes  #: the digest of its last `TAIL_NBYTES` before the change
     changes: tuple[Change, ...]  #: in order, without overlaps
 
     @classmethod
     def of(cls, nbytes: int, inode: int, writes: Iterable[Write], read: Read) -> Journal:
-        """The journal of writes that are about to be made to a file that `read` reads."""
+        """Make the journal of planned writes to a file, which `read` reads."""
         changes = tuple(_changes(writes, read))
         for left, right in pairwise(changes):  # else it could not be read back
             assert left.at + len(left.old) <= right.at
@@ -81,7 +81,7 @@ class Journal(NamedTuple):
         return sum(len(change.new) for change in self.changes)
 
     def to_bytes(self) -> bytes:
-        """As it is written to disk."""
+        """Return the journal as the bytes on disk."""
         parts = [_HEAD.pack(_MAGIC, self.nbytes, self.inode, self.tail, len(self.changes))]
         for change in self.changes:
             parts += (_CHANGE.pack(change.at, len(change.old)), change.old, change.new)
@@ -89,7 +89,7 @@ class Journal(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Journal:
-        """Parse what `to_bytes` wrote. Raises UnsupportedError if another version did."""
+        """Parse the bytes of `to_bytes`. Raises UnsupportedError if another version wrote them."""
         nbytes, inode, tail, count = _unpack_head(data)
         body = data[:-_SEAL_NBYTES]
         if _digest(body) != data[-_SEAL_NBYTES:]:
@@ -111,9 +111,9 @@ class Journal(NamedTuple):
         return cls(nbytes, inode, tail, tuple(changes))
 
     def to_undo(self, nbytes: int, read: Read) -> list[Change]:
-        """The changes that were made, in part or whole, to a file of `nbytes`.
+        """Return the changes that were made, partly or completely, to a file of `nbytes`.
 
-        Raises CorruptError if it is not the file that the journal is of.
+        Raises CorruptError if the journal does not belong to the file.
         """
         if nbytes != self.nbytes:
             raise _stranger()
@@ -130,10 +130,10 @@ class Journal(NamedTuple):
 
 
 def check_head(head: bytes, journal_nbytes: int, nbytes: int, inode: int) -> None:
-    """Check by the first `HEAD_NBYTES` of a journal that it is worth reading; it may be a trap.
+    """Check the first `HEAD_NBYTES` of a journal before reading the rest; it may be a trap.
 
-    `nbytes` and `inode` are those of the file beside it. Raises CorruptError if the journal is of
-    another file, or larger than one of this file can be.
+    `nbytes` and `inode` are those of the file beside it. Raises CorruptError if the journal belongs
+    to another file, or is larger than a journal of this file can be.
     """
     journaled_nbytes, journaled_inode, _, count = _unpack_head(head)
     if journaled_inode != inode:
@@ -146,7 +146,7 @@ def check_head(head: bytes, journal_nbytes: int, nbytes: int, inode: int) -> Non
 
 
 def _unpack_head(data: bytes) -> tuple[int, int, bytes, int]:
-    """The size of the file, its inode number, its tail, and how many changes there are."""
+    """Return the size of the file, its inode number, its tail, and the number of changes."""
     magic = data[: len(_MAGIC)]
     if magic != _MAGIC and magic.startswith(MAGIC) and magic.endswith(b"\n"):
         raise UnsupportedError("its journal was written by another version of ckptmove")
@@ -157,7 +157,7 @@ def _unpack_head(data: bytes) -> tuple[int, int, bytes, int]:
 
 
 def file_of(path: str) -> str | None:
-    """The file that a journal is beside, if its name says so."""
+    """Return the name of the file that a journal's name refers to; None for other names."""
     folder, journal = os.path.split(path)
     name = journal.removesuffix(UNFINISHED)[1:].removesuffix(SUFFIX)
     whole = journal_name(name)
@@ -167,7 +167,7 @@ def file_of(path: str) -> str | None:
 def journal_name(name: str) -> str:
     """The name of the journal beside a file: `.NAME.ckptmove-journal`.
 
-    Where that would be too long for file systems, it has the start of NAME and a digest of it.
+    If that would be too long for file systems, it has the start of NAME and a digest of NAME.
     """
     whole = f".{name}{SUFFIX}"
     raw = os.fsencode(name)
@@ -177,7 +177,7 @@ def journal_name(name: str) -> str:
 
 
 def _changes(writes: Iterable[Write], read: Read) -> Iterator[Change]:
-    """The changes that writes make: runs of blocks that differ, trimmed at both ends."""
+    """Yield the changes that writes make: runs of differing blocks, trimmed at both ends."""
     for at, new in sorted(writes):
         old = read(at, len(new))
         blocks = range(0, len(new), _BLOCK)
@@ -204,7 +204,7 @@ def _is_mixture(now: bytes, change: Change) -> bool:
 
 
 def _tail(nbytes: int, read: Read, changes: Iterable[Change] = ()) -> bytes:
-    """The digest of the tail of a file, as it was before the changes."""
+    """Return the digest of a file's tail before the changes."""
     start = max(0, nbytes - TAIL_NBYTES)
     tail = bytearray(read(start, nbytes - start))
     for change in changes:
@@ -216,7 +216,7 @@ def _tail(nbytes: int, read: Read, changes: Iterable[Change] = ()) -> bytes:
 
 
 def _digest(*parts: bytes | bytearray) -> bytes:
-    import hashlib  # only here: it takes a while to import, and most files have no journal
+    import hashlib  # imported only here: it is slow, and most files have no journal
 
     digest = hashlib.sha256()
     for part in parts:

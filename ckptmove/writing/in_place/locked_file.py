@@ -18,16 +18,16 @@ from .journal import HEAD_NBYTES, SUFFIX, UNFINISHED, Change, Read, check_head, 
 
 _Self = TypeVar("_Self", bound="Locked")
 
-#: What this process holds for a change, or is about to: by holder, process, device and inode.
+#: Files that this process has locked or is locking: by holder, process, device and inode.
 _held_here: dict[int, tuple[int, int, int]] = {}
 
-PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one
-_GLANCE = 0.05  # seconds until who has the lock is not just looking whether another has it
-_LEASE = 1.0  # seconds until who leases the file is not just looking who else has it open
+PATIENCE = 1.0  # seconds to wait for a change or an undo, which takes a fraction of a second
+_GLANCE = 0.05  # seconds after which the lock is not just a check by another process
+_LEASE = 1.0  # seconds after which a lease is not just a check by another process
 
 
 class Locked:
-    """A file or folder that is locked, and its journal, which is a file in the open `folder`."""
+    """A locked file or folder, and its journal, which is a file in the open `folder`."""
 
     path: str
     folder: OpenFolder
@@ -41,7 +41,7 @@ class Locked:
         self.close()
 
     def close(self) -> None:
-        """Give it back."""
+        """Release the lock and close the files."""
         with contextlib.suppress(OSError):
             if self.fd not in (-1, self.folder.fd):
                 os.close(self.fd)
@@ -50,7 +50,7 @@ class Locked:
         _held_here.pop(id(self), None)
 
     def _lock(self, patience: float) -> bool:
-        """Whether the file system has locks. Raises InputError after `patience` seconds."""
+        """Lock; return whether the file system has locks. InputError after `patience` seconds."""
         until = time.monotonic() + max(patience, _GLANCE)
         while True:
             here = is_held_here(self.fd, self)
@@ -58,12 +58,12 @@ class Locked:
                 return lock_file(self.fd)
             except BlockingIOError as error:
                 if time.monotonic() >= until:
-                    here = here or is_held_here(self.fd, self)  # gone since, or come since
+                    here = here or is_held_here(self.fd, self)  # removed or created meanwhile
                     raise busy_error(self.path, here=here) from error
                 time.sleep(0.01)
 
     def has_journal(self) -> bool:
-        """Whether there is one."""
+        """Whether a journal exists."""
         return self._has(self.journal)
 
     def _has(self, name: str) -> bool:
@@ -78,14 +78,14 @@ class Locked:
         return self.journal + UNFINISHED
 
     def write_journal(self, data: bytes) -> None:
-        """Have it on disk, and only then under its name; or raise OSError."""
+        """Write and sync the journal, and only then give it its name. Raises OSError."""
         fd = self.folder.open(self._unfinished, WRITE | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             write_at(fd, 0, data)
             sync(fd)
         finally:
             os.close(fd)
-        if self.has_journal():  # where there are no locks, somebody else's
+        if self.has_journal():  # without locks, it may be another process's
             self.remove_unfinished()
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self.folder.rename(self._unfinished, self.journal)
@@ -93,9 +93,9 @@ class Locked:
 
     @contextlib.contextmanager
     def _open_journal(self, owners: Collection[int]) -> Iterator[tuple[int, int] | None]:
-        """The descriptor and the size of the journal; None if it is gone.
+        """Return the descriptor and the size of the journal; None if there is no journal.
 
-        Raises InputError if it belongs to another user than these and us, as a trap would.
+        Raises InputError if its owner is neither one of `owners` nor us: it may be a trap.
         """
         try:
             fd = self.folder.open(self.journal, READ | AT_ONCE)
@@ -110,27 +110,27 @@ class Locked:
         finally:
             os.close(fd)
 
-    #: What is wrong with a journal of another user.
+    #: The error message for a journal of another user.
     _foreign = "the journal beside it belongs to another user than the file"
 
     def remove_journal(self) -> None:
-        """Say that what is locked is what it is to be, for good."""
+        """Remove the journal: the present bytes of the file or folder become final."""
         self.remove_unfinished()
         with contextlib.suppress(FileNotFoundError):
             self.folder.unlink(self.journal)
         self.folder.sync()
 
     def remove_unfinished(self) -> None:
-        """Remove what was to become the journal of a change that was not begun then."""
+        """Remove an unfinished journal, whose change was never begun."""
         if self._has(self._unfinished):
             self.folder.unlink(self._unfinished)
 
 
 class LockedFile(Locked):
-    """A file open for writing, and locked; with its folder and its journal, if it has one."""
+    """A locked file, open for writing, with its folder and its journal, if it has one."""
 
     def __init__(self, path: str, patience: float = 0.0) -> None:
-        """Open and lock it. Raises InputError if it is not free after `patience` seconds."""
+        """Open and lock it. Raises InputError if it is still locked after `patience` seconds."""
         folder, self.name = os.path.split(os.path.realpath(path))
         self.path = path
         self.journal = journal_name(self.name)
@@ -145,7 +145,7 @@ class LockedFile(Locked):
             raise
 
     def _open(self, flags: int) -> int:
-        """Open it; who leases it for an instant, as `is_open_for_writing` does, is waited for."""
+        """Open the file; wait for a brief lease, such as that of `is_open_for_writing`."""
         until = time.monotonic() + _LEASE
         while True:
             try:
@@ -156,29 +156,28 @@ class LockedFile(Locked):
                 time.sleep(0.001)
 
     def read(self, at: int, nbytes: int) -> bytes:
-        """Bytes of the file."""
+        """Read bytes of the file."""
         return read_at(self.fd, at, nbytes)
 
     def sync_written(self) -> None:
-        """Have what was written on disk, with a time of change that no reader has seen before.
+        """Sync the file, and give it a modification time that no reader has seen before.
 
-        Systems whose clock for files ticks every few milliseconds give the same time to the next
-        write, and take it before the bytes are there: who opened the file in between could not
-        tell that it was changed.
+        The clock for files may tick only every few milliseconds, and the time is taken before the
+        bytes are written. So a reader that opened the file in between could not notice the change.
         """
-        with contextlib.suppress(PermissionError):  # it is another user's, who lets us write
+        with contextlib.suppress(PermissionError):  # another user owns it, and lets us write
             os.utime(self.fd, ns=(os.fstat(self.fd).st_atime_ns, time.time_ns()))
         sync(self.fd)
 
     def check(self, at: int, data: bytes) -> None:
-        """Raises WriteError if what was written there is not there."""
+        """Raises WriteError if the file does not have the written bytes."""
         if self.read(at, len(data)) != data:
             raise WriteError("the written bytes can't be read back", path=self.path)
 
     def read_journal(self) -> bytes | None:
-        """The journal's bytes; None if it is gone.
+        """Return the journal's bytes; None if there is no journal.
 
-        Raises InputError if it belongs to another user, as a trap would, or is not of this file.
+        Raises InputError if it belongs to another user (it may be a trap) or to another file.
         """
         file = os.fstat(self.fd)
         with self._open_journal([file.st_uid]) as opened:
@@ -189,7 +188,7 @@ class LockedFile(Locked):
             return read_at(fd, 0, nbytes)
 
     def put_back(self, changes: Iterable[Change]) -> None:
-        """Undo changes and have the file on disk, with what others undid but did not sync."""
+        """Undo changes and sync the file, including bytes that others restored but did not sync."""
         changes = list(changes)
         for change in changes:
             write_at(self.fd, change.at, change.old)
@@ -199,12 +198,12 @@ class LockedFile(Locked):
 
 
 class LockedFolder(Locked):
-    """A folder that is locked for a change of several files in it, with their common journal."""
+    """A folder locked for a change of several files in it, with their common journal."""
 
     _foreign = "the journal in it belongs to another user than the folder"
 
     def __init__(self, path: str, patience: float = 0.0) -> None:
-        """Open and lock it. Raises InputError if it is not free after `patience` seconds."""
+        """Open and lock it. Raises InputError if it is still locked after `patience` seconds."""
         self.path, self.journal = path, SUFFIX
         check_system(path)
         self.folder = OpenFolder(path)
@@ -220,9 +219,9 @@ class LockedFolder(Locked):
 
     @contextlib.contextmanager
     def open_journal(self) -> Iterator[tuple[Read, int, int] | None]:
-        """What reads the journal, its size, and the user who owns it; None if it is gone.
+        """Return a reader of the journal, its size and its owner; None if there is no journal.
 
-        Raises InputError if it belongs to another user than the folder and us, as a trap would.
+        Raises InputError if its owner is neither the folder's owner nor us: it may be a trap.
         """
         with self._open_journal([os.fstat(self.fd).st_uid]) as opened:
             if opened is None:
@@ -233,28 +232,28 @@ class LockedFolder(Locked):
 
 
 def may_change(owner: int, file: os.stat_result) -> bool:
-    """Whether the journal of this user may change a file: else it could be a trap for another."""
+    """Whether a journal of this user may change a file; otherwise it may be a trap."""
     return owner in (0, user(), file.st_uid)
 
 
 def busy_error(path: str, *, here: bool) -> InputError:
-    """The error for a file that another process, or this one, has locked."""
+    """Return the error for a file that another process, or this one, has locked."""
     who = "another call in this process" if here else "another process"
     return InputError(f"is being changed in place by {who}", path=path)
 
 
 def is_held_here(fd: int, but: Locked | None = None) -> bool:
-    """Whether this process holds the file for a change, or is about to: another than `but`."""
+    """Whether a holder in this process other than `but` has locked the file, or is locking it."""
     key = _key(os.fstat(fd))
     return any(each == key for holder, each in [*_held_here.items()] if holder != id(but))
 
 
 def _key(found: os.stat_result) -> tuple[int, int, int]:
-    return os.getpid(), found.st_dev, found.st_ino  # a fork holds what its parent does, no more
+    return os.getpid(), found.st_dev, found.st_ino  # entries of the parent do not count in a fork
 
 
 def check_system(path: str) -> None:
-    """Raises RefusedError where nothing can be changed in place, nor undone, as on Windows."""
+    """Raises RefusedError on systems without changes in place, such as Windows."""
     if not LOCKS_FILES:
         raise _unable(path, "has no locks on files")
 

@@ -19,14 +19,14 @@ from .locked_file import PATIENCE, LockedFile
 
 
 def undo(path: StrPath) -> Recovered:
-    """Undo an interrupted change of a file or folder; without a journal it is only looked for.
+    """Undo an interrupted change of a file or folder; do nothing without a journal.
 
-    What changed a file with others in its folder is undone in all of them.
+    A change of several files in a folder is undone in all of them.
 
-    A journal that was not finished is removed, unless somebody is about to finish it.
+    An unfinished journal is removed, unless a process is still writing it.
 
-    Raises InputError if the journal is not that of the file as it is now, or if another process
-    holds the file; WriteError if undoing failed, and can be tried again.
+    Raises InputError if the journal does not belong to the present file, or if another process has
+    locked the file; WriteError if undoing failed, and can be tried again.
     """
     path = os.fspath(path)
     if not is_journaled(path):
@@ -76,7 +76,7 @@ def _remove_unfinished(path: str) -> None:
 
 
 def notes_of_undoing(path: StrPath) -> tuple[str, ...]:
-    """Undo an interrupted change before a file is read; gives notes for the user."""
+    """Undo an interrupted change before a file is read; return notes for the user."""
     try:
         outcome = undo(path).outcome
     except (RefusedError, WriteError) as error:
@@ -93,9 +93,9 @@ def notes_of_undoing(path: StrPath) -> tuple[str, ...]:
 
 
 def journaled_files(root: str) -> Iterator[str]:
-    """The files in a folder and below that have a journal beside them, finished or not.
+    """Yield the files in a folder and below that have a journal beside them, finished or not.
 
-    Likewise the folder and those below that have a journal in them.
+    Also yields the folder itself and folders below it that have a journal in them.
     """
     if not place_of(root).changes_in_place:
         return
@@ -111,7 +111,7 @@ def journaled_files(root: str) -> Iterator[str]:
         journals = sorted(name for name in names if name.endswith(SUFFIX))
         unfinished = [name for name in names if name.endswith(SUFFIX + UNFINISHED)]
         files = {journal_name(name): name for name in names} if journals or unfinished else {}
-        for journal in journals:  # without its file, it is named after the journal
+        for journal in journals:  # its file is missing: report the journal's own name
             yield os.path.join(folder, files.get(journal, journal[1 : -len(SUFFIX)]))
         for name in unfinished:
             journal = name.removesuffix(UNFINISHED)

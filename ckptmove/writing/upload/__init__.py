@@ -1,1 +1,1 @@
-"""Upload objects: in parts, verified, visible only when complete."""
+"""Upload objects in parts; an object is verified, and visible only when complete."""

@@ -14,7 +14,7 @@ from .staged_prefix import StagedPrefix, check_prefix, names_below
 
 
 class RemoteDestination(Destination):
-    """A URL."""
+    """The destination of a URL."""
 
     def check_file(self, sources: Sequence[Source], *, force: bool) -> None:
         check_object(self.path, sources, force=force)
@@ -25,13 +25,13 @@ class RemoteDestination(Destination):
     def check_room(
         self, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
     ) -> None:
-        """As `Destination.check_room`: stores have it."""
+        """As `Destination.check_room`: a store always has room."""
 
     def is_folder(self) -> bool:
         return kind_at(open_to_write(self.path)) == "directory"
 
     def write_small(self, data: bytes) -> None:
-        """Write a small object at once, whatever was there. Raises as `with_write_retries`."""
+        """Write a small object at once, replacing any old one. Raises as `with_write_retries`."""
 
         def put() -> None:
             store = open_store(self.path)
@@ -40,7 +40,7 @@ class RemoteDestination(Destination):
         with_write_retries(put, self.path)
 
     def names_below(self) -> list[str]:
-        """As `Destination.names_below`. Raises RefusedError if it can't be told."""
+        """As `Destination.names_below`. Raises RefusedError if the store can't tell."""
         return names_below(self.path)
 
     def new_file(self, sources: Sequence[Source], *, force: bool) -> StagedFile:
@@ -49,5 +49,5 @@ class RemoteDestination(Destination):
     def new_folder(
         self, sources: Sequence[Source], *, force: bool, like: str | None = None
     ) -> StagedFolder:
-        del like  # a store has no permissions of folders
+        del like  # folders in a store have no permissions
         return StagedPrefix(self.path, sources, force=force)

@@ -15,7 +15,7 @@ _UNWRITABLE = (NotImplementedError, ValueError, TypeError, IsADirectoryError, No
 
 
 def failure(error: BaseException, url: str) -> CkptmoveError:
-    """The error of a store that was written to, as one of ours."""
+    """Convert an error of a store while writing into one of ours."""
     status = status_of(error)
     if isinstance(error, PermissionError) or status in (401, 403):
         return RefusedError(f"can't be written: access is denied ({format_error(error)})", path=url)
@@ -32,7 +32,7 @@ def failure(error: BaseException, url: str) -> CkptmoveError:
 
 
 def with_write_retries(call: Callable[[], _T], url: str) -> _T:
-    """Call a store to write; after a transient error, call it again.
+    """Make a write call to a store; retry after a transient error.
 
     Raises RefusedError if nothing can be written there, WriteError for other errors.
     """
@@ -46,13 +46,13 @@ def with_write_retries(call: Callable[[], _T], url: str) -> _T:
 
 
 def is_gone(error: RefusedError) -> bool:
-    """Whether `with_write_retries` was told that what is asked for is not there."""
+    """Whether an error of `with_write_retries` says that the object or upload does not exist."""
     cause = error.__cause__
     return isinstance(cause, FileNotFoundError) or (cause is not None and status_of(cause) == 404)
 
 
 def uninterruptible(call: Callable[[], _T]) -> _T:
-    """Make a call that a signal has to wait for: only at its end is known what there is to undo."""
+    """Make a call that delays signals: only at its end is it known what to undo."""
     given = list[_T]()
     raised = list[BaseException]()
 
@@ -68,7 +68,7 @@ def uninterruptible(call: Callable[[], _T]) -> _T:
     thread = threading.Thread(target=run, name="ckptmove-ask", daemon=True)
     try:
         thread.start()
-        ended.wait()  # a join that a signal interrupts takes the thread for ended
+        ended.wait()  # after a signal, join takes a running thread for ended
     except BaseException:
         if thread in threading.enumerate():
             ended.wait()

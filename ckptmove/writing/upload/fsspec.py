@@ -27,9 +27,9 @@ from .parts import PART_NBYTES, NotCopiedError
 from .server_copy import StoreCopy
 
 _AZURE = {"abfs", "abfss", "az"}
-#: Where a file that is opened with `x` is made only if nothing is there when it is committed.
+#: Stores that make a file opened with `x` only if the name is free when it is committed.
 _EXCLUSIVE = {*_AZURE, "gs", "gcs"}
-#: What fsspec reads, and can't write, or not without a copy here.
+#: Protocols that fsspec can read, but can't write, or only with a local copy.
 _READ_ONLY = {
     *("http", "https", "hf", "data", "github", "git", "gist", "reference", "jupyter"),
     *("zip", "tar", "libarchive", "cached", "blockcache", "filecache", "simplecache"),
@@ -37,7 +37,7 @@ _READ_ONLY = {
 
 
 def check_writable(place: StorePath) -> None:
-    """Raises RefusedError where nothing can be written, as far as that is known from its kind."""
+    """Raises RefusedError if a store of this kind is known not to be writable."""
     if protocols_of(place.fs) & _READ_ONLY:
         raise RefusedError(
             "can't be written there",
@@ -69,7 +69,7 @@ class TransactedUpload:
         self.abort()
         fs = self._place.fs
         self._md5 = hashlib.md5(usedforsecurity=False)
-        try:  # with an instance of its own: a transaction is one of all that is written with it
+        try:  # its own instance: a transaction covers all writes of an instance
             self._fs = type(fs)(*fs.storage_args, skip_instance_cache=True, **fs.storage_options)
             self._fs.start_transaction()
             self._file = with_write_retries(
@@ -85,7 +85,7 @@ class TransactedUpload:
             )
 
     def put(self, number: int, data: BytesIO) -> None:
-        """As `Upload.put`. It is not tried again: how much of it arrived is not known."""
+        """As `Upload.put`. It is not retried, because it is unknown how much arrived."""
         try:
             self._file.write(data.getvalue())
         except Exception as error:
@@ -93,14 +93,14 @@ class TransactedUpload:
         self._md5.update(data.getbuffer())
 
     def copy(self, number: int, part: StoreCopy) -> None:
-        """As `Upload.copy`: it is never asked to."""
+        """As `Upload.copy`, which is never called."""
         raise NotCopiedError
 
     def stop(self) -> None:
-        """As `Upload.stop`: what is on its way arrives."""
+        """As `Upload.stop`: parts on their way still arrive."""
 
     def complete(self, *, exclusive: bool) -> Mapping[str, Any]:
-        """As `Upload.complete`; the few stores that can be exclusive were told so by `begin`."""
+        """As `Upload.complete`; `begin` asked the stores that can to write exclusively."""
         del exclusive
         place = self._place
         try:
@@ -115,7 +115,7 @@ class TransactedUpload:
         return self._checked()
 
     def _checked(self) -> Mapping[str, Any]:
-        """Raises WriteError unless it is there, as far as the store tells."""
+        """Raises WriteError unless the object is there, as far as the store tells."""
         try:
             about = info_of(self._place)
         except InputError as error:
@@ -140,7 +140,7 @@ class TransactedUpload:
         try:
             if not self._commits_by_closing:
                 with contextlib.suppress(Exception):
-                    file.close()  # temporary files have to be, and it commits nothing
+                    file.close()  # temporary files must be closed, and that commits nothing
                 file.discard()
         except Exception as error:
             raise failure(error, self._place.url) from error

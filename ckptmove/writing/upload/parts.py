@@ -18,30 +18,31 @@ _MOST_PARTS = 10_000
 class Upload(Protocol):
     """An upload in progress, which is not visible yet."""
 
-    part_nbytes: int  #: the size of its parts, but for the last
-    at_once: int  #: how many may be put at the same time, in any order; where it is one, in theirs
+    part_nbytes: int  #: the size of its parts, except the last
+    at_once: int  #: how many parts may be put at the same time, in any order; if 1, then in order
 
     def begin(self) -> None:
-        """Get ready for parts; forget earlier ones. All methods raise as `with_write_retries`."""
+        """Prepare for parts; forget earlier ones. All methods raise as `with_write_retries`."""
 
     def put(self, number: int, data: BytesIO) -> None:
-        """Bring a part there; the first has the number 1. What had its number is replaced."""
+        """Upload a part; the first has number 1. It replaces an earlier part of that number."""
 
     def copy(self, number: int, part: StoreCopy) -> None:
-        """As `put`, of a part that the store copies. Raises NotCopiedError if it can't."""
+        """As `put`, for a part that the store copies itself. Raises NotCopiedError if it can't."""
 
     def stop(self) -> None:
-        """Have parts that are on their way fail soon."""
+        """Make parts that are on their way fail soon."""
 
     def complete(self, *, exclusive: bool) -> Mapping[str, Any]:
-        """Make an object of the parts; gives what the store says of it.
+        """Make an object of the parts; return the store's description of it.
 
-        If `exclusive`, only where nothing is, if the store can promise that. Raises WriteError if
-        the object is not what was sent; it was removed, or the message says why not.
+        If `exclusive`, only if no object is there, where the store can promise that. Raises
+        WriteError if the object differs from what was sent; it was removed, or the message says why
+        not.
         """
 
     def abort(self) -> None:
-        """Forget all parts; nothing happens if it was completed, or never begun."""
+        """Remove all parts; does nothing if the upload was completed or never begun."""
 
 
 class NotCopiedError(Exception):
@@ -49,7 +50,7 @@ class NotCopiedError(Exception):
 
 
 def send(upload: Upload, parts: Iterator[BytesIO | StoreCopy], report: ProgressCounter) -> None:
-    """Put all parts, as many at once as may be; tells when they have arrived."""
+    """Upload all parts, as many at once as allowed; report those that have arrived."""
     running = dict[Future[None], int]()
 
     def settle(most: int) -> None:
@@ -61,7 +62,7 @@ def send(upload: Upload, parts: Iterator[BytesIO | StoreCopy], report: ProgressC
     pool = ThreadPoolExecutor(upload.at_once, "ckptmove-upload")
     try:
         for number in count(1):
-            part = next(parts, None)  # a loop over them would hold on to one while it waits
+            part = next(parts, None)  # a `for` loop would keep a part in memory while it waits
             if part is None:
                 break
             settle(upload.at_once - 1)
@@ -79,5 +80,5 @@ def send(upload: Upload, parts: Iterator[BytesIO | StoreCopy], report: ProgressC
 
 
 def part_nbytes_for(nbytes: int) -> int:
-    """The size of parts that makes them few enough."""
+    """Return a part size that keeps the number of parts within the limit."""
     return max(PART_NBYTES, -(-nbytes // _MOST_PARTS))

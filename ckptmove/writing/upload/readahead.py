@@ -1,4 +1,4 @@
-"""Sources that are fetched ahead, as they are read from start to end."""
+"""Sources that are fetched ahead, because they are read from start to end."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ..running_checksums import RunningChecksums, SummedSource
 
 
 class ReadaheadSource(SummedSource):
-    """A source as one gather reads it: what it reads in a row is asked for at once."""
+    """A source for one gather: the ranges that it reads in sequence are requested ahead."""
 
     def __init__(self, source: Source, gather: Gather, running: RunningChecksums) -> None:
         super().__init__(source, gather.source, running)
         self._gather = gather
         self._coming: Iterator[tuple[int, bytes | memoryview]] | None = None
-        self._at, self._held = 0, memoryview(b"")  # where the next byte lies; what came of it
+        self._at, self._held = 0, memoryview(b"")  # offset of the next byte; result of its request
 
     def close(self) -> None:
-        """As `Source.close`: nothing more is asked for; the source stays open."""
+        """As `Source.close`: nothing more is requested; the source stays open."""
         self._coming = None
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Nothing: what is read first says what comes."""
+        """Do nothing: the first read shows what follows."""
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer)

@@ -6,8 +6,8 @@
     complete_multipart_upload      the object is there, complete; or
     abort_multipart_upload         its parts are removed
 
-A process that is killed before either leaves parts that nobody sees, but that take space until they
-are aborted. Those of a batch are recorded, and the next run aborts them (`unfinished`), also those
+A process that is killed before either leaves invisible parts, which take space until the upload is
+aborted. Uploads of a batch are recorded, and the next run aborts them (`unfinished`), also those
 whose first answer was lost. A rule in the bucket's lifecycle, `AbortIncompleteMultipartUpload`,
 aborts all.
 """
@@ -33,12 +33,12 @@ from .parts import NotCopiedError, part_nbytes_for
 from .server_copy import StoreCopy
 from .unfinished import UploadRecord
 
-_ABORTS = 3  # what was on its way when an upload was aborted may come in after that
+_ABORTS = 3  # a part that was on its way may arrive after the abort
 _KMS = ("aws:kms", "aws:kms:dsse")
-#: What a part was found to add up to besides, by what the user's configuration asks for.
+#: Fields of further checksums of a part, which the user's configuration may ask for.
 _CHECKSUMS = [f"Checksum{kind}" for kind in ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")]
 _MD5 = re.compile(r"[0-9a-f]{32}")
-_ETAG = re.compile(r"[0-9a-f]{32}(|-\d+)")  # an MD5; or one of MD5s, and how many
+_ETAG = re.compile(r"[0-9a-f]{32}(|-\d+)")  # an MD5; or an MD5 of MD5s, with their number
 
 
 class MultipartUpload:
@@ -53,7 +53,7 @@ class MultipartUpload:
         bucket, key, _ = place.fs.split_path(place.path)
         self._where = {"Bucket": bucket, "Key": key}
         self._id: str | None = None
-        self._parts = dict[int, Mapping[str, Any]]()  # as they are named when it is completed
+        self._parts = dict[int, Mapping[str, Any]]()  # in the form of the complete request
         self._plain = True  # whether the tags are MD5s
         self._guard = threading.Lock()
         self._running = set[Future[Any]]()
@@ -61,7 +61,7 @@ class MultipartUpload:
         self._record = UploadRecord()
 
     def begin(self) -> None:
-        """As `Upload.begin`. Parts keep their numbers, so that nothing needs to be forgotten."""
+        """As `Upload.begin`. Parts keep their numbers, so that none need be forgotten."""
         if self._id is None:
             self._record.announce(self._where["Key"])
             try:
@@ -100,7 +100,7 @@ class MultipartUpload:
         with_write_retries(send, self._place.url)
 
     def copy(self, number: int, part: StoreCopy) -> None:
-        """As `Upload.copy`: only of the version that was read. Raises CorruptError for another."""
+        """As `Upload.copy`, only of the version that was read. Raises CorruptError for another."""
         bucket, key, version = part.source.place.fs.split_path(part.source.place.path)
         which = {"VersionId": version} if version else {}
         given = {
@@ -130,7 +130,7 @@ class MultipartUpload:
     def _arrived(
         self, number: int, answer: Mapping[str, Any], is_encrypted: bool
     ) -> tuple[str, bool]:
-        """Note a part that is there; gives its ETag, and whether that is its MD5."""
+        """Note a part that has arrived; return its ETag, and whether that is its MD5."""
         tag = _tag_in(answer)
         plain = not is_encrypted and _MD5.fullmatch(tag) is not None
         with self._guard:
@@ -144,7 +144,7 @@ class MultipartUpload:
         return tag, plain
 
     def _sent(self, method: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answer to a part, unless the upload was stopped."""
+        """Return the answer to a part, unless the upload was stopped."""
         with self._guard:
             if self._stopped:
                 raise WriteError("the upload was stopped", path=self._place.url)
@@ -184,7 +184,7 @@ class MultipartUpload:
             )
             made = _tag_in(answer)
         except CkptmoveError as error:
-            if tag is None or _tag_there(self._place) != tag:  # else only the answer got lost
+            if tag is None or _tag_there(self._place) != tag:  # otherwise only the answer was lost
                 raise _refused(error, self._place.url) from error
         self._id = None
         self._record.remove()
@@ -206,15 +206,15 @@ class MultipartUpload:
                 return
             try:
                 self._place.fs.call_s3("list_parts", **self._where, UploadId=self._id)
-            except (FileNotFoundError, PermissionError):  # it is gone, or we mayn't ask
+            except (FileNotFoundError, PermissionError):  # it is gone, or we may not ask
                 self._id = None
                 self._record.remove()
-            except Exception:  # to abort it again tells as well
+            except Exception:  # aborting it again also tells
                 continue
 
 
 class SingleUpload:
-    """An `Upload` of an object that is small enough to be sent at once, and held until then."""
+    """An `Upload` of an object small enough for one request; held in memory until then."""
 
     at_once = 1
 
@@ -228,19 +228,19 @@ class SingleUpload:
         self._data = BytesIO()
 
     def put(self, number: int, data: BytesIO) -> None:
-        """As `Upload.put`: there is one."""
+        """As `Upload.put`: there is only one part."""
         assert number == 1
         self._data = data
 
     def copy(self, number: int, part: StoreCopy) -> None:
-        """As `Upload.copy`: what is small is sent."""
+        """As `Upload.copy`: a small part is sent instead."""
         raise NotCopiedError
 
     def stop(self) -> None:
         """As `Upload.stop`: nothing is on its way."""
 
     def complete(self, *, exclusive: bool) -> Mapping[str, Any]:
-        """As `Upload.complete`. The store checks the MD5; if it tells it, that is the proof."""
+        """As `Upload.complete`. The store checks the MD5; if it returns it, that is the proof."""
         fs, url = self._place.fs, self._place.url
         bucket, key, _ = fs.split_path(self._place.path)
         md5 = hashlib.md5(self._data.getbuffer(), usedforsecurity=False)
@@ -263,7 +263,7 @@ class SingleUpload:
             answer = with_write_retries(send, url)
             made, plain = _tag_in(answer), not _is_encrypted(answer)
         except CkptmoveError as error:
-            if _tag_there(self._place) != tag:  # else only the answer got lost
+            if _tag_there(self._place) != tag:  # otherwise only the answer was lost
                 raise _refused(error, url) from error
         nbytes = self._data.getbuffer().nbytes
         if plain and made == tag:
@@ -281,11 +281,11 @@ class SingleUpload:
 def check_arrived(
     place: StorePath, nbytes: int, tag: str | None, made: str | None
 ) -> Mapping[str, Any]:
-    """What a store says of an object; raises WriteError if that is not what was sent.
+    """Return the store's description of an object; WriteError if it differs from what was sent.
 
-    It is then removed if it is ours.
+    Then the object is removed, if it is ours.
 
-    `tag` is the ETag that it should have, if that is known; `made` the one that the store gave it.
+    `tag` is the expected ETag, if known; `made` is the ETag that the store gave it.
     """
     try:
         about = info_of(place)
@@ -327,7 +327,7 @@ def _otherwise(number: int) -> ConnectionError:
 
 
 def _refused(error: CkptmoveError, url: str) -> CkptmoveError:
-    """Why an object could not be made: something may be there."""
+    """Return why an object could not be made: the name may be taken."""
     return exists_error(url) if _is_refused_condition(error.__cause__) else error
 
 
@@ -336,13 +336,13 @@ def _is_refused_condition(error: BaseException | None) -> bool:
 
 
 def _code(error: BaseException | None) -> str | None:
-    """The code that S3 gave an error which s3fs has turned into one of Python's."""
+    """Return the code of an S3 error that s3fs has converted to a Python error."""
     response = getattr(getattr(error, "__cause__", None), "response", None)
     return response["Error"].get("Code") if isinstance(response, dict) else None
 
 
 def _is_encrypted(answer: Mapping[str, Any]) -> bool:
-    """Whether ETags are no MD5s, by how the content is kept."""
+    """Whether the content is encrypted in a way that makes ETags differ from MD5s."""
     return answer.get("ServerSideEncryption") in _KMS or "SSECustomerAlgorithm" in answer
 
 
@@ -351,7 +351,7 @@ def _condition(exclusive: bool) -> Mapping[str, str]:
 
 
 def _tag_there(place: StorePath) -> str:
-    """The ETag of what is there, if anything is."""
+    """Return the ETag of the existing object, if there is one."""
     with contextlib.suppress(InputError):
         return _tag_in(info_of(place))
     return ""
@@ -362,7 +362,7 @@ def _tag_in(about: Mapping[str, Any]) -> str:
 
 
 def _tag_of(tags: Sequence[str]) -> str | None:
-    """The ETag that S3 gives to what is made of parts, if theirs are MD5s."""
+    """Return the ETag that S3 gives to an object of parts, if the ETags of the parts are MD5s."""
     if not all(_MD5.fullmatch(tag) for tag in tags):
         return None
     digest = hashlib.md5(bytes.fromhex("".join(tags)), usedforsecurity=False).hexdigest()
@@ -370,6 +370,6 @@ def _tag_of(tags: Sequence[str]) -> str | None:
 
 
 def _shape(tag: str) -> str:
-    """The kind of an ETag; only those of one kind can be compared."""
+    """Return the kind of an ETag; only ETags of the same kind can be compared."""
     found = _ETAG.fullmatch(tag)
     return "?" + tag if found is None else found[1]

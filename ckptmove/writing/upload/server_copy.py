@@ -1,12 +1,13 @@
-"""Divide an upload within one store: what does not change is copied by the store itself.
+"""Divide an upload within one store: the store itself copies unchanged parts.
 
     |  sent  |        copied        | sent |     copied     | sent |      parts of the object
     0       5 MiB                  pickle                directory
 
-`upload_part_copy` makes a part of a range of another object, so these bytes never come here. A part
-takes 5 MiB at least, but for the last, and 5 GiB at most: so what lies around a change is sent with
-it. Nothing here sums what the store copies. It copies only if the source has the ETag that was
-read, tells the ETag of each part, and the ETag of the object is that of its parts.
+`upload_part_copy` makes a part of a range of another object, so these bytes never come here. A
+part, except the last, has at least 5 MiB and at most 5 GiB, so bytes around a change are sent with
+it. No checksum of copied bytes is computed here. The store copies only if the source still has the
+ETag that was read; it returns the ETag of each part, and the ETag of the object must follow from
+these.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from ...sources.filesystem import StorePath, is_s3
 from ...sources.remote_object import RemoteObject
 from ...sources.source import Source
 
-_LEAST = 5 << 20  # bytes of a part that is not the last
+_LEAST = 5 << 20  # least bytes of a part, except the last
 _STEP = 64 << 20  # bytes that are copied by one request, if a few thousand are enough
 _MOST_COPIES = 5_000
 
 
 class StoreCopy(NamedTuple):
-    """A part that the store copies from another object in it."""
+    """A part that the store copies from another of its objects."""
 
     source: RemoteObject
     source_at: int
@@ -37,18 +38,18 @@ class Part(NamedTuple):
 
     start: int
     end: int
-    copy: StoreCopy | None = None  #: None for one that is sent
+    copy: StoreCopy | None = None  #: None for a part that is sent
 
 
 def parts_of(nbytes: int, part_nbytes: int) -> list[Part]:
-    """Parts of one size that are all sent; the last may be smaller."""
+    """Return parts of equal size that are all sent; the last may be smaller."""
     return [Part(at, min(nbytes, at + part_nbytes)) for at in range(0, nbytes, part_nbytes)]
 
 
 def divide(
     plan: Plan, sources: Sequence[Source], store: StorePath, part_nbytes: int
 ) -> list[Part] | None:
-    """The parts of an upload of which the store copies some; None if it can copy none of them."""
+    """Return the parts of an upload, some copied by the store; None if it can copy no part."""
     if plan.reads_all or plan.gathers or plan.seal is not None or plan.source_checksums:
         return None
     found, done = list[Part](), 0
@@ -68,7 +69,7 @@ def divide(
 def _unchanged(
     plan: Plan, sources: Sequence[Source], store: StorePath
 ) -> Iterator[tuple[int, StoreCopy]]:
-    """Where what the store can copy lies between the writes, in order."""
+    """Yield the ranges between the writes that the store can copy, in order."""
     writes = sorted((write.at, write.at + len(write.data)) for write in plan.writes if write.data)
     n = 0
     for copy in plan.copies:
@@ -90,7 +91,7 @@ def _unchanged(
 
 
 def _sent(start: int, end: int, part_nbytes: int) -> Iterator[Part]:
-    """Parts about equal in size, so that none is too small."""
+    """Yield sent parts of about equal size, so that none is too small."""
     count = -(-(end - start) // part_nbytes)
     for n in range(count):
         yield Part(start + (end - start) * n // count, start + (end - start) * (n + 1) // count)

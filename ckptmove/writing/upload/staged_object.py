@@ -1,7 +1,7 @@
 """Execute a plan so that an object appears complete and verified in a store, or not at all.
 
-Parts are assembled one by one, sent several at a time, and never written to the local disk. Nobody
-sees the object until it is committed; if it is not, its parts are removed.
+Parts are assembled one by one, sent several at a time, and never written to the local disk. The
+object is invisible until it is committed; otherwise, its parts are removed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _Self = TypeVar("_Self", bound="StagedUpload")
 
 
 class MemoryAllowance:
-    """Bytes that small objects may take in memory, all together."""
+    """The memory that all small objects together may use, in bytes."""
 
     def __init__(self, nbytes: int) -> None:
-        self.left = nbytes  #: how many of them are free
+        self.left = nbytes  #: the free bytes
 
 
 class StagedUpload:
-    """An object in the making, in a store. Used as a context, its upload goes on when that ends."""
+    """An object being uploaded. The end of its context does not end the upload."""
 
     def __init__(
         self, place: StorePath, sources: Sequence[Source], room: MemoryAllowance, *, force: bool
     ) -> None:
-        """Ask nothing of the store yet; `room` is for small objects that wait for `complete`."""
+        """Make no request yet; `room` is for small objects that wait for `complete`."""
         self.path = place.url
         self.place = place
         self.sources = sources
@@ -56,14 +56,14 @@ class StagedUpload:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Nothing ends with it."""
+        """Do nothing: the upload continues."""
 
     def write(self, plan: Plan, progress: Progress | None = None) -> str:
-        """Upload what the plan makes, verified but not complete; gives `upload`.
+        """Upload the output of the plan, verified but not complete; return `upload`.
 
-        It gives `store` if the store copied some of it from the source itself, which is verified as
-        `server_copy` says. `progress` is called with bytes as they have arrived. Raises
-        CorruptError if a source is damaged or was changed.
+        Returns `store` if the store copied some of it from the source, verified as described in
+        `server_copy`. `progress` is called with the bytes that have arrived. Raises CorruptError if
+        a source is damaged or was changed.
         """
         report = ProgressCounter(progress)
         assembled = PlanSource(plan, self.sources, self.path)
@@ -81,7 +81,7 @@ class StagedUpload:
                 self._upload, divided = self._upload_of(plan.nbytes), None
                 upload = self._upload
             else:
-                if assembled.settled:  # else once more: a plan seals what lies before its measures
+                if assembled.settled:  # otherwise again: the plan's seal lies before its measures
                     break
             report = ProgressCounter(None)
         assembled.check_unchanged()
@@ -97,19 +97,19 @@ class StagedUpload:
         return MultipartUpload(self.place, nbytes)
 
     def open_written(self) -> Source:
-        """The uploaded object as a source, which is assembled again where it is read."""
+        """Return the uploaded object as a source, which assembles the ranges that are read."""
         assert self._assembled is not None
         return self._assembled
 
     def complete(self) -> None:
-        """Make an object of the parts. Raises RefusedError if something is there."""
+        """Make an object of the parts. Raises RefusedError if the name is taken."""
         upload = self._upload
         assert upload is not None
         if not self.force and kind_at(self.place) is not None:
             raise exists_error(self.path)
         announce_commit()
         known = known_objects()
-        if known is not None:  # once it may be there, only the store can tell what is
+        if known is not None:  # if it may exist, only the store can tell
             known.forget(self.path)
         about = uninterruptible(lambda: upload.complete(exclusive=not self.force))
         self._upload = None
@@ -117,7 +117,7 @@ class StagedUpload:
             known.put(self.path, about)
 
     def abort(self, error: BaseException | None = None) -> None:
-        """Remove the parts unless it was completed. A failure is raised, or added to `error`."""
+        """Remove the parts, unless completed. A failure is raised, or added to `error`."""
         upload, self._upload = self._upload, None
         if upload is None:
             return
@@ -132,16 +132,16 @@ class StagedUpload:
 
 
 def _made(assembled: PlanSource, parts: Sequence[Part], path: str) -> Iterator[BytesIO | StoreCopy]:
-    """The parts of an object: those that are sent, and what the store is to copy."""
+    """Yield the parts of an object: bytes to send, and ranges for the store to copy."""
     sent = [(part.start, part.end) for part in parts if part.copy is None]
     made = digest_parts(path, assembled.parts(sent))
     for part in parts:
         yield next(made) if part.copy is None else part.copy
-    yield from made  # which is checked at its end
+    yield from made  # checked at its end
 
 
 class StagedObject(StagedUpload):
-    """An object in the making. Used as a context, nothing of it is left unless it was committed."""
+    """An object that is being written. As a context manager, it is removed unless committed."""
 
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
         """Raises RefusedError as `check_object` does."""
@@ -152,7 +152,7 @@ class StagedObject(StagedUpload):
         self.abort(error)
 
     def commit(self) -> None:
-        """Have the object appear, at once and for good. Raises as `complete`."""
+        """Make the object visible, in one step and finally. Raises as `complete`."""
         self.complete()
 
 
@@ -168,7 +168,7 @@ def open_to_write(url: str) -> StorePath:
 
 
 def kind_at(place: StorePath) -> str | None:
-    """The kind of what is at a place: `file`, `directory`, or None."""
+    """Return the kind of entry at a place: `file`, `directory`, or None."""
 
     def ask() -> Mapping[str, Any] | None:
         try:
@@ -181,7 +181,7 @@ def kind_at(place: StorePath) -> str | None:
 
 
 def check_object(url: str, sources: Sequence[Source], *, force: bool) -> StorePath:
-    """Raises RefusedError if an object must not be written, before anything is; gives its place."""
+    """Return the place of an object; raises RefusedError if it must not be written."""
     place = open_to_write(url)
     check_writable(place)
     is_bucket = "/" not in place.path.strip("/") and is_s3(place.fs)

@@ -1,10 +1,10 @@
 """Write a folder in a store: objects with a common prefix.
 
 All files are uploaded and verified before the first one is completed. No store can make them appear
-at once, so the order tells when all are there: first the files beside the weights, then the
-weights, and the index last. An old index is removed before the files that it names are replaced, so
-it never names a mixture. A process that is killed in between leaves a folder without an index, and
-must be run again.
+at once, so the order shows completeness: first the files beside the weights, then the weights, and
+the index last. An old index is removed before the files that it names are replaced, so it never
+names a mixture. A process that is killed in between leaves a folder without an index, and must be
+run again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .fsspec import check_writable
 from .parts import PART_NBYTES
 from .staged_object import MemoryAllowance, StagedUpload, kind_at, open_to_write
 
-_INDEX = (".index.json", ".metadata")  # ends of the names of what says what is there
+_INDEX = (".index.json", ".metadata")  # name suffixes of files that describe the folder
 
 
 class StagedPrefix:
-    """A folder in the making. Used as a context, nothing of it is left unless it was committed."""
+    """A folder that is being written. As a context manager, it is removed unless committed."""
 
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
         """Raises RefusedError as `check_prefix` does."""
@@ -71,7 +71,7 @@ class StagedPrefix:
         return self._place._replace(url=RemotePlace(self.path).child(name).path, path=path)
 
     def make(self, name: str) -> None:
-        """Stores have no folders in which nothing is: there is nothing to make."""
+        """Do nothing: stores have no empty folders."""
 
     def commit(self) -> None:
         """Complete the files one by one, the index last; then remove the rest of an old folder."""
@@ -103,7 +103,7 @@ class StagedPrefix:
 
 
 def check_prefix(url: str, sources: Sequence[Source], *, force: bool) -> StorePath:
-    """Raises RefusedError if a folder must not be written, before anything is; gives its place."""
+    """Return the place of a folder; raises RefusedError if it must not be written."""
     path = url.rstrip("/")
     place = open_to_write(path)
     check_writable(place)
@@ -121,7 +121,7 @@ def check_prefix(url: str, sources: Sequence[Source], *, force: bool) -> StorePa
 
 
 def names_below(url: str) -> list[str]:
-    """The names of all objects in a folder, relative to it; nothing if there is none."""
+    """Return the relative names of all objects in a folder; empty without a folder."""
     place = open_store(url)
     if kind_at(place) != "directory":
         return []

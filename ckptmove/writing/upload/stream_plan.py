@@ -23,20 +23,19 @@ from ..running_checksums import RunningChecksums
 from ..verify import Measured
 from .readahead import ReadaheadSource
 
-_NO_MORE = (sys.maxsize, memoryview(b""))  # where the next bytes lie, after the last
+_NO_MORE = (sys.maxsize, memoryview(b""))  # offset after the last bytes
 
 
 class PlanSource(Source):
-    """What a plan makes, as a source that lies nowhere; it closes none of its own sources.
+    """The output of a plan as a source, not stored anywhere; it does not close the plan's sources.
 
-    Any range of it can be read, which is cheap for what is written or copied.
+    Any range of it can be read; this is cheap for written and copied bytes.
     """
 
     def __init__(self, plan: Plan, sources: Sequence[Source], path: str) -> None:
         self.path = path
         self.nbytes = plan.nbytes
-        #: whether the parts that were taken last are right, once all of them were; else they have
-        #: to be taken again
+        #: after all parts were taken: whether they are right; if not, they must be taken again
         self.settled = False
         self._plan = plan
         self._sources = sources
@@ -45,16 +44,16 @@ class PlanSource(Source):
         self._starts = [piece.at for piece in self._pieces]
         self._writes = _Overlay(plan.writes)
         self._sealed: list[Write] | None = None  # once all checksums are known
-        self._seals = _Overlay(self._sealed_with([0] * len(plan.measures)))  # until then, where
+        self._seals = _Overlay(self._sealed_with([0] * len(plan.measures)))  # until then
 
     # -- all of it, part by part ---------------------------------------------------------------
 
     def parts(self, spans: Sequence[tuple[int, int]]) -> Iterator[BytesIO]:
-        """These parts of it, in order, from where to where; each is forgotten here.
+        """Yield the parts with these bounds, in order; each is released here after use.
 
-        What lies between them is not read, and no gather or measure may be there. Raises
-        CorruptError if a source is damaged or was changed, WriteError if a gather gives other sizes
-        than planned.
+        The bytes between them are not read, and may hold no gather or measure. Raises CorruptError
+        if a source is damaged or was changed, WriteError if a gather gives other sizes than
+        planned.
         """
         self.settled = False
         runs = _joined(spans)
@@ -76,7 +75,7 @@ class PlanSource(Source):
                 known.paint(at, view)
             view.release()
             yield part
-            del part  # who took it may be done with it before there is another
+            del part  # the caller may release it before the next part exists
         running.check()
         seals = self._sealed_with(measured.crcs)
         if self._sealed is not None and seals != self._sealed:
@@ -85,7 +84,7 @@ class PlanSource(Source):
         self._sealed, self._seals = seals, _Overlay(seals)
 
     def _sealed_with(self, crcs: Sequence[int]) -> list[Write]:
-        """The last writes, in order, for these checksums."""
+        """Return the plan's last writes for these checksums, in order."""
         if self._plan.seal is None:
             return []
         return sorted(self._plan.seal(crcs), key=attrgetter("at"))
@@ -93,7 +92,7 @@ class PlanSource(Source):
     def _filled(
         self, spans: Iterable[tuple[int, int]], runs: Sequence[range], running: RunningChecksums
     ) -> Iterator[tuple[int, BytesIO]]:
-        """Parts with what is copied and gathered, and zeros between."""
+        """Yield parts with the copied and gathered bytes, and zeros between them."""
         made = self._made(runs, running)
         at, data = next(made, _NO_MORE)
         for start, end in spans:
@@ -134,7 +133,7 @@ class PlanSource(Source):
     def _check_sums(
         self, sums: Sequence[Checksum], crcs: Sequence[int], start: int, end: int
     ) -> None:
-        """Raises CorruptError if a record that ends within this range is not what it was."""
+        """Raises CorruptError if a record that ends within this range has a wrong checksum."""
         n = bisect_right(sums, start, key=lambda each: each.at + each.nbytes)
         while n < len(sums) and sums[n].at + sums[n].nbytes <= end:
             if crcs[n] != sums[n].crc32:
@@ -151,10 +150,10 @@ class PlanSource(Source):
     # -- as a source ---------------------------------------------------------------------------
 
     def close(self) -> None:
-        """As `Source.close`: there is nothing to let go of."""
+        """As `Source.close`: there is nothing to release."""
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """As `Source.read`. What is gathered is gathered again, from its start."""
+        """As `Source.read`. A gather is repeated from its start."""
         check_range(self, start, nbytes)
         made, end = bytearray(nbytes), start + nbytes
         view = memoryview(made)
@@ -181,7 +180,7 @@ class PlanSource(Source):
         memoryview(buffer).cast("B")[:] = self.read(start, memoryview(buffer).nbytes)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """As `Readable.expect`: what of it is copied."""
+        """As `Readable.expect`, passed on for the copied ranges."""
         wanted = dict[int, list[tuple[int, int]]]()
         for start, nbytes in ranges:
             for piece in self._within(start, start + nbytes):
@@ -194,7 +193,7 @@ class PlanSource(Source):
             self._sources[source].expect(those)
 
     def _within(self, start: int, end: int) -> Iterator[Copy | Gather]:
-        """The pieces that a range meets."""
+        """Yield the pieces that overlap a range."""
         for n in range(max(0, bisect_right(self._starts, start) - 1), len(self._pieces)):
             piece = self._pieces[n]
             if piece.at >= end:
@@ -203,7 +202,7 @@ class PlanSource(Source):
                 yield piece
 
     def check_unchanged(self) -> None:
-        """As `Source.check_unchanged`, of all that it is made of."""
+        """As `Source.check_unchanged`, for all sources of the plan."""
         for source in self._sources:
             source.check_unchanged()
 
@@ -218,7 +217,7 @@ class PlanSource(Source):
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[range]:
-    """Spans in order, those that touch as one."""
+    """Return spans in order; adjacent spans are merged."""
     runs = list[range]()
     for start, end in spans:
         if runs and runs[-1].stop == start:
@@ -235,29 +234,29 @@ def _within(start: int, end: int, runs: Sequence[range]) -> bool:
 
 
 def _zeros(nbytes: int) -> BytesIO:
-    """A part, in a form that can be both changed and sent without another copy."""
+    """Return a zeroed part, in a form that can be changed and sent without another copy."""
     return BytesIO(bytes(nbytes))
 
 
 class _Overlay:
-    """Bytes that lie over others, in their order; they are not copied."""
+    """Writes that overlay other bytes, in order; they are not copied."""
 
     def __init__(self, writes: Iterable[Write]) -> None:
         self._writes = sorted(writes, key=attrgetter("at"))
         ends = (write.at + len(write.data) for write in self._writes)
-        self._ends = list(accumulate(ends, max))  # of each, or of one before it that goes beyond
+        self._ends = list(accumulate(ends, max))  # largest end so far
 
     def meets(self, start: int, end: int) -> bool:
-        """Whether a range has something of it."""
+        """Whether a range overlaps the overlay."""
         return any(True for _ in self._within(start, end))
 
     def paint(self, at: int, view: memoryview) -> None:
-        """Put it over the bytes from an offset on."""
+        """Write the overlay over bytes that start at an offset."""
         for low, data in self.pieces(at, at + len(view)):
             view[low - at : low - at + len(data)] = data
 
     def pieces(self, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
-        """The pieces that lie in a range."""
+        """Yield the pieces that lie in a range."""
         for at, data in self._within(start, end):
             low, high = max(start, at), min(end, at + len(data))
             yield low, memoryview(data)[low - at : high - at]
@@ -272,7 +271,7 @@ class _Overlay:
 
 
 def _runs(pieces: Iterable[tuple[int, bytes | memoryview]]) -> list[tuple[int, bytes]]:
-    """Pieces in order; those that touch are one."""
+    """Yield pieces in order; adjacent pieces are merged."""
     runs = list[tuple[int, list[bytes | memoryview]]]()
     end = -1
     for at, data in pieces:

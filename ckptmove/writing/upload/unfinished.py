@@ -1,13 +1,13 @@
-"""Record uploads in parts, so that those of killed processes are aborted later.
+"""Record multipart uploads, so that uploads of killed processes can be aborted later.
 
     ROOT/.ckptmove-batch/uploads/ID.json      {"key": …, "upload": …, "machine": …, "pid": …, …}
 
 An upload is recorded before it is begun, and the record removed when it is completed or aborted.
-Who uploads writes the record again every minute, then with the number that the store gave the
-upload. So an upload is dead if its process is gone, which is known on its own machine, or if its
-record is a quarter of an hour old by the store's own clock. Of a record without a number, the
-uploads of its object are dead that were begun just after it was written, unless somebody alive has
-recorded one. Where the store does not allow to find or to abort them, the record is kept.
+The uploading process writes the record again every minute, then with the upload ID of the store. So
+an upload is dead if its process is gone, which is known on its own machine, or if its record is a
+quarter of an hour old by the store's clock. If a dead record has no upload ID, the uploads of its
+object that were begun just after it was written are dead, unless a live process has recorded them.
+If the store does not allow finding or aborting them, the record is kept.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from ...system import WINDOWS
 from .errors import is_gone, with_write_retries
 
 _RENEWED = 60.0  # seconds
-_SILENT = 900.0  # seconds after which nobody is uploading any more
+_SILENT = 900.0  # seconds after which an upload counts as dead
 # An upload is begun after its record is written. Both times are by the store's clock.
-_ROUNDING = 2.0  # seconds that it may seem to be begun before: a listing rounds to seconds
-_BEGINNING = 240.0  # seconds in which it is begun: all tries that get no answer, and their pauses
-#: What has to be allowed for a request.
+_ROUNDING = 2.0  # seconds that it may seem to be begun earlier: a listing rounds to seconds
+_BEGINNING = 240.0  # seconds in which it is begun: all retries without an answer, and their pauses
+#: The permission that each request needs.
 _PERMISSIONS = {
     "list_multipart_uploads": "s3:ListBucketMultipartUploads",
     "abort_multipart_upload": "s3:AbortMultipartUpload",
 }
 _LONGEST = 1 << 13  # bytes of a record
 _RECORDS = ".ckptmove-batch/uploads"  # below the destination of a batch
-_Begun = Sequence[tuple[str, float]]  # numbers of uploads, and when they were begun
+_Begun = Sequence[tuple[str, float]]  # upload IDs, and when the uploads were begun
 _ROOT: ContextVar[str] = ContextVar("_ROOT", default="")
 
 
 @contextlib.contextmanager
 def recording_uploads(root: str) -> Iterator[None]:
-    """Record what is uploaded in parts meanwhile below a destination."""
+    """Record multipart uploads below a destination that are begun in this context."""
     token = _ROOT.set(root)
     try:
         yield
@@ -59,7 +59,7 @@ def recording_uploads(root: str) -> Iterator[None]:
 
 
 class UploadRecord:
-    """The record of one upload; it does nothing where none is wanted. Threads may share it."""
+    """The record of one upload; does nothing if no record is wanted. Threads may share it."""
 
     def __init__(self) -> None:
         self._root = _ROOT.get()
@@ -69,7 +69,7 @@ class UploadRecord:
         self._guard = threading.Lock()
 
     def announce(self, key: str) -> None:
-        """Write it, before the upload of an object is begun. Raises as `with_write_retries`."""
+        """Write the record before the upload begins. Raises as `with_write_retries`."""
         if not self._root:
             return
         name = f"{_RECORDS}/{os.urandom(16).hex()}.json"
@@ -79,11 +79,11 @@ class UploadRecord:
         self._write()
 
     def begin(self, upload: str) -> None:
-        """Take note of the number of the upload; it is written with the next renewal."""
+        """Note the upload ID; the next renewal writes it."""
         self._said["upload"] = upload
 
     def renew(self) -> None:
-        """Write it again if it is a minute old; if that fails, the next time will do."""
+        """Write the record again if it is a minute old; a failure is left to the next renewal."""
         with self._guard:
             if self._place is None or time.monotonic() < self._next:
                 return
@@ -97,7 +97,7 @@ class UploadRecord:
         self._next = time.monotonic() + _RENEWED
 
     def remove(self) -> None:
-        """Remove it; if that fails, who looks later finds that there is no such upload."""
+        """Remove the record; if that fails, a later check finds that the upload does not exist."""
         place, self._place = self._place, None
         if place is not None:
             with contextlib.suppress(Exception):
@@ -107,13 +107,13 @@ class UploadRecord:
 class Unfinished(NamedTuple):
     """An upload that was recorded."""
 
-    url: str  #: of the object that it would have made
-    aborted: bool  #: whether it is gone; or a process is at it
-    refusal: RefusedError | None = None  #: why it is there though no process is at it
+    url: str  #: URL of the object that it would have made
+    aborted: bool  #: whether it was removed; or whether a process still uploads
+    refusal: RefusedError | None = None  #: why it remains although no process uploads
 
 
 def abort_dead(root: str) -> list[Unfinished]:
-    """Abort what dead processes have begun to upload, and recorded, below a destination.
+    """Abort the recorded uploads of dead processes below a destination.
 
     Raises InputError if the records can't be read, RefusedError or WriteError if the store fails.
     """
@@ -122,7 +122,7 @@ def abort_dead(root: str) -> list[Unfinished]:
         return []
     ended, dead = list[Unfinished](), list[_Recorded]()
     for each in _records(root, store):
-        if _is_alive(each, store):  # it is asked once: what dies from now on is left to the next
+        if _is_alive(each, store):  # read once: uploads that die later are left to the next run
             ended.append(Unfinished(_url_of(each, store), aborted=False))
         else:
             dead.append(each)
@@ -135,12 +135,12 @@ def abort_dead(root: str) -> list[Unfinished]:
 
 
 class _Recorded(NamedTuple):
-    """What a record says."""
+    """The content of a record."""
 
     path: str
     mtime: float
     key: str
-    upload: str  #: its number; empty if it was not begun, or a moment ago
+    upload: str  #: its upload ID; empty if it was not begun, or only just begun
     machine: str
     pid: int
     started: str
@@ -159,15 +159,15 @@ def _records(root: str, store: StorePath) -> Iterator[_Recorded]:
             key, upload = str(said["key"]), str(said.get("upload", ""))
             machine, pid, started = str(said["machine"]), int(said["pid"]), str(said["started"])
         except Missing:
-            continue  # it has ended just now
+            continue  # it has just ended
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError):
-            continue  # it is no record of ours
+            continue  # it is not one of our records
         if not prefix or key.startswith(f"{prefix}/"):
             yield _Recorded(each.path, each.mtime, key, upload, machine, pid, started)
 
 
 def _is_alive(record: _Recorded, store: StorePath) -> bool:
-    """Whether somebody may be at the upload."""
+    """Whether a live process may be uploading."""
     if record.machine == _machine():
         return _start_of(record.pid) == record.started
     return _time_in(store) - record.mtime < _SILENT
@@ -180,7 +180,7 @@ def _url_of(record: _Recorded, store: StorePath) -> str:
 
 
 def _uploads_of(record: _Recorded, store: StorePath) -> _Begun | RefusedError:
-    """All uploads of an object that have not ended, or why they can't be known."""
+    """Return all unfinished uploads of an object, or why they can't be listed."""
     try:
         answer = _ask("list_multipart_uploads", record, store, Prefix=record.key)
     except RefusedError as error:
@@ -195,7 +195,7 @@ def _uploads_of(record: _Recorded, store: StorePath) -> _Begun | RefusedError:
 def _end(
     record: _Recorded, store: StorePath, begun: _Begun | RefusedError, busy: Collection[str]
 ) -> Iterator[Unfinished]:
-    """Abort the upload of a dead record, or those of its object that it may be of."""
+    """Abort the upload of a dead record, or the uploads of its object that it may refer to."""
     url = _url_of(record, store)
     uploads = [record.upload]
     if not record.upload:
@@ -221,7 +221,7 @@ def _end(
 
 
 def _ask(method: str, record: _Recorded, store: StorePath, **given: str) -> Mapping[str, Any]:
-    """Call the store about uploads. Raises RefusedError where it does not allow or know that."""
+    """Make a request about uploads. Raises RefusedError if the store forbids or lacks it."""
     url, bucket = _url_of(record, store), store.fs.split_path(store.path)[0]
     try:
         return with_write_retries(lambda: store.fs.call_s3(method, Bucket=bucket, **given), url)
@@ -240,7 +240,7 @@ def _ask(method: str, record: _Recorded, store: StorePath, **given: str) -> Mapp
 
 
 def _time_in(store: StorePath) -> float:
-    """The time by the clock of the store, which dates its records too; ours may be hours ahead."""
+    """Return the time of the store's clock, which dates the records; ours may be hours ahead."""
     bucket, prefix, _ = store.fs.split_path(store.path)
     asked = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": 1}
     answer = with_write_retries(lambda: store.fs.call_s3("list_objects_v2", **asked), store.url)
@@ -253,7 +253,7 @@ def _time_in(store: StorePath) -> float:
 
 @cache
 def _machine() -> str:
-    """A name of this machine since it was started, and of its space of process numbers."""
+    """Return an identifier of this machine since its start, and of its process ID namespace."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         parts.append(file.read().strip())
@@ -263,14 +263,14 @@ def _machine() -> str:
 
 
 def _start_of(pid: int) -> str:
-    """When a process was started; `gone` if it is none, or a dead one that nobody asked about."""
+    """Return when a process was started; `gone` if it does not exist or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, *rest = file.read().rpartition(")")[2].split()
         return "gone" if state in "ZX" else rest[18]  # the fields 3 and 22 of proc_pid_stat(5)
     except (OSError, ValueError, IndexError):
         pass
-    try:  # on a system without
+    try:  # on a system without /proc
         if not WINDOWS:  # where this would be Ctrl-C
             os.kill(pid, 0)
     except (OSError, OverflowError):

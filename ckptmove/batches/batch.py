@@ -182,19 +182,19 @@ def batch(
     """Inspect, relocate, convert or validate all checkpoints of a folder tree.
 
     Checkpoints are found by their content, not by their names. The folder of a model or a trainer
-    is one item, and for all but `relocate` an index with its files. Where a model lies beside
-    checkpoints of its run, each of these is an item, and so is each of its files; the rest of its
-    folder is copied with it. `relocate` copies what stores no devices (safetensors, folders of DCP)
-    unchanged. Links to files are
-    followed, links to folders are not. Everything is planned before this function returns; the work
-    is done while you iterate over the result. If an item fails, the others still run.
+    is one item; so is an index with its files, except for `relocate`. If a model lies beside
+    checkpoints of its training run, each of these is an item, and so is each file of the model; the
+    rest of its folder is copied. `relocate` copies checkpoints that store no devices (safetensors,
+    folders of DCP) unchanged. Links to files are followed, links to folders are not. Everything is
+    planned before this function returns; the work is done while you iterate over the result. If an
+    item fails, the others still run.
 
     A ledger in the destination records finished items, so a run that was killed can be started
     again to resume. Two runs at the same time share the work (in an object store they may do an
-    item twice, which does no harm). An item is done again if the file, the options, what it is
-    compared with, or the version has changed. An existing output that is equal byte for byte to
-    what would be written is kept; any other one is refused without `force`. If you may stop before
-    the end, use the batch as a context manager, or close it.
+    item twice, which does no harm). An item is done again if the file, the options, the checkpoint
+    it is compared with, or the version has changed. An existing output with the same bytes as the
+    new one is kept; any other output is refused without `force`. If you may stop before the end,
+    use the batch as a context manager, or close it.
 
     Args:
         verb: `inspect`, `relocate`, `convert` or `validate`.
@@ -214,7 +214,7 @@ def batch(
 
     Returns:
         The batch: `plan` says what will be done; iterating over it gives a `Result` per item. With
-        `dry_run`, each result is what would become of the item. After it, `report()` of `inspect`
+        `dry_run`, each result says what would happen to the item. After it, `report()` of `inspect`
         is one table of the tree.
 
     Raises:
@@ -287,7 +287,7 @@ def batch(
 
 
 def _refuse_memory(*trees: StrPath | None) -> None:
-    """Raises UsageError for what is in the memory of this process, which others do not see."""
+    """Raises UsageError for an in-memory path, which other processes can't see."""
     for tree in trees:
         if isinstance(tree, str) and tree.startswith("memory:"):
             hint = "executor=concurrent.futures.ThreadPoolExecutor()"
@@ -295,6 +295,6 @@ def _refuse_memory(*trees: StrPath | None) -> None:
 
 
 def _joined(address: str) -> Cluster:
-    from .executors.ray_executor import Cluster  # only here: it takes a while to import
+    from .executors.ray_executor import Cluster  # imported only here: it is slow
 
     return Cluster(address)

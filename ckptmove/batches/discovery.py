@@ -1,8 +1,8 @@
 """Find the checkpoints in a tree by their content, and the other files in it.
 
 The folder of a model or a trainer is one item, and so is an index with the files that it names, but
-not to relocate. Where there are checkpoints of their own below a model, as in the folder of a run,
-each of these is an item, and so is each file of the model; what else is in its folder goes with it.
+not to relocate. If separate checkpoints lie below a model, as in the folder of a training run, each
+of these is an item, and so is each file of the model; other files in its folder go with the model.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from ..sources.place import BLOBS, EntryKind, FolderEntry, folders_above, has_bl
 from .selection import ItemFilter
 from .trees import tree_at
 
-#: What is so called should be a checkpoint: if it can't be told to be one, that has to be said.
+#: Suffixes of checkpoints: a file with one that is not recognized must be reported.
 _NAMED = (".pt", ".pth", ".ckpt", ".safetensors", ".pt2", ".ptl", INDEX)
-#: Folders in which parts of a checkpoint are: universal ones of DeepSpeed, Megatron-LM, torchtune.
+#: Folders with parts of a checkpoint: universal ones of DeepSpeed, Megatron-LM, torchtune.
 _OF_PARTS = re.compile(r"zero|mp_rank_\d+(_\d+)?|recipe_state")
-_JSON = ".json"  # how an index is called that names others of the files beside it
+_JSON = ".json"  # name of an index that lists files beside it
 _ITEMS = ("file", "index", "unreadable")
 _HEAD_NBYTES = 512
 
 
 @dataclass
 class Discovery:
-    """What is in a tree."""
+    """The contents of a tree."""
 
-    items: list[Item] = field(default_factory=list)  #: checkpoints, and what can't be read
+    items: list[Item] = field(default_factory=list)  #: checkpoints, and files that can't be read
     others: list[Item] = field(default_factory=list)  #: every other file
-    #: names of those among them that belong to a model that is no item as a whole
+    #: names among `others` that belong to a model whose folder is not one item
     companions: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)  #: what is in it and is neither, a sentence each
-    #: what may be checkpoints, and was not opened: they are in another share, or not to be retried
+    notes: list[str] = field(default_factory=list)  #: entries that are neither, a sentence each
+    #: possible checkpoints that were not opened: in another share, or not to be retried
     unopened: list[Item] = field(default_factory=list)
 
 
 class _Kind(NamedTuple):
-    """What a file is."""
+    """The kind of a file."""
 
     kind: str  #: as `Item.kind`
-    files: tuple[str, ...] = ()  #: of an index, all its files, itself the last
-    format: str = ""  #: as `Item.format`; of what is no checkpoint, what else it is
+    files: tuple[str, ...] = ()  #: for an index, all its files, with itself last
+    format: str = ""  #: as `Item.format`; for other files, what they are
 
 
 @dataclass
@@ -89,7 +89,7 @@ class _Folder:
 
     @property
     def mtime(self) -> float:
-        """When a file right in it was last changed; if there is none, one further below."""
+        """When a file directly in it was last changed; without such files, a file further below."""
         folders = [self]
         for each in folders:
             if each.files:
@@ -98,7 +98,7 @@ class _Folder:
         return 0.0
 
     def takes(self, below: _Folder) -> bool:
-        """Whether a folder below it belongs to it, whatever is in that."""
+        """Whether a folder below belongs to it, regardless of its content."""
         if self.format is None or not self.format.takes_folders:
             return False
         beside = (f"{each.name}/".removeprefix(self.named("")) for each in (*self.inside, below))
@@ -106,7 +106,7 @@ class _Folder:
 
     @property
     def in_parts(self) -> bool:
-        """Whether none of the files in it, and below, is a checkpoint of its own."""
+        """Whether no file in it or below is a separate checkpoint."""
         return self.format is not None and self.format.in_parts
 
 
@@ -117,13 +117,13 @@ def discover(
     whole: bool,
     finished: Callable[[str, str], Entry | None] = lambda name, stamp: None,
 ) -> Discovery:
-    """Find what is `wanted` in a tree: checkpoints, and other files.
+    """Find the `wanted` checkpoints and other files in a tree.
 
-    `finished` gives the entry of a file by its name and stamp, if an earlier run has done it; then
-    it is not opened.
+    `finished` returns the entry of a file by its name and stamp if an earlier run has done it; then
+    the file is not opened.
 
-    The folder of a model, a trainer or ranks is one item. `whole`: so is an index with its files;
-    if not, each of these is one.
+    The folder of a model, a trainer or ranks is one item. With `whole`, an index with its files is
+    one item too; otherwise, each of these files is one.
     """
     found = Discovery()
     listed = _folders(root, wanted, found)
@@ -147,7 +147,7 @@ def discover(
         if wanted.includes(folder.name, *(folder.named(each.name) for each in folder.files)):
             covered.add(folder.name)
             search.add_folder(folder, found)
-    if covered:  # what is in folders below a model's is a part of it
+    if covered:  # folders below a model's folder are parts of it
         found.others = [
             each for each in found.others if covered.isdisjoint(folders_above(each.name))
         ]
@@ -168,7 +168,7 @@ def discover(
 
 
 def _companions(found: Discovery, divided: Collection[str]) -> Iterator[str]:
-    """The other files in folders of models that are no items, and below, apart from items."""
+    """Return the other files in and below folders of models that are not items."""
     apart = {each.name for each in found.items}
     apart.update(above for each in found.items for above in folders_above(each.name))
     for each in found.others:
@@ -181,16 +181,16 @@ def _companions(found: Discovery, divided: Collection[str]) -> Iterator[str]:
 
 
 def _is_all_of(root: _Folder, below: Sequence[_Folder]) -> bool:
-    """Whether a tree is nothing but the folder of one training."""
+    """Whether a tree is just the folder of one training run."""
     named = (each.name for folder in below for each in folder.files)
     takes = root.format is not None and root.format.takes_folders
     return takes and not any(name.endswith(_NAMED) for name in named)
 
 
 def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
-    """All folders, each before those in it."""
+    """Yield all folders, each before its subfolders."""
     folders, listing = [_Folder("", root)], tree_at(root).listings()
-    blobs = list[str]()  # folders of the cache of the Hub
+    blobs = list[str]()  # folders of the Hub's cache
     for folder in folders:
         try:
             entries = listing(folder.path)
@@ -229,7 +229,7 @@ def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
 
 
 def _without_parts(folders: Iterable[_Folder]) -> list[_Folder]:
-    """All folders but those below one that is a single checkpoint whatever is in it."""
+    """Yield all folders, except those below a folder that is certainly one checkpoint."""
     kept, gone = list[_Folder](), set[str]()
     for folder in folders:
         if folder.name not in gone:
@@ -240,7 +240,7 @@ def _without_parts(folders: Iterable[_Folder]) -> list[_Folder]:
 
 
 class _Search:
-    """Tells what is in listed folders apart, and opens no more files than it must."""
+    """Sorts the contents of listed folders, and opens as few files as possible."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class _Search:
         )
 
     def is_one(self, folder: _Folder) -> bool:
-        """Whether a folder is one item, or would be one if it was wanted."""
+        """Whether a folder is one item, or would be if it was wanted."""
         if not self._may_be_one(folder):
             return False
         todo = [] if folder.in_parts else [*folder.inside]
@@ -287,7 +287,7 @@ class _Search:
         return True
 
     def _may_be_one(self, folder: _Folder) -> bool:
-        """Whether a folder is one item, unless there are others below it."""
+        """Whether a folder is one item, unless other items lie below it."""
         return bool(folder.name) and folder.format is not None
 
     def add_folder(self, folder: _Folder, found: Discovery) -> None:
@@ -302,7 +302,7 @@ class _Search:
                 found.items.append(item)
 
     def look_into(self, folder: _Folder, found: Discovery) -> None:
-        """Add what is in a folder that is no item itself."""
+        """Add the contents of a folder that is not an item itself."""
         opened, wanted = self._to_open(folder), self._wanted
         parts = set[str]()
         if self._whole:
@@ -331,7 +331,7 @@ class _Search:
                     found.items.append(item)
 
     def _to_open(self, folder: _Folder) -> list[FolderEntry]:
-        """The files of a folder that have to be opened: those wanted, and what may name these."""
+        """Return the files of a folder to open: wanted files, and indexes that may name them."""
         chosen = [each for each in folder.files if self._may_be(each, folder.named(each.name))]
         if not chosen or not self._whole:
             return chosen
@@ -339,12 +339,12 @@ class _Search:
         return [each for each in folder.files if each.name in names or each.name.endswith(_JSON)]
 
     def _may_be(self, file: FolderEntry, name: str) -> bool:
-        """Whether a file is wanted, unless its content says otherwise."""
+        """Whether a file may be wanted, judged without its content."""
         wanted = self._wanted
         if not wanted.includes(name) or not wanted.selects(name):
             return False
         fits = wanted.fits(file.nbytes, file.mtime)
-        return fits or (self._whole and name.endswith(_JSON))  # that counts with its files
+        return fits or (self._whole and name.endswith(_JSON))  # decided with its files
 
     def _kind(self, file: FolderEntry) -> _Kind:
         if file.path in self._finished:
@@ -353,7 +353,7 @@ class _Search:
 
 
 def is_item(unopened: Item, wanted: ItemFilter) -> bool:
-    """Whether what was not opened when the tree was searched is an item, as the others are."""
+    """Whether a file that was not opened during the search is an item."""
     if unopened.kind == "folder":
         return True
     kind = _kind_of(unopened.path)
@@ -361,10 +361,10 @@ def is_item(unopened: Item, wanted: ItemFilter) -> bool:
 
 
 def _item(name: str, path: str, kind: _Kind) -> Item:
-    """An item of several files: those of its kind, or all in a folder."""
+    """Make an item of several files: the files of an index, or all in a folder."""
     tree, files = tree_at(path), kind.files
     stamp = ""
-    with contextlib.suppress(InputError):  # the verb will say so
+    with contextlib.suppress(InputError):  # the verb will report that
         files = files or tuple(each.path for each in tree.files())
         stamp = tree.stamp_of(files)
     return Item(name, path, kind.kind, files, tree.nbytes_of(files), stamp, format=kind.format)
@@ -373,21 +373,21 @@ def _item(name: str, path: str, kind: _Kind) -> Item:
 def item_checkpoint(
     item: Item, *, follow_links: bool = False
 ) -> AbstractContextManager[Checkpoint]:
-    """Open an item, as a context manager; of the folder of a model all that is in it."""
+    """Open an item, as a context manager; for the folder of a model, with all its files."""
     if item.kind == "folder" and item.format == ModelFolder.name:
         return formats.open_whole_folder(item.path, follow_links=follow_links)
     return formats.open_checkpoint(item.path, follow_links=follow_links)
 
 
 def checkpoint_files(path: str) -> tuple[str, ...]:
-    """All files of a checkpoint, be it a file, an index, or a folder."""
+    """Return all files of a checkpoint: of a file, an index, or a folder."""
     if place_of(path).is_folder():
         return tuple(each.path for each in tree_at(path).files())
     return _kind_of(path).files or (path,)
 
 
 def _kind_of(path: str) -> _Kind:
-    """What a file is, by its content."""
+    """Return the kind of a file, by its content."""
     named, head, format = path.endswith(_NAMED), b"", ""
     try:
         with place_of(path).open() as source:
@@ -406,13 +406,13 @@ def _kind_of(path: str) -> _Kind:
         if isinstance(error.__cause__, OSError):
             return _Kind("unreadable")
         known = b"data.pkl" in head or (path.endswith(PlainPickle.suffixes) and head[:1] == PROTO)
-    except Exception:  # a fault of ours: the verb will meet it, and only this file fail
+    except Exception:  # a bug of ours: it recurs in the verb, where only this file fails
         known = True
     return _Kind("file" if known or named else "other", (), format)
 
 
 def dedupe_hard_links(items: Iterable[Item], notes: list[str]) -> list[Item]:
-    """Keep one name of each file, preferably no link; `notes` tells of the others."""
+    """Keep one name of each file, preferably not a link; add notes about the other names."""
     found: dict[tuple[int, int], Item] = {}
     rest = list[Item]()
     for item in sorted(items, key=lambda item: (os.path.islink(item.path), item.name)):

@@ -1,8 +1,8 @@
 """Fingerprints that say whether an item is already done: digests of everything it depends on.
 
-That is: the version of ckptmove, the verb and its options (with the content of files that they
-name), the stamp of the source, and the stamp of what it is compared with. For a file that was
-changed in place, it is the stamp after the change, without inode and version: moving the tree or
+These are: the version of ckptmove, the verb and its options (with the content of files that they
+name), the stamp of the source, and the stamp of the checkpoint it is compared with. For a file
+changed in place, the stamp after the change counts, without inode and version: moving the tree or
 updating ckptmove must not change a file twice.
 """
 
@@ -23,7 +23,7 @@ from .trees import Output, tree_at
 
 
 def request_of(verb: str, options: Mapping[str, Any]) -> str:
-    """The part of the digest that is the same for all items."""
+    """Return the part of the digest that is the same for all items."""
     named = from_root(options).items()
     said = {name: each for name, each in named if name not in ("force", "against")}
     code = code_of(options.get("model"))
@@ -33,14 +33,14 @@ def request_of(verb: str, options: Mapping[str, Any]) -> str:
 
 
 def key_of(task: Task, stamp: str) -> str:
-    """The digest of a task; `stamp` is that of what the item is made of."""
-    if task.in_place:  # the inode is another where the tree was moved; that of a folder has all
+    """Return the digest of a task; `stamp` is the stamp of the item's files."""
+    if task.in_place:  # moving the tree changes inodes; a folder's stamp has all
         stamp = stamp.rpartition("-")[0] or stamp
     return _digest([task.request, stamp, _stamp_against(task.options.get("against"))])
 
 
 def begun_key_of(task: Task) -> str:
-    """The digest for a change in place that was begun: it stays, however far that came."""
+    """Return the digest for a begun change in place; it does not depend on how far that got."""
     if task.item.kind == "folder":
         return _digest([task.request, "begun", tree_at(task.item.path).sizes()])
     nbytes, _, inode = place_of(task.item.path).size_and_stamp()[1].split("-")
@@ -48,7 +48,7 @@ def begun_key_of(task: Task) -> str:
 
 
 def tags_of(task: Task) -> str:
-    """A digest of all that a change of devices can change in an item."""
+    """Return a digest of everything in an item that a change of devices can change."""
     with item_checkpoint(task.item, follow_links=bool(task.options.get("follow_links"))) as opened:
         found = opened.manifest
     return _digest(
@@ -61,7 +61,7 @@ def tags_of(task: Task) -> str:
 
 
 def source_stamp(item: Item) -> str:
-    """The stamp of what an item is made of, as it is now. Raises InputError if a file is gone."""
+    """Return the present stamp of an item's files. Raises InputError if a file is gone."""
     if item.kind == "folder":
         return _stamp_of_all(item.path)
     return tree_at(item.path).stamp_of(item.files or (item.path,))
@@ -79,7 +79,7 @@ def _stamp_against(path: object) -> str | None:
     try:
         stamp = tree_at(path).stamp_of(checkpoint_files(path))
     except InputError:
-        stamp = ""  # which will be a finding
+        stamp = ""  # a missing file becomes a finding
     return f"{absolute(path)}: {stamp}"
 
 
@@ -89,13 +89,13 @@ def _digest(said: object) -> str:
 
 
 def _text_of(value: object) -> str:
-    """Text for a value that JSON has not, such as a function: the same in each process."""
+    """Return text for a value that JSON lacks, such as a function; the same in each process."""
     name = getattr(value, "__qualname__", None)
     return repr(value) if name is None else f"{getattr(value, '__module__', '')}.{name}"
 
 
 def is_done(entry: Entry, task: Task, key: str) -> bool:
-    """Whether what the ledger says of an item holds still, without reading the output."""
+    """Whether the ledger's entry of an item is still true, judged without reading the output."""
     if entry.outcome != "done" or entry.key != key:
         return False
     if task.in_place:
@@ -107,7 +107,7 @@ def is_done(entry: Entry, task: Task, key: str) -> bool:
 
 
 def refresh_entry(entry: Entry, task: Task, key: str) -> Entry | None:
-    """The new entry of an output that was moved; None unless it still is what was written."""
+    """Return the new entry of a moved output; None unless its bytes are unchanged."""
     if entry.outcome != "done" or entry.key != key or task.in_place:
         return None
     tree = tree_at(task.item.output)
@@ -124,13 +124,13 @@ def refresh_entry(entry: Entry, task: Task, key: str) -> Entry | None:
 
 
 def _is_equal(entry: Entry, there: Output) -> bool:
-    """Whether what is there is what was written; in a store its stamp has to tell that."""
+    """Whether the output still has the written bytes; in a store, its stamp decides."""
     told = there.crc32 == entry.crc32 if entry.crc32 else there.stamp == entry.stamp
     return there.nbytes == entry.nbytes and told
 
 
 def is_ours(entry: Entry | None, output: str) -> bool:
-    """Whether an output is what the ledger says that we wrote there, whatever it was made of."""
+    """Whether an output is the one recorded in the ledger, regardless of its source."""
     if entry is None or entry.outcome == "begun":
         return False
     return _is_equal(entry, tree_at(output).output(summed=True))

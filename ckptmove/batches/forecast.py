@@ -1,4 +1,4 @@
-"""Foretell what an item will come to, from its metadata; nothing is written."""
+"""Predict the result of an item from its metadata; write nothing."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from .trees.local_tree import existing_parent
 
 
 def forecast_item(task: Task) -> ItemOutcome:
-    """What the verb would do with an item, and how much it would write; raises as the verb would.
+    """Return what the verb would do with an item, and how much it would write; raises as the verb.
 
-    An output that is there already is compared by its size alone, as far as that can tell. The
-    bytes of tensors are not read, and the checks of `validate` are not run.
+    An existing output is compared only by its size. The bytes of tensors are not read, and the
+    checks of `validate` are not run.
     """
     item = task.item
     refuse_unreadable(item)
@@ -85,13 +85,13 @@ def _dry(task: Task, output: str) -> ItemOutcome:
 
 
 def _check_size(task: Task, sizes: dict[str, int]) -> None:
-    """Raises RefusedError where an existing output that would be compared has other sizes."""
+    """Raises RefusedError if an existing output that would be compared has other sizes."""
     if task.there == "compared" and tree_at(task.item.output).sizes() != sizes:
         raise other_error(task)
 
 
 def _where(output: str) -> str:
-    """A free path near an output, whose folder may have to be made before it can be there."""
+    """Yield a free path near an output, whose folder may have to be made first."""
     place = place_of(output)
     if not place.opens_by_path or not output:
         return output

@@ -1,7 +1,7 @@
 """The options of a batch of each verb, as type checkers know them.
 
-They are declared where they are described: those of a verb at its function, those of all batches at
-`batch`. `tests/batches/test_batch_typing.py` compares the two.
+Options of a verb are declared at its function, options of all batches at `batch`.
+`tests/batches/test_batch_typing.py` compares the two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Globs = str | Iterable[str]
 
 
 class OfAnyVerb(TypedDict, total=False):
-    """What a batch of any verb takes."""
+    """Options of a batch of any verb."""
 
     include: _Globs
     exclude: _Globs
@@ -49,7 +49,7 @@ class OfAnyVerb(TypedDict, total=False):
 
 
 class OfInspect(OfAnyVerb, total=False):
-    """What `batch("inspect")` takes."""
+    """Options of `batch("inspect")`."""
 
     select: _Globs | None
     require: str | None
@@ -58,7 +58,7 @@ class OfInspect(OfAnyVerb, total=False):
 
 
 class OfRelocate(OfAnyVerb, total=False):
-    """What `batch("relocate")` takes."""
+    """Options of `batch("relocate")`."""
 
     to: Device | None
     map: Mapping[str, Device] | None
@@ -72,7 +72,7 @@ class OfRelocate(OfAnyVerb, total=False):
 
 
 class OfConvert(OfAnyVerb, total=False):
-    """What `batch("convert")` takes."""
+    """Options of `batch("convert")`."""
 
     select: _Globs
     exclude_tensors: _Globs
@@ -100,7 +100,7 @@ class OfConvert(OfAnyVerb, total=False):
 
 
 class OfValidate(OfAnyVerb, total=False):
-    """What `batch("validate")` takes; `timeout` is that of an item."""
+    """Options of `batch("validate")`; `timeout` applies to each item."""
 
     against: StrPath | None
     subset: bool

@@ -1,4 +1,4 @@
-"""What a process that does items sends to the one that asked for them: progress, and errors."""
+"""Messages from a process that does items: progress, and errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 
-#: Who wants to know how many bytes of an item were done since.
+#: Called with the number of bytes of an item done since the last call.
 LISTENER: ContextVar[Callable[[int], object] | None] = ContextVar("LISTENER", default=None)
 
 
@@ -15,7 +15,7 @@ class ProgressReporter:
     """Reports progress, at most once per interval."""
 
     def __init__(self, tell: Callable[[int], object], seconds: float) -> None:
-        """Call `tell` with the bytes done since its last call, at most once in so many seconds."""
+        """Call `tell` with the bytes done since its last call, at most once per interval."""
         self._tell = tell
         self._seconds = seconds
         self._nbytes = 0
@@ -31,7 +31,7 @@ class ProgressReporter:
 
 
 def as_picklable(error: Exception) -> Exception:
-    """The error, or one with the same message if it can't be pickled."""
+    """Return the error, or one with the same message if it can't be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -29,7 +29,7 @@ _FORCE = Option("Replace reports in DST that this command did not write.", group
 
 
 def item_options(verb: str) -> dict[str, Declaration]:
-    """The options of a verb that hold for each item; `dry_run` is an option of the batch."""
+    """Return the options of a verb that apply to each item; `dry_run` is an option of the batch."""
     options = dict(options_of(VERBS[verb]))
     options.pop("dry_run", None)
     options.pop("allow_unmatched", None)  # a rule for a tree need not match in each item
@@ -39,7 +39,7 @@ def item_options(verb: str) -> dict[str, Declaration]:
 
 
 def resolve_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a verb for all items, without defaults; a device map is read."""
+    """Return the options of a verb for all items, without defaults; reads a device map."""
     if verb not in VERBS:
         raise UsageError(f"{verb!r} is not a verb of batch", hint=f"one of {', '.join(VERBS)}")
     declared = item_options(verb)
@@ -77,7 +77,7 @@ def resolve_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) 
 
 
 def _plain(value: Any) -> Any:
-    """The value of an option as plain data, so that another process can unpickle it."""
+    """Return the value of an option as plain data, so that another process can unpickle it."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, os.PathLike):
@@ -90,19 +90,19 @@ def _plain(value: Any) -> Any:
 
 
 def code_of(model: object) -> str | None:
-    """The file or folder that says what the model is, `path/to/file.py:Net`, if one does."""
+    """Return the file or folder with the code of the model, `path/to/file.py:Net`, if any."""
     if not isinstance(model, str):
         return None
     return next((each for each in (model, model.rpartition(":")[0]) if os.path.exists(each)), None)
 
 
 def absolute(path: StrPath) -> str:
-    """A path from the root, such that it can be found from any folder; a URL is one."""
+    """Return an absolute path; a URL is absolute already."""
     return place_of(path).absolute()
 
 
 def from_root(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, such that the files that they name can be found from any folder."""
+    """Return the options with absolute paths, so that they work in any working directory."""
     found = dict(options)
     if isinstance(found.get("against"), (str, os.PathLike)):
         found["against"] = absolute(found["against"])
@@ -113,14 +113,14 @@ def from_root(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ReferenceTree:
-    """Another tree, with whose checkpoints those of this one are compared."""
+    """Another tree; checkpoints of this tree are compared with its checkpoints."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._alike: dict[str, dict[str, list[str]]] = {}
 
     def of(self, name: str) -> str:
-        """The checkpoint of the same name there, or the only one with another suffix.
+        """Return the checkpoint of the same name there, or the only one with another suffix.
 
         `run.pt.safetensors`, as --keep-suffix names it, is also that of `run.pt`.
         """

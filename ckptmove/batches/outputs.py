@@ -19,7 +19,7 @@ _REPORT = ".validation.json"
 def output_namer(
     verb: str, root: str | None, options: Mapping[str, Any], *, keep_suffix: bool
 ) -> Callable[[Item], str]:
-    """A function that gives the path of an item's output, or nothing without a destination."""
+    """Return a function that returns the path of an item's output; empty without a destination."""
     bare = str if keep_suffix else bare_name
     format = formats.writable(options.get("format", formats.WRITABLE[0]))
     divided = options.get("max_shard_size") is not None or format.is_folder
@@ -46,20 +46,20 @@ def output_namer(
 
 
 def named_in(root: str, output: str, digests: Mapping[str, str]) -> dict[str, str]:
-    """The digests of the files of an output, by their names in the destination."""
+    """Return the digests of the files of an output, by their names in the destination."""
     base = output[len(root.rstrip("/")) :].replace(os.sep, "/").lstrip("/")
     return {"/".join(filter(None, (base, name))): each for name, each in digests.items()}
 
 
 @cache
 def _suffixes() -> list[str]:
-    """Those of all formats, the longest first."""
+    """Return the suffixes of all formats, the longest first."""
     every = {each for row in formats.FORMATS for each in row.format.suffixes}
     return sorted(every, key=len, reverse=True)
 
 
 def bare_name(name: str) -> str:
-    """A name without what says the format."""
+    """Return a name without the suffix of a format."""
     for suffix in _suffixes():
         if name.lower().endswith(suffix) and len(PurePath(name).name) > len(suffix):
             return name[: -len(suffix)]
@@ -72,10 +72,10 @@ def clashes(
     is_item: Callable[[Item], bool],
     file_of: Callable[[str], str] = str,
 ) -> dict[str, str]:
-    """The items that would get the name of another's output, or lie in it: with the other's name.
+    """Return items whose output would be, or lie in, the output of another, with its name.
 
-    Of those that are `unopened`, only the ones that would clash are opened, by `is_item`. Paths are
-    of one file where `file_of` gives the same.
+    Of the `unopened` items, `is_item` opens only those that would clash. Paths with the same
+    `file_of` are one file.
     """
     items = list(items)
     ours = {item.name for item in items}

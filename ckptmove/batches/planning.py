@@ -1,4 +1,4 @@
-"""Plan a batch: everything that will be done, and what would prevent it."""
+"""Plan a batch: everything that will be done, and the obstacles."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plan_batch(
 ) -> BatchPlan:
     """Plan what `batch` does; the arguments are its own.
 
-    Unless it is a dry run, what killed runs left over is removed, and the destination is made.
+    Unless it is a dry run, leftovers of killed runs are removed, and the destination is made.
     """
     source = os.fspath(src)
     options = resolve_options(verb, dst, options)
@@ -85,7 +85,7 @@ def plan_batch(
         )
     if in_place:
         found.items = dedupe_hard_links(found.items, found.notes)
-    indices = verb == "relocate" and not in_place  # an index stays that of its files
+    indices = verb == "relocate" and not in_place  # the index lists the files under these names
     copied = [
         each
         for each in found.others
@@ -107,7 +107,7 @@ def plan_batch(
     tree = tree_at(root or "")
     asked = list(_tasks(verb, items, ledger, options, request, verify=verify, timeout=timeout))
     for task, finished in zip(asked, tree.map_items(_is_done, asked), strict=True):
-        if finished and not (delete_source and not dry_run):  # what was done is to be removed
+        if finished and not (delete_source and not dry_run):  # finished sources must be removed
             known = task.known
             assert known is not None, "it says what is done"
             about = task.item._replace(digests=known.digests, source_digests=known.source_digests)
@@ -146,14 +146,14 @@ def plan_batch(
 
 
 def _missing(source: str, against: str, wanted: ItemFilter) -> list[Item]:
-    """The checkpoints of the other tree with which nothing in this one is compared."""
+    """Return checkpoints of the other tree that have no counterpart in this one."""
     names = {each.name for each in tree_at(source).files()}
     names |= {above for name in names for above in folders_above(name)}
     references = ReferenceTree(against)
     compared = {references.of(name) for name in names}
     try:
         others = discover(against, wanted, whole=True).items
-    except UnsupportedError:  # it is one checkpoint, with which each here is compared
+    except UnsupportedError:  # it is one checkpoint; every item is compared with it
         return []
     return [
         item._replace(kind=MISSING, files=(), nbytes=0, stamp="")
@@ -169,13 +169,13 @@ def _earlier_outputs(
     named: Callable[[Item], str],
     items: Collection[str],
 ) -> list[tuple[Entry, str]]:
-    """What is done in the share, but for the items of this run, with the paths of the outputs."""
+    """Return finished items in the share outside this run, with the paths of their outputs."""
     found = list[tuple[Entry, str]]()
     for entry in ledger.every():
         name = entry.name
         if entry.outcome != "done" or name in items or not wanted.is_in_share(name):
             continue
-        if any(part in ("", ".", "..") for part in name.split("/")):  # a ledger of somebody else
+        if any(part in ("", ".", "..") for part in name.split("/")):  # not our ledger
             continue
         item = Item(name, "", entry.kind, (), 0)
         path = place_of(root).child(name).path if entry.kind == "other" else named(item)
@@ -184,7 +184,7 @@ def _earlier_outputs(
 
 
 def _is_as_written(made: tuple[Entry, str]) -> bool:
-    """Whether an output is still what the ledger says of it, without reading it."""
+    """Whether an output still matches the ledger, judged without reading it."""
     entry, path = made
     try:
         return tree_at(path).output(summed=False).stamp == entry.stamp
@@ -215,7 +215,7 @@ def _tasks(
 def _finished(
     verb: str, options: Mapping[str, Any], request: str, ledger: Ledger | None
 ) -> Callable[[str, str], Entry | None]:
-    """A function from the name and stamp of a file to its entry, if it is done as it is now."""
+    """Return a function from the name and stamp of a file to its entry, if it is up to date."""
 
     def finished(name: str, stamp: str) -> Entry | None:
         known = None if ledger is None or not stamp else ledger.entry(name)
@@ -237,7 +237,7 @@ def _is_done(task: Task) -> bool:
 
 
 def _there(task: Task) -> str:
-    """How an existing output is treated: `replaced`, `compared`, `checked`, or empty for none."""
+    """Return how an existing output is treated: `replaced`, `compared`, `checked`, or empty."""
     known, stamp, output = task.known, task.item.stamp, task.item.output
     try:
         if task.in_place or not tree_at(output).is_taken():
@@ -252,7 +252,7 @@ def _there(task: Task) -> str:
 
 
 def _prepare(dst: str, items: Iterable[Item]) -> list[str]:
-    """Make the destination, and remove what killed runs left there; gives what may not be."""
+    """Make the destination, and remove leftovers of killed runs; return those that stay."""
     tree = tree_at(dst)
     try:
         tree.make_folder()
@@ -262,7 +262,7 @@ def _prepare(dst: str, items: Iterable[Item]) -> list[str]:
 
 
 def _obstacles(outputs: Iterable[str]) -> list[str]:
-    """Why outputs cannot be written, as far as known; empty if no reason is known."""
+    """Return why outputs cannot be written; empty if no reason is known."""
     folders: dict[str, str] = {}
     found = list[str]()
     for output in outputs:
@@ -280,9 +280,9 @@ def _obstacles(outputs: Iterable[str]) -> list[str]:
 def _check_outputs_fit(
     source: str, dst: str, tasks: Sequence[Task], free: int | None, written: Callable[[Task], int]
 ) -> None:
-    """Raises RefusedError if the outputs that are missing do not fit into `free` bytes.
+    """Raises RefusedError if the missing outputs do not fit into `free` bytes.
 
-    `written` gives how much will be written for an item; it is asked where there may be too little.
+    `written` returns how much will be written for an item; it is called only if space may be short.
     """
     if free is None:
         return
@@ -295,7 +295,7 @@ def _check_outputs_fit(
 
 
 def _shares_blocks(source: str, dst: str) -> bool:
-    """Whether files of one can share their blocks with those of the other; tried without names."""
+    """Whether files of the two trees can share blocks; tried with unnamed files."""
     folder = existing_parent(dst)
     try:
         return os.stat(source).st_dev == os.stat(folder).st_dev and shares_blocks(folder)

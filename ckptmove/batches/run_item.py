@@ -1,4 +1,4 @@
-"""Do one item with its verb, or find out that it is already done."""
+"""Do one item with its verb, or find that it is already done."""
 
 from __future__ import annotations
 
@@ -41,22 +41,21 @@ class ItemOutcome(NamedTuple):
     """The outcome of a verb for one item."""
 
     report: Mapping[str, Any] | None  #: as plain data
-    bytes_written: int  #: how much it wrote
-    copied: bool = False  #: whether it is as it was: copied unchanged, or in place
-    reason: str = ""  #: what it found wrong, in one line
-    hint: str | None = None  #: what to do about it
+    bytes_written: int  #: the bytes written
+    copied: bool = False  #: whether the item is unchanged: copied, or left in place
+    reason: str = ""  #: the fault found, in one line
+    hint: str | None = None  #: how to fix it
 
     @property
     def ok(self) -> bool:
-        """Whether it found nothing wrong."""
+        """Whether the verb found no fault."""
         return not self.reason
 
 
 def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
-    """Do an item; `known` is its entry in the ledger. None if an output is there that is right.
+    """Do an item; `known` is its entry in the ledger. None if a correct output exists already.
 
-    So an item is found to be done that has no entry, because its run was killed or somebody else
-    did it.
+    This finds finished items without an entry: their run was killed, or another process did them.
     """
     item, force = task.item, bool(task.options.get("force"))
     output = tree_at(item.output)
@@ -75,7 +74,7 @@ def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
         except RefusedError:
             if task.in_place or not output.is_taken():
                 raise
-            # somebody else has made it meanwhile
+            # another process made it meanwhile
     _refuse_other_sizes(task)
     with output.beside() as other, naming_later(None), before_commit(None):
         try:
@@ -90,7 +89,7 @@ def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
 
 
 def output_is_folder(task: Task) -> bool:
-    """Whether what is written is a folder."""
+    """Whether the output is a folder."""
     if task.verb != "convert":
         return task.item.kind == "folder"
     divided = task.options.get("max_shard_size") is not None
@@ -102,18 +101,18 @@ def output_nbytes(task: Task) -> int:
     item = task.item
     try:
         if task.verb == "convert" and item.kind != "other":
-            folder, name = os.path.split(item.output)  # which need not be there yet
+            folder, name = os.path.split(item.output)  # the destination may not exist yet
             there = os.path.join(existing_parent(folder), hidden_name("") + name)
             return sum(_converted(task, there, force=False, dry_run=True).files.values())
         return tree_at(item.path).copied_nbytes(item.nbytes)
-    except RefusedError as error:  # it alone is too large, or else nothing will be written
+    except RefusedError as error:  # this item alone is too large, or nothing will be written
         return item.nbytes if NO_ROOM in str(error) else 0
     except (CkptmoveError, OSError):
         return 0
 
 
 def _refuse_other_sizes(task: Task) -> None:
-    """Raises RefusedError if what is there must be something else, as far as its size tells."""
+    """Raises RefusedError if the size of the existing output shows that it differs."""
     if task.verb == "convert" and task.item.kind in ("file", "index", "folder"):
         output = task.item.output
         files = _converted(task, output, force=True, dry_run=True).files
@@ -123,12 +122,12 @@ def _refuse_other_sizes(task: Task) -> None:
 
 
 def other_error(task: Task) -> RefusedError:
-    """The error of an output that exists and is not what would be written."""
+    """Return the error for an existing output that differs from the new one."""
     return RefusedError(_ANOTHER, path=task.item.output, hint=EXISTS_HINT)
 
 
 def is_copied(task: Task) -> bool:
-    """Whether nothing in an item can change by its verb, so that it is copied unchanged."""
+    """Whether the verb can't change anything in an item, so that it is copied."""
     kind = task.item.kind
     if task.verb == "relocate" and (kind == "index" or _stores_no_devices(task.item)):
         return True
@@ -142,7 +141,7 @@ def _stores_no_devices(item: Item) -> bool:
 
 
 def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
-    """Run the verb, or copy what is not a checkpoint."""
+    """Run the verb, or copy a file that is not a checkpoint."""
     kind = task.item.kind
     refuse_unreadable(task.item)
     if is_copied(task):
@@ -159,7 +158,7 @@ def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
 
 
 def of_conversion(report: ConvertReport, bytes_written: int | None = None) -> ItemOutcome:
-    """The outcome of a conversion: pickles that stay are wrong, unless they were to be kept."""
+    """Return the outcome of a conversion; pickles left are faults, unless the user keeps them."""
     written = report.bytes_written if bytes_written is None else bytes_written
     wrong = report.failure
     if wrong is None:
@@ -176,7 +175,7 @@ def _relocated(task: Task, output: str, force: bool) -> ItemOutcome:
 
 
 def of_relocation(report: RelocateReport, bytes_written: int) -> ItemOutcome:
-    """The outcome of a relocation; a folder in which no file stores devices was copied."""
+    """Return the outcome of a relocation; a folder without stored devices was copied."""
     copied = bool(report.files) and not any(each.stores_devices for each in report.files)
     if report.in_place:
         copied = report.method == "none"
@@ -192,7 +191,7 @@ def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -
 
 
 def inspected(task: Task) -> ItemOutcome:
-    """What an item holds. What can't be read of a folder, or is not as required, is the reason."""
+    """Inspect an item. Unreadable files of a folder, or an unmet requirement, are the reason."""
     item, options = task.item, task.options
     refuse_unreadable(item)
     with item_checkpoint(item, follow_links=bool(options.get("follow_links"))) as found:
@@ -241,19 +240,19 @@ def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
 
 
 def contents_of(task: Task) -> Contents | None:
-    """What an item holds, by its metadata; None if that can't be read, or it is no checkpoint."""
+    """Return an item's contents from its metadata; None if unreadable or not a checkpoint."""
     item = task.item
     if item.kind in (*UNREADABLE, "other"):
         return None
     try:
         with item_checkpoint(item, follow_links=bool(task.options.get("follow_links"))) as found:
             return Contents.of(found.manifest, item.format or found.manifest.format)
-    except Exception:  # of which the verb tells
+    except Exception:  # the verb reports that
         return None
 
 
 def _timeless(report: Mapping[str, Any]) -> bytes:
-    """A report to be written: the same where the same was found, so without how long it took."""
+    """Return a report without its duration, so that equal results give equal files."""
     checks = [
         {**each, "data": {name: said for name, said in each["data"].items() if name != "seconds"}}
         for each in report["checks"]
@@ -273,7 +272,7 @@ def _folder_copied(task: Task, output: str, force: bool) -> ItemOutcome:
 
 
 def copy_of(task: Task) -> Companion:
-    """How a file is copied: unchanged, but for a configuration that gets the dtype of weights."""
+    """Plan the copy of a file; a configuration gets the dtype of the weights."""
     item = task.item
     made = Companion(item.name, item.path, item.nbytes)
     if task.verb == "convert" and item.name.rpartition("/")[2] == CONFIGURATION:
@@ -297,7 +296,7 @@ def _copied(task: Task, output: str, force: bool) -> ItemOutcome:
 
 
 def refuse_unreadable(item: Item) -> None:
-    """Raise InputError for an item that can't be read, or that is only in the other tree."""
+    """Raises InputError for an item that can't be read, or that is only in the other tree."""
     if item.kind == MISSING:
         raise InputError(
             f"nothing here goes by this name, to be compared with {item.path}",
@@ -308,7 +307,7 @@ def refuse_unreadable(item: Item) -> None:
 
 
 def _unreadable_error(item: Item) -> InputError:
-    """The error of an item that can't be read."""
+    """Return the error of an item that can't be read."""
     try:
         if os.path.isdir(item.path):
             os.listdir(item.path)

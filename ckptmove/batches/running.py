@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from .executors.ray_executor import Cluster
 
 _LOGGER = logging.getLogger("ckptmove.batch")
-logging.getLogger("ckptmove").addHandler(logging.NullHandler())  # nothing is printed unasked
+logging.getLogger("ckptmove").addHandler(logging.NullHandler())  # print nothing unless asked
 _AHEAD = 2  # items handed out for each worker
-_FAR_AHEAD = 256  # where we don't know how many workers there are
-_Tasks = tuple[Task, ...]  # done by one call: one item, or a bundle of small ones
+_FAR_AHEAD = 256  # if the number of workers is unknown
+_Tasks = tuple[Task, ...]  # tasks of one call: one item, or a bundle of small ones
 _Event = Future[list[Result]] | tuple[_Tasks, int]
 
 
@@ -59,8 +59,8 @@ class Batch(Iterator[Result]):
     not begun do not begin, and items in progress are stopped and cleaned up (unless another
     executor runs them).
 
-    In a dry run nothing is done: each result is what would become of the item, as its metadata
-    tells.
+    In a dry run nothing is done: each result says what would happen to the item, judged by its
+    metadata.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class Batch(Iterator[Result]):
         close = getattr(self._results, "close", None)
         if close is not None:
             close()
-        if self._cluster is not None:  # it was joined, even if nothing has begun
+        if self._cluster is not None:  # the cluster was joined, even if no item has begun
             self._cluster.stop()
 
     @property
     def plan(self) -> BatchPlan:
-        """What there is to do; of a dry run also what would become of each item so far."""
+        """The plan; in a dry run, with the predicted result of each item so far."""
         return self._run.plan
 
     @property
@@ -124,7 +124,7 @@ class Batch(Iterator[Result]):
 
 
 class _Run:
-    """The course of a batch. Its results end when the `Batch` that iterates over them is gone."""
+    """One run of a batch. Its results end when the `Batch` that iterates over them is gone."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Run:
         self._max_failures = max_failures
         self._forecasts = list[Result]()
         self._copied = self._removed = 0
-        self._may_have_left = cluster is not None  # parts of uploads, as of nodes that died
+        self._may_have_left = cluster is not None  # such as uploads of dead nodes
         self._jobs = jobs
         self._executor = executor
         self._cluster = cluster
@@ -155,7 +155,7 @@ class _Run:
         self._folders: set[str] = set()
         self._counts = dict.fromkeys(OUTCOMES, 0)
         self._failures = list[Result]()
-        self._items = list[InspectedItem]()  # where they are to be told
+        self._items = list[InspectedItem]()  # if digests are requested
         self._contents = plan.verb == "inspect" or any(task.contents for task in plan.tasks)
         self._known: set[str] = set()
         self._notes = list[str]()
@@ -236,7 +236,7 @@ class _Run:
         return any(task.item.name not in self._known for task in self._plan.tasks)
 
     def _workers(self) -> Workers | Threads | Cluster | None:
-        """Our own workers, unless the user has given an executor."""
+        """Start our own workers, unless the user has given an executor."""
         if self._cluster is not None:
             self._cluster.listener = self._heard
             return self._cluster
@@ -261,7 +261,7 @@ class _Run:
         while todo or later or self._pending:
             while todo and len(self._pending) < self._window():
                 self._submit(executor, todo.popleft())
-            if not self._pending:  # only what another run is at is left
+            if not self._pending:  # only items of other runs are left
                 self._submit(executor, (later.popleft()._replace(patient=True),))
             try:
                 event = self._events.get(timeout=self._ledger.seconds)
@@ -273,7 +273,7 @@ class _Run:
                 self._tell(task, nbytes)
                 continue
             tasks = self._pending.pop(event)
-            if len(tasks) > 1 and self._is_lost(event):  # one of them is to blame, or none
+            if len(tasks) > 1 and self._is_lost(event):  # unclear which item, if any, is the cause
                 todo.extendleft((task,) for task in reversed(tasks))
                 continue
             for task, result in zip(tasks, self._results_of(event, tasks), strict=True):
@@ -286,14 +286,14 @@ class _Run:
     def _submit(self, executor: Executor, tasks: _Tasks) -> None:
         try:
             future: Future[list[Result]] = executor.submit(self._call, tasks)
-        except Exception as error:  # it is broken, or was shut down
+        except Exception as error:  # the executor is broken, or was shut down
             future = Future()
             future.set_exception(error)
         self._pending[future] = tasks
         future.add_done_callback(self._events.put)
 
     def _tell(self, task: Task, nbytes: int) -> None:
-        """Report progress: for each item no more than its size, however much was written."""
+        """Report progress: for each item at most its size, even if more was written."""
         left = task.item.nbytes - self._told[task.item.name]
         nbytes = min(nbytes, left)
         self._told[task.item.name] += nbytes
@@ -302,7 +302,7 @@ class _Run:
             self._progress(nbytes)
 
     def _is_lost(self, future: Future[list[Result]]) -> bool:
-        """Whether the process died that did it."""
+        """Whether the process that did the item died."""
         died = not future.cancelled() and isinstance(future.exception(), WorkerDied)
         self._may_have_left |= died
         return died
@@ -317,7 +317,7 @@ class _Run:
             self._may_have_left = True
             (task,) = tasks
             why, hint = str(error), self._mend(task) or error.hint
-        except CkptmoveError:  # of those who do the work: it is no matter of this item
+        except CkptmoveError:  # a fault of the workers, not of this item
             raise
         except Exception as error:
             self._may_have_left = True
@@ -325,14 +325,14 @@ class _Run:
         return [result_of(task.item, FAILED, why, hint=hint) for task in tasks]
 
     def _mend(self, task: Task) -> str | None:
-        """Remove what a worker that died has left of an item; gives what to do if that failed."""
+        """Remove leftovers of an item whose worker died; return a hint if that failed."""
         if task.in_place:
             try:
                 recover_if_interrupted(task.item.path)
             except CkptmoveError as error:
                 return error.hint
         elif task.item.output and not self._is_dry:
-            with contextlib.suppress(CkptmoveError, OSError):  # the next run will do it
+            with contextlib.suppress(CkptmoveError, OSError):  # the next run does it
                 tree = tree_at(os.path.dirname(task.item.output))
                 tree.remove_leftovers([task.item], task.ledger)
         return None
@@ -360,11 +360,11 @@ class _Run:
         return result._replace(folders=(), entries=(), digests=self._named(result))
 
     def _named(self, result: Result) -> dict[str, str]:
-        """The digests of a result, by names in the destination."""
+        """Return the digests of a result, by names in the destination."""
         return named_in(self._plan.destination or "", result.output or "", result.digests)
 
     def _give_up(self) -> None:
-        """Cancel what was not begun, and wait for the rest."""
+        """Cancel calls that were not begun, and wait for the others."""
         for future in self._pending:
             future.cancel()
         for future in self._pending:
@@ -377,7 +377,7 @@ class _Run:
         for folder in sorted(with_those_above(self._folders, plan.destination or "")):
             try:
                 sync_folder(folder)
-            except FileNotFoundError:  # what was in it is gone, as what was only compared
+            except FileNotFoundError:  # its files are gone, such as outputs that were only compared
                 continue
             except OSError as error:
                 self._notes.append(
@@ -389,12 +389,12 @@ class _Run:
                 tree_at(plan.destination).remove_leftovers(written)
 
     def _is_clean(self, destination: str) -> bool:
-        """Whether nothing can be left over that would take requests to find."""
+        """Whether there can be no leftovers, so that no requests are needed to look for them."""
         return not self._may_have_left and not place_of(destination).opens_by_path
 
 
 def _name_of(tasks: _Tasks) -> str:
-    """What a user sees of tasks that are done by one call."""
+    """Return the name to show for the tasks of one call."""
     more = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
     return tasks[0].item.name + more
 

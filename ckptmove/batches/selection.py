@@ -16,7 +16,7 @@ from ..api.conversion.target import nbytes_of
 from ..errors import InputError, StrPath, UsageError
 from ..formats import FORMATS
 
-#: What the formats are called that a file or folder can have.
+#: The names of formats that a file or folder can have.
 FORMAT_NAMES = tuple(dict.fromkeys(each.name for each in FORMATS))
 _SETTLED = ("done", "skipped", "left-out")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -24,7 +24,7 @@ _WILD = re.compile(r"[*?[]")
 
 
 class ItemFilter:
-    """Which items of a tree are wanted. What a name tells is decided before anything is opened."""
+    """Decides which items of a tree are wanted; by name first, before a file is opened."""
 
     def __init__(
         self,
@@ -52,35 +52,35 @@ class ItemFilter:
                 raise UsageError(f"{each!r} is no format that can be read", hint=hint)
 
     def excludes(self, name: str) -> bool:
-        """Whether a file is excluded, or a folder with all that is in it."""
+        """Whether a file, or a folder with its contents, is excluded."""
         return _matches(name, self._exclude)
 
     def includes(self, *names: str) -> bool:
-        """Whether what goes by any of these names is included, in whatever share it is."""
+        """Whether an item with any of these names is included, regardless of shares."""
         return not self._include or any(_matches(name, self._include) for name in names)
 
     def may_include_in(self, folder: str) -> bool:
-        """Whether something in a folder that can't be read might be included."""
+        """Whether an unreadable folder might contain included items."""
         if not self.selects(folder):
             return False
         return not self._include or any(_may_match_in(f"{folder}/", each) for each in self._include)
 
     def selects(self, name: str) -> bool:
-        """Whether an item is in the share, and in the log of what is to be done again."""
+        """Whether an item is in the share, and in the log of items to retry."""
         return self.is_in_share(name) and (self._only is None or is_below(name, self._only))
 
     def is_in_share(self, name: str) -> bool:
-        """Whether an item is in the share, be it done or not."""
+        """Whether an item is in the share, done or not."""
         return self._share is None or is_in_share(name, *self._share)
 
     def fits(self, nbytes: int, mtime: float) -> bool:
-        """Whether an item of this size that was last changed at this time is wanted."""
+        """Whether an item with this size and modification time is wanted."""
         return self._least <= nbytes <= (nbytes if self._most is None else self._most) and (
             mtime >= self._since
         )
 
     def accepts_format(self, format: str) -> bool:
-        """Whether an item of this format is wanted; the name is empty if it can't be told."""
+        """Whether an item of this format is wanted; the name is empty if unknown."""
         return not self._formats or format in self._formats
 
 
@@ -114,9 +114,9 @@ def _may_match_in(inside: str, glob: str) -> bool:
 
 
 def names_to_retry(log: StrPath) -> frozenset[str]:
-    """The names of items that were refused or failed, by a log that `--log` wrote.
+    """Return the names of refused or failed items from a log of `--log`.
 
-    Of several lines about an item, the last counts; a torn line is ignored.
+    The last line about an item counts; an incomplete line is ignored.
     """
     outcomes: dict[str, str] = {}
     try:
@@ -133,7 +133,7 @@ def names_to_retry(log: StrPath) -> frozenset[str]:
 
 
 def share_of(text: str | None) -> tuple[int, int] | None:
-    """Parse `i/N`: which of how many shares. Raises UsageError."""
+    """Parse `i/N`: share i of N. Raises UsageError."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
@@ -143,7 +143,7 @@ def share_of(text: str | None) -> tuple[int, int] | None:
 
 
 def is_in_share(name: str, number: int, count: int) -> bool:
-    """Whether an item belongs to a share of the tree, whatever else is in it."""
+    """Whether an item belongs to a share; does not depend on other items."""
     digest = hashlib.sha256(os.fsencode(name)).digest()
     return int.from_bytes(digest[:8], "big") % count == number - 1
 

@@ -1,7 +1,7 @@
-"""Remove the source of an item whose output is there, complete, and was read again.
+"""Remove the source of an item after its complete output was read again.
 
-The ledger has the item on disk before anything is removed. After a run that was killed in between,
-the next one finds the item done, reads the output again, and removes the rest of the source.
+The ledger entry is on disk before a file is removed. If a run is killed in between, the next one
+finds the item done, reads the output again, and removes the rest of the source.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_removal(verb: str, options: Mapping[str, Any]) -> None:
 
 
 def why_kept(task: Task, entry: Entry, *, copied: bool) -> str:
-    """Why the source of an item that is done must stay; empty if it can be removed."""
+    """Return why the source of a finished item must stay; empty if it can be removed."""
     item, tree = task.item, tree_at(task.item.output)
     files = item.files or (item.path,)
     if item.kind == "folder":
@@ -59,7 +59,7 @@ def remove_source(task: Task) -> None:
                 os.unlink(path)
             else:
                 _remove_object(path)
-        except FileNotFoundError:  # an earlier run has
+        except FileNotFoundError:  # an earlier run removed it
             continue
         except (OSError, InputError) as error:
             why = getattr(error, "strerror", None) or str(error)
@@ -67,7 +67,7 @@ def remove_source(task: Task) -> None:
 
 
 def _remove_object(url: str) -> None:
-    from ..sources.filesystem import open_store  # what has no URL needs none of this
+    from ..sources.filesystem import open_store  # imported only for URLs
     from ..writing.upload.errors import with_write_retries
 
     def remove() -> None:

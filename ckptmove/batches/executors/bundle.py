@@ -1,9 +1,9 @@
-"""Bundles: small items of a batch that one call does, since each by itself would mostly wait.
+"""Bundles: small items of a batch that one call does, because each alone would mostly wait.
 
-Items in a store are done at the same time: each waits for answers. Items here are done together:
-all are written and verified, their file system is synced once, then each gets its name. The promise
-is the same: what has a name is complete, verified and on disk. An item that can't get its name
-so is done again, alone.
+Items in a store are done concurrently, because each waits for answers. Local items are done
+together: all are written and verified, their file system is synced once, then each gets its name.
+The promise is the same: a file with its final name is complete, verified and on disk. An item that
+can't get its name in this way is done again, alone.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from .worker import (
     with_notes,
 )
 
-_SMALL = 256 << 10  # bytes of an item that is done in a bundle
-_MOST = 64  # items in one: so many files are open, and lost if the process is killed
-_FEW = 300  # items of a store that take no longer than to begin other processes
-_GRACE = 30.0  # seconds for what was begun when a batch is broken off
-_SHARES = 4  # bundles for each worker, at least, so that none waits long for the others at the end
+_SMALL = 256 << 10  # largest item in a bundle, in bytes
+_MOST = 64  # items in a bundle: this many files are open, and lost if the process is killed
+_FEW = 300  # this many items of a store take no longer than starting processes
+_GRACE = 30.0  # seconds for begun items when a batch is stopped
+_SHARES = 4  # least number of bundles per worker, so that all workers end at about the same time
 
 
 def bundles_of(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, ...]]:
-    """The tasks in their order, the large ones alone."""
+    """Yield bundles of the tasks, in order; large tasks are alone."""
     small = [task for task in tasks if _fits(task)]
     size = max(1, min(_MOST, len(small) // (_SHARES * jobs)))
     bundle = list[Task]()
@@ -63,19 +63,19 @@ def bundles_of(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, ...]]:
 
 
 def _fits(task: Task) -> bool:
-    """Whether an item can be in a bundle: only what is alone can be limited, and changes itself."""
+    """Whether an item can be in a bundle; a time limit or a change in place needs it alone."""
     small = task.item.kind in ("file", "other") and task.item.nbytes <= _SMALL
     return small and not task.in_place and task.timeout is None
 
 
 class Threads(Executor):
-    """Does a few small items of a store in this process, which has loaded all that it takes.
+    """Does a few small items of a store in this process, which has imported everything.
 
-    Another process takes longer to begin than they take to be done.
+    Starting another process would take longer than the items.
     """
 
     def __init__(self, count: int, known: KnownObjects) -> None:
-        """`known`: what was read as the batch was planned need not be read again."""
+        """`known`: objects read during planning, which need not be read again."""
         self._pool = FetchPool[Any](count)
         self._known = known
         self._begun = list[Future[Any]]()
@@ -89,22 +89,22 @@ class Threads(Executor):
         self.stop()
 
     def stop(self) -> None:
-        """Begin nothing any more, and wait a while for what was begun."""
+        """Begin no more items, and wait a while for those that were begun."""
         self._pool.close()
         wait([each for each in self._begun if not each.cancelled()], _GRACE)
 
     @staticmethod
     def suit(tasks: Sequence[Task]) -> bool:
-        """Whether they are enough for tasks."""
+        """Whether threads are enough for these tasks."""
         few = 0 < len(tasks) <= _FEW and all(map(_fits, tasks))
         return few and not any(_all_here([task]) for task in tasks)
 
 
 def work(tasks: Sequence[Task]) -> list[Result]:
-    """Do items, unless they are done; whatever is wrong with one is in its result."""
+    """Do items that are not done yet; errors of an item are in its result."""
     if len(tasks) == 1:
         return [do_alone(tasks[0])]
-    token = LISTENER.set(None)  # of small items it is enough to know that they are done
+    token = LISTENER.set(None)  # for small items, the end is enough as progress
     try:
         if not _all_here(tasks):
             return _at_once(do_alone, tasks)
@@ -114,20 +114,20 @@ def work(tasks: Sequence[Task]) -> list[Result]:
 
 
 def foretell(tasks: Sequence[Task]) -> list[Result]:
-    """What would become of items, as far as their metadata tells; nothing is written."""
+    """Return what would happen to items, as far as their metadata tells; write nothing."""
     if len(tasks) > 1 and not _all_here(tasks):
         return _at_once(foretell_alone, tasks)
     return list(map(foretell_alone, tasks))
 
 
 def _all_here(tasks: Iterable[Task]) -> bool:
-    """Whether items and outputs are files here."""
+    """Whether all items and outputs are local files."""
     paths = {path for task in tasks for path in (task.item.path, task.item.output) if path}
     return all(place_of(path).opens_by_path for path in paths)
 
 
 def _at_once(call: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-    """Call a function for all at the same time; if it is interrupted, what was begun ends first."""
+    """Call a function for all concurrently; if interrupted, wait for the begun calls."""
     pool = FetchPool[Result](len(tasks))
     coming = [pool.submit(partial(call, task)) for task in tasks]
     try:
@@ -138,7 +138,7 @@ def _at_once(call: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Resu
 
 
 def _done_together(tasks: Sequence[Task]) -> list[Result]:
-    """Do items here, whose outputs share one sync."""
+    """Do local items whose outputs share one sync."""
     ledger = shared_ledger(tasks[0].ledger, tasks[0].since)
     names = [task.item.name for task in tasks]
     with (
@@ -151,7 +151,7 @@ def _done_together(tasks: Sequence[Task]) -> list[Result]:
         for each in begun:
             ending.callback(each.end)
             each.write()
-        with contextlib.suppress(OSError):  # then each is done alone, and says what is wrong
+        with contextlib.suppress(OSError):  # then each is done alone, and reports its own error
             sync_together(file for each in begun for file in each.files)
             for each in begun if journals.are_clear() else ():
                 each.finish()
@@ -167,7 +167,7 @@ def _done_together(tasks: Sequence[Task]) -> list[Result]:
 
 
 def _record(ledger: Ledger, results: dict[str, Result]) -> None:
-    """Record what is done, and take that out of the results."""
+    """Record the finished items in the ledger, and remove the entries from the results."""
     entries = [entry for each in results.values() for entry in each.entries]
     note = ""
     try:
@@ -185,10 +185,10 @@ class _Item:
 
     def __init__(self, task: Task, ledger: Ledger, known: Mapping[str, Entry]) -> None:
         self.task = task
-        self.result: Result | None = None  #: None while it waits, and if it got no name
-        self.files = list[LocalFile]()  #: that wait for their names
+        self.result: Result | None = None  #: None while it waits, or if it got no name
+        self.files = list[LocalFile]()  #: files that wait for their names
         self._steps = self._caught(entered(task, ledger, known, recorded=False))
-        self._context = copy_context()  # of steps of several items, each has its own
+        self._context = copy_context()  # each item has its own
         self._seconds = 0.0
 
     def _caught(self, steps: Steps) -> Steps:
@@ -199,13 +199,13 @@ class _Item:
         return made.result._replace(folders=tuple(sorted(folders)))
 
     def write(self) -> None:
-        """Write and verify what gets a name later; all else is done as far as it can be."""
+        """Write and verify the files, which get their names later; do the rest if possible."""
         self._go_on()
         if self.result is not None:
             self._drop()
 
     def finish(self) -> None:
-        """Name what was written, and go on; if it gets no name, there will be no result."""
+        """Name the written files, and continue; if one gets no name, there is no result."""
         try:
             for each in [*self.files]:
                 self._context.run(each.name_now)
@@ -215,7 +215,7 @@ class _Item:
             self._go_on()
 
     def end(self) -> None:
-        """Remove what did not get a name."""
+        """Remove files that did not get a name."""
         self._context.run(self._steps.close)
         self._drop()
 

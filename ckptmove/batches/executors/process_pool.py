@@ -2,9 +2,9 @@
 
 The process pool of the standard library imports the user's `__main__` again, and gives up all calls
 when one process is killed. Here, each process is `python -c` with a pipe in and a pipe out, or a
-fork of the command line, which has imported all that it takes (`forking`). If one dies, only its
+fork of the command line, which has already imported everything (`forking`). If one dies, only its
 current call fails, and a new Python replaces it. Workers also end with the process that started
-them: when its pipe closes, a worker stops as after SIGTERM, and leaves nothing half done.
+them: when its pipe closes, a worker stops as after SIGTERM, and leaves no temporary files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OFTEN = 0.1  # seconds between two messages of progress
 _GRACE = 30.0  # seconds to clean up before a worker is killed
 _BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({known!r})"
 _FORKING: ContextVar[bool] = ContextVar("_FORKING", default=False)
-#: Called in some thread with the task, and how many bytes of it were done since.
+#: Called in any thread with the task and the number of bytes done since the last call.
 Listener = Callable[[Any, int], object]
 _Process = subprocess.Popen[bytes] | Fork
 
@@ -45,7 +45,7 @@ _Process = subprocess.Popen[bytes] | Fork
 def forking() -> Iterator[None]:
     """A context in which the first workers are forks of this process, if it has only one thread.
 
-    For a program of ours: what a program of others holds may be more than a fork can have.
+    Only for our own command line: another program may hold resources that do not survive a fork.
     """
     token = _FORKING.set(True)
     try:
@@ -59,8 +59,8 @@ class WorkerDied(Exception):
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
-        self.code = code  #: how, as `subprocess` has it: a signal is negative
-        #: what may be wrong, or None
+        self.code = code  #: the exit code, as in `subprocess`: a signal is negative
+        #: the likely cause, or None
         self.hint = "perhaps the machine ran out of memory" if code == -KILL else None
 
     def __str__(self) -> str:
@@ -75,9 +75,9 @@ class WorkerDied(Exception):
 
 
 class Workers(Executor):
-    """As many processes as are needed, up to a number; each starts when there is work for it.
+    """Worker processes, up to a maximum; each starts when there is work for it.
 
-    Forks are there from the start, before there are threads.
+    Forks are made at the start, before there are threads.
     """
 
     def __init__(self, count: int, listener: Listener | None = None) -> None:
@@ -121,7 +121,7 @@ class Workers(Executor):
                 self._end(self._forks.pop())
 
     def stop(self) -> None:
-        """End now: what was not begun is cancelled, what was is broken off and cleaned up."""
+        """Stop now: cancel calls that were not begun; interrupt the others, and clean up."""
         with self._lock:
             self._stopping = True
             running = list(self._running)
@@ -181,13 +181,13 @@ class Workers(Executor):
                     [sys.executable, "-c", code],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    **own_group(),  # Ctrl-C is for us to pass on
+                    **own_group(),  # we pass Ctrl-C on ourselves
                 )
             self._running.add(process)
         return process
 
     def _answer(self, process: _Process, job: _Job, data: bytes) -> Any:
-        """What the call returns or raises; raises WorkerDied if the process ends instead."""
+        """Return or raise the result of the call; raises WorkerDied if the process ends instead."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -204,7 +204,7 @@ class Workers(Executor):
             raise WorkerDied(self._end(process)) from error
 
     def _end(self, process: _Process) -> int:
-        """Let it end."""
+        """End the process."""
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -216,7 +216,7 @@ class Workers(Executor):
 
 
 def _ask_to_end(process: _Process) -> None:
-    if WINDOWS:  # where a signal kills: a worker whose pipe closes unwinds what it does
+    if WINDOWS:  # on systems where a signal kills at once, closing the pipe makes the worker unwind
         with contextlib.suppress(OSError):
             assert process.stdin is not None
             process.stdin.close()
@@ -238,7 +238,7 @@ def _put(stream: IO[bytes], data: bytes) -> None:
 
 
 def _take(stream: IO[bytes]) -> bytes:
-    """Raises EOFError where the other end is gone."""
+    """Read a message. Raises EOFError if the other end is gone."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         raise EOFError
@@ -253,13 +253,13 @@ def _take(stream: IO[bytes]) -> bytes:
 
 
 class _Ended(BaseException):
-    """Raised when the process is to end, to unwind everything."""
+    """Raised to end the process, after unwinding everything."""
 
 
 def serve(filesystems: Mapping[str, str] | None = None) -> None:
-    """Do what comes in, until nothing more can come. What others print goes to stderr.
+    """Do calls until the pipe closes. Output of other code goes to stderr.
 
-    `filesystems` are those that are registered with fsspec where the work comes from.
+    `filesystems` are those that the calling process has registered with fsspec.
     """
     register_filesystems(filesystems or {})
     given = os.fdopen(os.dup(0), "rb")
@@ -278,11 +278,11 @@ def serve(filesystems: Mapping[str, str] | None = None) -> None:
             _perform(data, told)
             continue
         break
-    os._exit(0)  # threads of others must not keep us
+    os._exit(0)  # threads of other code must not keep the process alive
 
 
 class _Ending:
-    """Handles signals: what is being done is unwound; if nothing is, the process ends."""
+    """Handles signals: unwind the current call; if there is none, end the process."""
 
     def __init__(self) -> None:
         self._doing = False
@@ -296,7 +296,7 @@ class _Ending:
 
     @contextlib.contextmanager
     def unwound(self) -> Iterator[None]:
-        """While something is being done."""
+        """Context of a call, which signals unwind."""
         self._doing = True
         try:
             yield
@@ -314,7 +314,7 @@ def _listen(given: IO[bytes], calls: queue.SimpleQueue[bytes | None]) -> None:
 
 
 def _perform(data: bytes, told: IO[bytes]) -> None:
-    """Answer one call."""
+    """Make one call, and send the answer."""
     try:
         call, args, kwargs = pickle.loads(data)
         context = copy_context()

@@ -1,6 +1,6 @@
 """The process that talks to a Ray cluster (a Ray driver), controlled through a pipe.
 
-    in     (NUMBER, CALL)                      do this; None: end, and cancel what is not done
+    in (NUMBER, CALL) do this; None: end, and cancel unfinished calls
     out    ("connected", CPUS)                 or ("unconnected", WHY, HINT), and it ends
            ("cpus", CPUS)                      nodes came or went
            ("progress", {NUMBER: BYTES})       since the last such message
@@ -30,12 +30,12 @@ from typing import Any, NamedTuple
 from ...version import __version__
 from ..messages import LISTENER, ProgressReporter, as_picklable
 
-TRIES = 4  # how often a task is begun whose node or worker dies
+TRIES = 4  # tries of a task whose node or worker dies
 _OFTEN = 0.25  # seconds between two messages of progress
-_RARELY = 2.0  # seconds between two looks at how large the cluster is
+_RARELY = 2.0  # seconds between two checks of the cluster's size
 _SHORTLY = 0.05  # seconds that a new call may have to wait
 _GRACE = 25.0  # seconds to clean up before a task is killed
-_KNOCK = 5.0  # seconds for an answer from where a cluster should be
+_KNOCK = 5.0  # seconds to wait for an answer of a cluster
 
 
 class Call(NamedTuple):
@@ -44,14 +44,14 @@ class Call(NamedTuple):
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     ledger: str = ""  #: the path of the ledger, or nothing
-    since: int = 0  #: from which offset on to read it
-    mark: str = ""  #: entered in it: a node where it isn't sees another file system
+    since: int = 0  #: the offset to read it from
+    mark: str = ""  #: an entry of it; a node without this entry sees another file system
 
 
 def serve(fd: int, address: str, quiet: float) -> None:
-    """Do what comes in, until nothing more can come.
+    """Do calls until the pipe closes.
 
-    Where nothing is answered for `quiet` seconds, tasks tell how far they are.
+    If no task ends for `quiet` seconds, tasks report their progress.
     """
     pipe = Connection(fd)
     try:
@@ -70,7 +70,7 @@ def serve(fd: int, address: str, quiet: float) -> None:
 
 
 def _connected(address: str) -> Any:
-    """Ray's module, when it has joined a cluster."""
+    """Return Ray's module after joining a cluster."""
     import ray
     import ray.util.scheduling_strategies
 
@@ -83,24 +83,24 @@ def _connected(address: str) -> Any:
 
 
 class _Tasks:
-    """Tasks that are under way; those whose node or worker dies are begun again."""
+    """Tasks in progress; tasks whose node or worker dies are begun again."""
 
     def __init__(self, ray: Any, told: str, version: str) -> None:
         self._ray = ray
-        self._told = told  # the name of who is told of progress
+        self._told = told  # the name of the actor that collects progress
         self._task = ray.remote(num_cpus=1, max_retries=0)(_performing(version))
-        self._under_way: dict[Any, tuple[int, bytes, int]] = {}  # by what Ray gave for it
+        self._under_way: dict[Any, tuple[int, bytes, int]] = {}  # by Ray's reference
 
     def __len__(self) -> int:
         return len(self._under_way)
 
     def begin(self, number: int, call: bytes, tries: int = 1) -> None:
-        """Have a call done, and progress told under its number."""
+        """Start a task for a call; its progress is reported under its number."""
         task = self._task.remote(number, call, self._told)
         self._under_way[task] = number, call, tries
 
     def ended(self, seconds: float) -> Iterator[tuple[Any, ...]]:
-        """The outcomes of ended tasks, as `out` above; waits `seconds` for the first."""
+        """Yield the outcomes of ended tasks, as `out` above; waits `seconds` for the first."""
         if not self._under_way:
             return
         ready, rest = self._ray.wait(list(self._under_way), timeout=seconds)
@@ -137,7 +137,7 @@ class _Tasks:
         return f"its result was lost{times}: {_line(error)}", None
 
     def break_off(self) -> None:
-        """Have all clean up and end."""
+        """Make all tasks clean up and end."""
         left = list(self._under_way)
         for force, seconds in ((False, _GRACE), (True, 1.0)):
             for task in left:
@@ -192,7 +192,7 @@ class _Driver:
     def _look_around(self) -> None:
         now = time.monotonic()
         if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
-            with contextlib.suppress(self._ray.exceptions.RayError):  # then it is begun anew
+            with contextlib.suppress(self._ray.exceptions.RayError):  # then it is begun again
                 told = self._ray.get(self._asked)
                 if told:
                     self._pipe.send(("progress", told))
@@ -208,7 +208,7 @@ class _Driver:
                 self._pipe.send(("cpus", self._cpus))
 
     def _listener(self) -> Any:
-        """An actor here that tasks tell how far they are; a short run does without its process."""
+        """Return an actor that collects the progress of tasks; a short run needs none."""
         ray = self._ray
         here = ray.get_runtime_context().get_node_id()
         near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=True)
@@ -227,13 +227,13 @@ def _line(error: Exception) -> str:
 
 # -- in the tasks ------------------------------------------------------------------------------
 
-# What Ray sends to the nodes is made within functions: it then goes there whole, and need not be
-# imported there, where ckptmove may be missing.
+# Objects for the nodes are defined inside functions, so that Ray sends them completely; ckptmove
+# may be missing on the nodes.
 
 
 def _told() -> type:
     class Told:
-        """How far the tasks are."""
+        """Collects the progress of tasks."""
 
         def __init__(self) -> None:
             self.nbytes: dict[int, int] = {}
@@ -271,12 +271,12 @@ _seen = set[str]()
 
 
 def carry_out(sent: bytes, number: int, told: str) -> bytes:
-    """Do a pickled `Call` on a node; the actor `told`, once there is one, is told of progress.
+    """Do a pickled `Call` on a node; progress goes to the actor `told`, if there is one.
 
-    Gives `("returned", VALUE)`, `("raised", ERROR)`, or `("unfit", WHY)` where no call can be done
-    on this node, pickled.
+    Returns, pickled, `("returned", VALUE)`, `("raised", ERROR)`, or `("unfit", WHY)` if this node
+    can't do any call.
     """
-    from ..trees import open_ledger  # only here: the driver begins sooner
+    from ..trees import open_ledger  # imported only here, so that the driver starts sooner
 
     try:
         call: Call = pickle.loads(sent)
@@ -295,7 +295,7 @@ def carry_out(sent: bytes, number: int, told: str) -> bytes:
 def _tell(told: str, number: int, nbytes: int) -> None:
     import ray
 
-    with contextlib.suppress(Exception):  # nothing depends on it
+    with contextlib.suppress(Exception):  # progress is not essential
         ray.get_actor(told).add.remote(number, nbytes)
 
 

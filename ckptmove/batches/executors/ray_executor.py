@@ -1,7 +1,7 @@
 """An executor that runs its calls as tasks on a Ray cluster.
 
 Ray runs in its own process (`ray_driver`), because it prints, takes over signals, tries for minutes
-to reach a missing cluster, and ends the process that loses its cluster.
+to reach a missing cluster, and ends a process that loses its cluster.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .ray_driver import Call
 _BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve{given!r}"
 _DRIVER = f"{__package__}.ray_driver"
 _CONNECTING = 30.0  # seconds to reach a cluster
-_QUIET = 4.0  # seconds without an answer, before tasks tell how far they are
-_GRACE = 40.0  # seconds to break off
-_LEAST_AHEAD = 16  # tasks handed out, however small the cluster is now: it may grow
+_QUIET = 4.0  # seconds without an answer before tasks report progress
+_GRACE = 40.0  # seconds to stop
+_LEAST_AHEAD = 16  # least tasks handed out, even to a small cluster: it may grow
 _AHEAD = 2  # tasks handed out for each CPU
 
 
 class TaskLost(WorkerDied):
-    """The Ray task of a call died, each time that it was tried."""
+    """The Ray task of a call died in every try."""
 
     def __init__(self, why: str, hint: str | None) -> None:
         super().__init__(0)
@@ -47,12 +47,12 @@ class TaskLost(WorkerDied):
 
 
 class Cluster(Executor):
-    """A Ray cluster. Each call takes one CPU of it; those of a node that dies are retried."""
+    """A Ray cluster. Each call takes one CPU; calls of a node that dies are retried."""
 
     def __init__(self, address: str) -> None:
         """Join a cluster at `auto`, `HOST:PORT` or `ray://HOST:PORT`, or raise UsageError."""
         self.ahead = _LEAST_AHEAD  #: how many calls to hand out at once
-        self.listener: Listener | None = None  #: told of progress
+        self.listener: Listener | None = None  #: called with progress
         self._jobs: dict[int, tuple[Future[Any], Any]] = {}
         self._count = 0
         self._marks: dict[str, tuple[int, str]] = {}
@@ -93,7 +93,7 @@ class Cluster(Executor):
         raise UsageError(f"cannot reach a Ray cluster at {address!r}: {why}", hint=hint)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As `Executor.submit`, but for keywords; the first argument is tasks of a batch."""
+        """As `Executor.submit`, without keywords; the first argument is tasks of a batch."""
         assert not kwargs, "no longer needed"
         call = Call(fn, args, *self._mark(args[0][0]))
         future: Future[Any] = Future()
@@ -103,17 +103,17 @@ class Cluster(Executor):
                 return future
             self._count += 1
             self._jobs[self._count] = future, args[0]
-            with contextlib.suppress(OSError):  # whoever listens hears of it
+            with contextlib.suppress(OSError):  # the future passes it on
                 self._pipe.send((self._count, pickle.dumps(call)))
         return future
 
     def _mark(self, task: Task) -> tuple[str, int, str]:
-        """An entry of the ledger, by which a node can tell that it sees the same destination."""
+        """Return a ledger entry by which a node can check that it sees the same destination."""
         path = task.ledger
-        if not path or open_ledger(path).is_shared:  # whoever sees a store sees the same
+        if not path or open_ledger(path).is_shared:  # all machines see the same store
             return "", 0, ""
         if path not in self._marks:
-            mark = f"/{os.urandom(8).hex()}"  # no item is called so
+            mark = f"/{os.urandom(8).hex()}"  # no item has this name
             try:
                 open_ledger(path).add(Entry(mark, task.request, "run"))
             except OSError as error:
@@ -130,7 +130,7 @@ class Cluster(Executor):
     def stop(self) -> None:
         """End now: what was not begun is cancelled, what was is broken off and cleaned up.
 
-        Where all is done, the driver takes its leave of the cluster by itself.
+        If all is done, the driver disconnects from the cluster by itself.
         """
         if self._stopped:
             return
@@ -169,7 +169,7 @@ class Cluster(Executor):
     def _hear(self, kind: str, *said: Any) -> None:
         if kind == "progress":
             for number, nbytes in said[0].items():
-                if number in self._jobs:  # else it has been answered
+                if number in self._jobs:  # otherwise it was answered already
                     self._progress(*self._jobs[number], nbytes)
         elif kind == "cpus":
             self._grown(said[0])

@@ -14,16 +14,16 @@ _AGAIN = 10.0  # seconds
 
 
 class TimedOut(BaseException):
-    """Raised in the middle of an item that takes too long, to unwind everything."""
+    """Raised inside an item that takes too long, to unwind everything."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise TimedOut in the block when it has taken so long; only the main thread can be limited.
+    """Raise TimedOut in the block after this time; it can only limit the main thread.
 
-    Code of others may swallow it: a finalizer, or an import that tries something. So it is raised
-    again after a while, when something is about to be committed, and at the end of the block.
-    What is being committed is not broken off: it would be there, and be told to have failed.
+    Other code may swallow it: a finalizer, or an import that catches errors. So it is raised again
+    after a while, before a commit, and at the end of the block. A commit is not interrupted,
+    because the output would then exist but be reported as failed.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -46,7 +46,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
             yield
         if fired:
             raise TimedOut
-    except Exception as error:  # Python makes others of what is raised while a class is made
+    except Exception as error:  # Python replaces errors raised while a class is made
         if fired:
             raise TimedOut from error
         raise

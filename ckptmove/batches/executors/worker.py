@@ -54,20 +54,21 @@ _MAYBE = (
     "its devices are already those of the earlier change: it may be the same file with "
     "a new modification time"
 )
-_MOST_DIGESTS = 300  # that a line of the ledger has
-_WHOLE = 8 << 20  # bytes of an object that is read from start to end: one request fetches it
-#: What an item takes: it stops where its output waits for a name, and gives its result at the end.
+_MOST_DIGESTS = 300  # most entries in a line of the ledger
+_WHOLE = 8 << 20  # objects up to this size are fetched by one request
+#: The steps of an item: a generator that pauses while its output waits for a name, and returns the
+#: result.
 Steps = Generator[None, None, Result]
-_LEDGERS = 4  # that a process remembers what it has read of
+_LEDGERS = 4  # most ledgers that a process remembers
 
 
 def do_alone(task: Task) -> Result:
-    """Do an item, unless it is done; whatever is wrong with it is in the result."""
+    """Do an item that is not done yet; its errors are in the result."""
     return _alone(task, _done)
 
 
 def foretell_alone(task: Task) -> Result:
-    """What would become of an item, as far as its metadata tells; nothing is written."""
+    """Return what would happen to an item, as far as its metadata tells; write nothing."""
     return _alone(task, _foretold)
 
 
@@ -82,7 +83,7 @@ def _alone(task: Task, do: Callable[[Task], Result]) -> Result:
 
 
 def refuse_clash(task: Task) -> None:
-    """Raises RefusedError for an item whose output would be another's too."""
+    """Raises RefusedError for an item whose output would also be that of another."""
     if task.clash:
         can_keep = task.verb == "convert"
         hint = f"{'--keep-suffix keeps both; ' if can_keep else ''}--exclude leaves one out"
@@ -97,9 +98,9 @@ class Caught:
 
 @contextlib.contextmanager
 def catching(task: Task) -> Iterator[Caught]:
-    """A context in which whatever is wrong with an item becomes its result."""
+    """A context that turns an error of an item into its result."""
     made, item = Caught(), task.item
-    held = contents_of(task) if task.contents else None  # it may be gone afterwards
+    held = contents_of(task) if task.contents else None  # the source may be removed afterwards
     try:
         yield made
     except TimedOut:
@@ -111,7 +112,7 @@ def catching(task: Task) -> Iterator[Caught]:
         made.result = _failure(item, failure_of(error, item.output or item.path))
     except MemoryError:
         made.result = result_of(item, FAILED, NO_MEMORY)
-    except Exception as error:  # the others must not suffer from it
+    except Exception as error:  # other items must not be affected
         why = f"a bug in ckptmove: {type(error).__name__}: {error}"
         made.result = result_of(item, FAILED, " ".join(why.split()))
     if made.result is not None:
@@ -119,7 +120,7 @@ def catching(task: Task) -> Iterator[Caught]:
 
 
 def _done(task: Task) -> Result:
-    """Do an item, or find out that it is done."""
+    """Do an item, or find that it is done."""
     if not task.ledger:
         made = do_item(task, None)
         assert made is not None, "it exists already"
@@ -136,12 +137,12 @@ def _done(task: Task) -> Result:
             except CorruptError as error:
                 if str(error) != CHANGED or not task.item.stamp:
                     raise
-        with _recording(ledger), remembering():  # it has changed: now nothing is known of it
+        with _recording(ledger), remembering():  # it has changed, so the entry no longer counts
             return result_at_end(entered(task, ledger))
 
 
 def result_at_end(steps: Steps) -> Result:
-    """The result of steps, once they are all done."""
+    """Run all steps and return the result."""
     while True:
         try:
             next(steps)
@@ -169,28 +170,28 @@ def _failure(item: Item, error: CkptmoveError) -> Result:
 
 @lru_cache(_LEDGERS)
 def shared_ledger(path: str, since: int) -> Ledger:
-    """The ledger; all items of a batch that this process does share what was read of it."""
+    """Return the ledger; all items of a batch in this process share what was read of it."""
     return open_ledger(path, since)
 
 
 def _recording(ledger: Ledger) -> contextlib.AbstractContextManager[None]:
-    """Record what is uploaded in parts, where machines share the ledger."""
+    """Record multipart uploads if machines share the ledger."""
     if not ledger.is_shared:
         return contextlib.nullcontext()
-    from ...writing.upload.unfinished import recording_uploads  # what has no URL needs none of this
+    from ...writing.upload.unfinished import recording_uploads  # imported only for URLs
 
     return recording_uploads(place_of(ledger.path).parent.path)
 
 
 def _remember(known: KnownObjects, item: Item, *, ahead: bool) -> None:
-    """Remember what the plan was told of an item's files, if they are in a store.
+    """Remember what the plan knows about an item's files, if they are in a store.
 
-    `ahead`: fetch a small one already, as it will most likely be read.
+    With `ahead`, fetch a small file now, because it will most likely be read.
     """
     if item.kind == "folder":
         tree_at(item.path).remember()
     elif not item.files and known.put_stamp(item.path, item.stamp) and ahead:
-        from ...sources.remote_object import RemoteObject  # what has no URL needs none of this
+        from ...sources.remote_object import RemoteObject  # imported only for URLs
 
         coming = RemoteObject(item.path).fetch_ahead()
         if coming is not None:
@@ -202,8 +203,9 @@ def entered(
 ) -> Steps:
     """Do an item that no other process is doing, and record it in the ledger, in two steps.
 
-    In between it may wait for its name. `known` is what was read of the ledger just now. What is
-    not to be `recorded` yet is in the result for who collects results, as where machines share it.
+    Between the steps, it may wait for its name. `known` is the entry just read from the ledger. If
+    not `recorded` here, the entry is in the result, for the process that collects results, as with
+    a ledger that machines share.
     """
     record = _Record(ledger, recorded=recorded)
     result = yield from _recorded(task, ledger, record, known)
@@ -211,7 +213,7 @@ def entered(
 
 
 def with_notes(result: Result, notes: Sequence[str]) -> Result:
-    """The result, with what the user should know besides."""
+    """Return the result with more notes for the user."""
     if not notes or result.report is None:
         return result
     told = [*notes, *result.report.get("warnings", ())]
@@ -219,11 +221,11 @@ def with_notes(result: Result, notes: Sequence[str]) -> Result:
 
 
 class _Record:
-    """What is to be recorded of an item."""
+    """The ledger entries of an item."""
 
     def __init__(self, ledger: Ledger, *, recorded: bool) -> None:
-        self.notes = list[str]()  #: what the user should know of that
-        self.entries = list[Entry]()  #: what others will add to the ledger
+        self.notes = list[str]()  #: notes for the user
+        self.entries = list[Entry]()  #: entries that another process will add to the ledger
         self._ledger = ledger
         self._later = ledger.is_shared or not recorded
 
@@ -239,7 +241,7 @@ class _Record:
 
 
 def unrecorded(error: OSError | CkptmoveError) -> str:
-    """What the user should know where the ledger can't be written."""
+    """Return a note for the user if the ledger can't be written."""
     why = error.strerror if isinstance(error, OSError) else error
     return f"it is done, but the ledger could not record that: {why}"
 
@@ -251,13 +253,13 @@ def _recorded(
     if task.in_place:
         record.notes += recover_if_interrupted(item.path)
     if ledger.is_shared and not task.there and not tree_at(item.output).is_taken():
-        known = task.known  # nobody has done it since
+        known = task.known  # no process has done it since
     else:
         found = ledger.entry(item.name) if read is None else read.get(item.name)
         known = found or task.known
     key = _key(task)
-    verify = task.verify and not task.in_place  # there, what is done is not to be done again
-    if known is not None and not (verify and task.verb == "validate"):  # it reads what it is of
+    verify = task.verify and not task.in_place  # there, a finished item must not be done again
+    if known is not None and not (verify and task.verb == "validate"):  # it reads its item
         if not verify and is_done(known, task, key):
             why = "done before" if known == task.known else "done by another run"
             result = skipped_result(item, why, known)
@@ -287,7 +289,7 @@ def _recorded(
 
 
 def _key(task: Task) -> str:
-    """The digest of what an item is made of now. If a part of it is gone, raises as the verb."""
+    """Return the digest of an item's present state. If a file is gone, raises as the verb."""
     if task.item.kind in UNREADABLE:
         return ""
     try:
@@ -298,7 +300,7 @@ def _key(task: Task) -> str:
 
 
 def _without_source(task: Task, ledger: Ledger, entry: Entry, result: Result) -> Result:
-    """Remove the source of an item that is done, if that is wanted and safe; else say why not."""
+    """Remove the source of a finished item, if wanted and safe; otherwise say why not."""
     if not task.delete_source or not result.ok:
         return result
     kept = why_kept(task, entry, copied=result.copied or is_copied(task))
@@ -306,7 +308,7 @@ def _without_source(task: Task, ledger: Ledger, entry: Entry, result: Result) ->
         reason = f"{result.reason}; " if result.reason else ""
         return result._replace(reason=f"{reason}its source was kept: {kept}")
     try:
-        if place_of(task.item.output).opens_by_path:  # its name is on disk before the source goes
+        if place_of(task.item.output).opens_by_path:  # sync the name first
             named = os.path.dirname(os.path.abspath(task.item.output))
             for folder in with_those_above([named], os.path.dirname(ledger.path)):
                 sync_folder(folder)
@@ -319,7 +321,7 @@ def _without_source(task: Task, ledger: Ledger, entry: Entry, result: Result) ->
 
 
 def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcome | None:
-    """Change a file in place that a second change would make another; None if it was changed.
+    """Change a file in place that must not be changed twice; None if an earlier run changed it.
 
     Raises RefusedError if it may have been changed already.
     """
@@ -338,7 +340,7 @@ def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcom
     try:
         return do_item(task, known)
     except CkptmoveError:
-        if tags_of(task) == begun.tags:  # it was not begun, then: whatever comes is new
+        if tags_of(task) == begun.tags:  # so it was not begun
             ledger.add(known or begun._replace(outcome="undone"))
         raise
 
@@ -346,9 +348,9 @@ def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcom
 def _entry(
     task: Task, key: str, outcome: str, passed: PassingDigests, sums: Mapping[str, int]
 ) -> Entry:
-    """The entry of the ledger for an item that is done.
+    """Return the ledger entry of a finished item.
 
-    `passed` are digests of what passed, and `sums` CRC-32s of files that were written.
+    `passed` are digests of bytes that were read on the way, `sums` CRC-32s of written files.
     """
     if task.in_place:
         tags = tags_of(task) if task.by_tags else ""
@@ -372,7 +374,7 @@ def _entry(
 
 
 def _source_digests(item: Item, passed: PassingDigests) -> dict[str, str]:
-    """The SHA-256 of each file of an item, by its name in the tree."""
+    """Return the SHA-256 of each file of an item, by its name in the tree."""
     base, name, found = item.path, item.name, dict[str, str]()
     files = [each.path for each in tree_at(base).files()]
     if item.kind == "index":
@@ -385,7 +387,7 @@ def _source_digests(item: Item, passed: PassingDigests) -> dict[str, str]:
 
 
 def _result(item: Item, made: ItemOutcome) -> Result:
-    """The result of an item whose verb returned."""
+    """Return the result of an item whose verb returned."""
     output = item.output or None
     result = result_of(item, DONE, output=output, bytes_written=made.bytes_written)
     result = result._replace(report=made.report, copied=made.copied)

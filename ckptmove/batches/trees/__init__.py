@@ -13,17 +13,17 @@ __all__ = ["LEDGER", "OBJECT_LEDGER", "Ledger", "Output", "Tree", "open_ledger",
 
 
 def tree_at(path: str) -> Tree:
-    """The tree, folder or file that a path or a URL leads to."""
+    """Return the tree, folder or file at a path or a URL."""
     return choose(path, LocalTree, _remote_tree)
 
 
 def open_ledger(path: str, since: int = 0) -> Ledger:
-    """Open an existing ledger; what is before the offset `since` is not read again."""
+    """Open an existing ledger; bytes before the offset `since` are not read again."""
     return choose(path, partial(FileLedger, since=since), _remote_ledger)
 
 
 def _remote_tree(url: str) -> Tree:
-    from .remote_tree import RemoteTree  # what has no URL needs none of this, nor of the next
+    from .remote_tree import RemoteTree  # here and below: imported only for URLs
 
     return RemoteTree(url)
 

@@ -2,8 +2,8 @@
 
     {"name": "a/run.pt", "key": KEY, "outcome": "done", "nbytes": N, "stamp": STAMP, "crc32": N}
 
-Lines are only appended, each in one write, by any process at work. A line that is torn, too long or
-not understood is ignored. The output is the truth, not the ledger: a line counts only while the
+Lines are only appended, each in one write, by any process at work. An incomplete, too long or
+unknown line is ignored. The output is the truth, not the ledger: a line counts only while the
 output is as the line says; the line does not say where the output is. So lines are not synced: if
 one is lost, doing the item again finds the finished output. The exception is a change in place,
 which cannot be repeated if its rules depend on the old devices: a line with outcome `begun` is on
@@ -36,27 +36,27 @@ from .tree import Ledger
 _PIECE = 1 << 20
 _LONGEST_LINE = 1 << 16  # bytes; six for each of the longest path
 MOST_NBYTES = 256 << 20  # bytes in all
-_PATIENCE = 0.05  # seconds between two looks at a lock
+_PATIENCE = 0.05  # seconds between two tries of a lock
 _SHORTLY = 1.0  # seconds that a finished item waits for others
-_LARGE = 64 << 20  # bytes of an item that is not done again lightly: it waits for none
-_TAIL = 1 << 62  # the byte that is locked while a line is added; items' are below
+_LARGE = 64 << 20  # size of an item that is recorded at once, because repeating it is expensive
+_TAIL = 1 << 62  # the byte locked while a line is added; bytes of items are below
 
 
 class FileLedger:
-    """A `Ledger` in a file, as far as it was read. Threads of one process may share it."""
+    """A `Ledger` in a file. Threads of one process may share it."""
 
-    is_shared: ClassVar[bool] = False  # machines may have other disks under the same path
+    is_shared: ClassVar[bool] = False  # on other machines, the path may lead to another disk
 
     def __init__(self, path: str, since: int = 0) -> None:
         """Read entries from offset `since` on; the file need not exist."""
         self.path = path
         self.entries: dict[str, Entry] = {}
         self._at = since
-        self._file = (-1, -1)  # which it was
+        self._file = (-1, -1)  # identity of the file
         self._guard = threading.Lock()
 
     def entry(self, name: str) -> Entry | None:
-        """As `Ledger.entry`: what the last line about an item says."""
+        """As `Ledger.entry`: from the last line about an item."""
         return self.entries_of([name]).get(name)
 
     def entries_of(self, names: Iterable[str]) -> dict[str, Entry]:
@@ -100,7 +100,7 @@ class FileLedger:
                 self._take(file)
 
     def _take(self, file: IO[bytes]) -> None:
-        """Read on, line by line; what ends in none may be in the making."""
+        """Read more lines; a last line without an end may still be written."""
         within = False  # in a line that is too long
         while line := file.readline(_LONGEST_LINE):
             whole = line.endswith(b"\n")
@@ -113,7 +113,7 @@ class FileLedger:
             self._at += len(line)
 
     def _open(self, flags: int) -> int:
-        """Open the ledger. Raises RefusedError unless it is a regular file without other names."""
+        """Open the ledger. Raises RefusedError unless it is a regular file without hard links."""
         try:
             if not NO_LINK and os.path.islink(self.path):
                 raise self._trap()
@@ -136,7 +136,7 @@ class FileLedger:
         )
 
     def add(self, *entries: Entry, synced: bool = False) -> None:
-        """As `Ledger.add`: lines in one write, which may be torn after an OSError."""
+        """As `Ledger.add`: lines in one write, which may be incomplete after an OSError."""
         lines = "".join(map(line_of, entries))
         fd = self._open(READ_WRITE | os.O_APPEND | os.O_CREAT)
         with _closing(fd):
@@ -166,7 +166,7 @@ def _byte_of(name: str) -> int:
 
 
 def _lock(fd: int, at: int, *, wait: bool) -> bool:
-    """Lock a byte. Without locks everybody gets it: whoever comes second finds what is done."""
+    """Lock a byte. Without locks this always succeeds: the second process finds the item done."""
     while not lock_byte(fd, at):
         if not wait:
             return False
@@ -176,7 +176,7 @@ def _lock(fd: int, at: int, *, wait: bool) -> bool:
 
 @contextlib.contextmanager
 def _closing(fd: int) -> Iterator[None]:
-    """Close a descriptor of the ledger at the end, and only the locks that it has."""
+    """Close a descriptor of the ledger at the end, and release only its locks."""
     try:
         yield
     finally:
@@ -189,7 +189,7 @@ def line_of(entry: Entry) -> str:
 
 
 def entry_of(line: bytes) -> Entry | None:
-    """Parse a line; None if it is no entry."""
+    """Parse a line; None if it is not an entry."""
     try:
         said = json.loads(line)
         if not isinstance(said, dict):
@@ -210,16 +210,16 @@ _LIKE = Entry("", "", "")
 
 
 class LedgerWriter:
-    """The finished items of a run that are not in its ledger yet: many share a request for it."""
+    """Finished items of a run that are not in its ledger yet; many share one request."""
 
     def __init__(self, ledger: Ledger | None) -> None:
         self._ledger = ledger
         self._entries = list[Entry]()
         self._since = 0.0
-        self.failure = ""  #: why the last request for it failed
+        self.failure = ""  #: why the last request failed
 
     def add(self, entries: tuple[Entry, ...], nbytes: int) -> None:
-        """Have entries written soon; `nbytes` is the size of their item."""
+        """Queue entries for writing; `nbytes` is the size of their item."""
         if not entries:
             return
         if not self._entries:
@@ -231,18 +231,18 @@ class LedgerWriter:
 
     @property
     def seconds(self) -> float | None:
-        """How long it may be until `write_due` is called; None if nothing waits."""
+        """Return how long `write_due` can wait; None if the queue is empty."""
         if not self._entries:
             return None
         return max(0.0, self._since + _SHORTLY - time.monotonic())
 
     def write_due(self) -> None:
-        """Write what has waited long enough."""
+        """Write the queue if it has waited long enough."""
         if self.seconds == 0.0:
             self.write()
 
     def write(self) -> None:
-        """Write what waits. If that fails, those items will be compared when they are run again."""
+        """Write the queue. If that fails, the next run compares the outputs of these items."""
         entries, self._entries = self._entries, []
         if not entries or self._ledger is None:
             return

@@ -38,7 +38,7 @@ _LONGEST_NAME = 255  # bytes
 
 
 class LocalTree(Tree):
-    """A path of this machine."""
+    """A tree at a local path."""
 
     def map_items(self, call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
         return map(call, given)
@@ -47,7 +47,7 @@ class LocalTree(Tree):
         return cache(call)
 
     def remember(self) -> None:
-        """As `Tree.remember`: to look again is cheap."""
+        """As `Tree.remember`: does nothing, because looking again is cheap."""
 
     def listings(self) -> Callable[[str], list[FolderEntry]]:
         return lambda path: [
@@ -112,7 +112,7 @@ class LocalTree(Tree):
             raise failure_of(error, self.path) from error
 
     def _check_writable(self) -> None:
-        """Raises OSError if nothing new can be in the folder."""
+        """Raises OSError if no new file can be made in the folder."""
         existing = existing_parent(self.path)
         if not os.path.isdir(existing):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), existing)
@@ -134,7 +134,7 @@ class LocalTree(Tree):
         if not os.path.isdir(self.path):
             try:
                 os.makedirs(self.path, exist_ok=True)
-            except FileExistsError as error:  # something else
+            except FileExistsError as error:  # not a folder
                 number = errno.ENOTDIR
                 raise NotADirectoryError(number, os.strerror(number), error.filename) from error
 
@@ -167,7 +167,7 @@ class LocalTree(Tree):
 
 
 def existing_parent(path: str) -> str:
-    """The folder that is there, of those that a path leads through; or what is in its place."""
+    """Return the nearest existing folder above a path, or the entry that is in its place."""
     path = os.path.abspath(path)
     while not os.path.lexists(path):
         path = os.path.dirname(path)
@@ -175,7 +175,7 @@ def existing_parent(path: str) -> str:
 
 
 def _leftovers(folder: str) -> list[str]:
-    """The temporary files and folders that are in a folder, however deep."""
+    """Yield the temporary files and folders in a folder, at any depth."""
     found = list[str]()
     for inside, folders, names in walk(folder):
         hidden = [name for name in folders if name.endswith(HIDDEN)]
@@ -185,7 +185,7 @@ def _leftovers(folder: str) -> list[str]:
 
 
 def _whose(left: Iterable[str], items: Iterable[Item]) -> Iterator[tuple[str, list[Item]]]:
-    """Of which items something may be left; of several, if their names are long and begin alike."""
+    """Return the items that a leftover may belong to: several, if long names begin alike."""
     inside: dict[str, list[Item]] = {}
     for item in items:
         inside.setdefault(os.path.dirname(item.output), []).append(item)
@@ -203,7 +203,7 @@ def _whose(left: Iterable[str], items: Iterable[Item]) -> Iterator[tuple[str, li
 def _clear(hidden: str, output: str) -> None:
     """Remove temporary files, unless another process still writes them.
 
-    A folder stays while there is no output: it may be what was there before.
+    Without an output, a temporary folder stays: it may be the old output.
     """
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(os.lstat(hidden).st_mode):

@@ -2,14 +2,14 @@
 
     .ckptmove-batch/20261123T141502-3f9a1c70.jsonl        lines as those of `ledger`
 
-Objects cannot be appended to. So each run collects what its workers have finished, and writes an
-object of its own again and again, with up to a thousand lines; then it begins another. Whoever
-reads the ledger lists these objects, and reads those that are new. There are no locks: two runs may
-do the same item; the second one finds the output of the first, and compares. If a run is killed,
-the lines of the last second are missing, and those outputs are compared too.
+Objects cannot be appended to. So each run collects the finished items of its workers, and rewrites
+its own object, with up to a thousand lines; then it begins another. A reader lists these objects,
+and reads the new ones. There are no locks: two runs may do the same item; the second one finds the
+output of the first, and compares. If a run is killed, the lines of the last second are missing, and
+those outputs are compared too.
 
-What an object that is named later says is what holds. Clocks of machines differ, and are set back:
-so a new object is named by a time that is later than those of all that are there.
+The object with the latest name counts. Clocks of machines differ, and may be set back, so a new
+object gets a time later than the times of all existing objects.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _BEGUN = "%Y%m%dT%H%M%S"  # when an object was begun, as its name says
 _MOST_LINES = 1000  # in an object
 _LARGE = 1 << 18  # bytes after which another object is begun
 _LARGEST = 4 << 20  # bytes of an object that is read
-_SHORTLY = 5.0  # seconds for which what was read is recent enough
+_SHORTLY = 5.0  # seconds before the objects are listed again
 
 
 class ObjectLedger:
     """A `Ledger` of objects. Threads of one process may share it."""
 
     is_shared: ClassVar[bool] = True
-    nbytes = 0  # that were read, as far as it matters: what is new is found by listing
+    nbytes = 0  # bytes read: always 0, because new objects are found by listing
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._entries: dict[str, Entry] = {}
-        self._read: dict[str, tuple[str, list[Entry]]] = {}  # by URL: its stamp, and what it says
+        self._read: dict[str, tuple[str, list[Entry]]] = {}  # by URL: stamp and entries
         self._next_look = 0.0
-        self._lines: list[str] = []  # of the object that is written
+        self._lines: list[str] = []  # of the object being written
         self._url = ""
         self._guard = threading.Lock()
 
@@ -59,19 +59,19 @@ class ObjectLedger:
         return self.entries_of([name]).get(name)
 
     def entries_of(self, names: Iterable[str]) -> dict[str, Entry]:
-        """As `Ledger.entries_of`, likewise."""
+        """As `Ledger.entries_of`, as of a few seconds ago."""
         with self._guard:
             self._look()
             return {name: self._entries[name] for name in names if name in self._entries}
 
     def every(self) -> list[Entry]:
-        """As `Ledger.every`, likewise."""
+        """As `Ledger.every`, as of a few seconds ago."""
         with self._guard:
             self._look()
             return [*self._entries.values()]
 
     def _look(self) -> None:
-        """Read what is new, unless that was just done: objects begun later say what came later."""
+        """Read new objects in order, unless just done: later objects overrule earlier ones."""
         if time.monotonic() < self._next_look:
             return
         listed = [each for each in _listed(self.path) if each.name.endswith(_SUFFIX)]
@@ -119,10 +119,10 @@ def _listed(path: str) -> list[FolderEntry]:
 
 
 def _later(listed: Iterable[FolderEntry]) -> int:
-    """The time now, or one that is later than that of each object of the ledger."""
+    """Return the present time, or a later time than that of every object of the ledger."""
     newest = int(time.time())
     for each in listed:
-        with contextlib.suppress(ValueError):  # it is none of ours
+        with contextlib.suppress(ValueError):  # not one of our objects
             begun = time.strptime(each.name.partition("-")[0], _BEGUN)
             newest = max(newest, calendar.timegm(begun) + 1)
     return newest

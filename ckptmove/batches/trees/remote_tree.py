@@ -26,7 +26,7 @@ _R = TypeVar("_R")
 
 
 class RemoteTree(Tree):
-    """A URL."""
+    """A tree at a URL."""
 
     def map_items(self, call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
         """As `Tree.map_items`: several at once."""
@@ -58,7 +58,7 @@ class RemoteTree(Tree):
         return lambda folder: sorted(found[base if folder == self.path else folder])
 
     def remember(self) -> None:
-        """As `Tree.remember`: one request tells of a thousand objects."""
+        """As `Tree.remember`: one request lists a thousand objects."""
         known = known_objects()
         if known is not None and known.below(self.path) is None:
             RemotePlace(self.path).remember_below()
@@ -73,7 +73,7 @@ class RemoteTree(Tree):
     def sums(
         self, files: Sequence[FolderEntry], *, digests: bool, known: Mapping[str, int]
     ) -> tuple[int, dict[str, str]]:
-        """As `Tree.sums`: what the store says of an object changes with its bytes."""
+        """As `Tree.sums`: always 0, because an object's stamp changes with its bytes."""
         del files, digests, known
         return 0, {}
 
@@ -85,10 +85,10 @@ class RemoteTree(Tree):
         check_writable(open_to_write(self.path))
 
     def check_name(self) -> None:
-        """As `Tree.check_name`: an object may have any."""
+        """As `Tree.check_name`: an object may have any name."""
 
     def obstacle(self) -> str:
-        """As `Tree.obstacle`: none is known before something is written."""
+        """As `Tree.obstacle`: none is known before writing."""
         return ""
 
     def free_nbytes(self) -> int | None:
@@ -98,16 +98,16 @@ class RemoteTree(Tree):
         return self.place.exists()
 
     def make_folder(self) -> None:
-        """As `Tree.make_folder`: there is nothing to be made."""
+        """As `Tree.make_folder`: does nothing."""
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[str]:
-        """As `Tree.beside`: on this machine, as what is only compared need not be in the store."""
+        """As `Tree.beside`: a local folder, because outputs to compare need not be in the store."""
         with temporary_folder() as here:
             yield os.path.join(here, self.place.name)
 
     def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> list[str]:
-        """As `Tree.remove_leftovers`: invisible parts of what was never completed."""
+        """As `Tree.remove_leftovers`: removes invisible parts of unfinished uploads."""
         root = RemotePlace(ledger).parent if ledger else RemotePlace(self.path)
         refusals = [each.refusal for each in abort_dead(root.path)]
         notes = [
@@ -122,5 +122,5 @@ class RemoteTree(Tree):
 
 
 def _is_name(part: str) -> bool:
-    """Whether a file may be called so: objects may have any name, and lead anywhere by it."""
+    """Whether a file may have this name: an object's name may lead out of a folder."""
     return part not in ("", ".", "..") and "\0" not in part

@@ -24,7 +24,7 @@ from ...writing.in_place.journal import SUFFIX, UNFINISHED
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 LEDGER = ".ckptmove-batch.jsonl"  # the name of the ledger
-OBJECT_LEDGER = ".ckptmove-batch"  # that of the folder which is in its place in a store
+OBJECT_LEDGER = ".ckptmove-batch"  # the name of the folder that replaces it in a store
 _OWN = (HIDDEN, SUFFIX, SUFFIX + UNFINISHED)
 
 
@@ -37,34 +37,33 @@ class Ledger(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes of it were read."""
+        """The number of bytes read of it."""
 
     def entry(self, name: str) -> Entry | None:
-        """The entry of an item as it is now; None if there is none."""
+        """Return the present entry of an item; None if there is none."""
 
     def entries_of(self, names: Iterable[str]) -> dict[str, Entry]:
-        """Likewise of several items, without those that have none."""
+        """Return the present entries of several items, without items that have none."""
 
     def every(self) -> list[Entry]:
-        """The entries of all items that it knows."""
+        """Return the entries of all items in the ledger."""
 
     def add(self, *entries: Entry, synced: bool = False) -> None:
-        """Add entries, by one write or one request; if `synced`, they are on disk then."""
+        """Add entries, by one write or one request; with `synced`, they are on disk afterwards."""
 
     def lock(
         self, names: Iterable[str], *, patient: bool
     ) -> contextlib.AbstractContextManager[list[str]]:
-        """The locks on items; gives those that are held: all, or if we are not `patient`, those
-        that no other run has."""
+        """Lock items; yield those locked: all, or without `patient` those that no other run has."""
 
 
 class Output(NamedTuple):
     """An output as the ledger records it."""
 
     nbytes: int  #: of all files together
-    stamp: str  #: changes with any file of it, or when it is moved; says nothing of the content
-    crc32: int = 0  #: of its bytes, and of a folder's names; 0 where it was not asked for
-    #: from the name of each file within, empty for the file itself, to its SHA-256, if asked for
+    stamp: str  #: changes with any of its files, or when it is moved; does not identify the content
+    crc32: int = 0  #: of its bytes, and of a folder's names; 0 if not requested
+    #: name of each file in it (empty for a single file) → SHA-256, if requested
     digests: Mapping[str, str] = {}
 
 
@@ -79,51 +78,51 @@ class Tree(ABC):
 
     @abstractmethod
     def map_items(self, call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
-        """Call a function for each, in order; where answers take long, several at once."""
+        """Call a function for each, in order; concurrently if answers are slow."""
 
     @abstractmethod
     def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
-        """The same function, called once a path; it may have been called already for these."""
+        """Return a function that calls this one once per path; it may do these in advance."""
 
     @abstractmethod
     def remember(self) -> None:
-        """Look at all that is below at once, where something is remembered and that is cheaper."""
+        """Look up everything below in one go, if that is remembered and cheaper."""
 
     @abstractmethod
     def listings(self) -> Callable[[str], list[FolderEntry]]:
-        """A function that lists a folder of the tree, sorted. It raises InputError."""
+        """Return a function that lists a folder of the tree, sorted. It raises InputError."""
 
     @abstractmethod
     def files(self) -> list[FolderEntry]:
-        """The file itself, without a name, or all files in the folder and below, sorted."""
+        """Return the file itself, with an empty name, or all files below the folder, sorted."""
 
     @abstractmethod
     def sums(
         self, files: Sequence[FolderEntry], *, digests: bool, known: Mapping[str, int]
     ) -> tuple[int, dict[str, str]]:
-        """A sum over all `files`, and over their names; 0 where the stamp changes with the bytes.
+        """Return a checksum of all `files` and their names; 0 if the stamp changes with the bytes.
 
-        Files with a `known` CRC-32, by their stamps, are not read for it. With it come their
-        `digests`, as `Output` has them, if they are wanted and the files are read.
+        Files with a `known` CRC-32, by their stamps, are not read. Also returns their `digests`, as
+        in `Output`, if these are wanted and the files are read.
         """
 
     @abstractmethod
     def copied_nbytes(self, nbytes: int) -> int:
-        """The least that a copy of a file of this size takes, without its holes."""
+        """Return the least space that a copy of a file of this size takes, without its holes."""
 
     def stamp_of(self, files: Sequence[str]) -> str:
-        """A text that changes if one of these files changes. Raises InputError if one is gone."""
+        """Return a text that changes with any of these files. Raises InputError if one is gone."""
         stamps = self.map_items(lambda path: place_of(path).size_and_stamp()[1], files)
         return self._one_stamp(zip(files, stamps, strict=True))
 
     def nbytes_of(self, files: Iterable[str]) -> int:
-        """The size of files together, without those that can't be found."""
+        """Return the total size of files, without missing ones."""
         return sum(self.map_items(lambda path: place_of(path).nbytes(), files))
 
     def output(
         self, *, summed: bool, digests: bool = False, known: Mapping[str, int] | None = None
     ) -> Output:
-        """The file or folder that is there; its CRC-32 is computed if `summed`, as `sums` does."""
+        """Return the existing file or folder; with `summed`, compute its CRC-32 as in `sums`."""
         files = self.files()
         if any(each.kind is not EntryKind.FILE for each in files):
             raise InputError("can't be read: not all in it are files", path=self.path)
@@ -134,7 +133,7 @@ class Tree(ABC):
         )
 
     def _one_stamp(self, stamps: Iterable[tuple[str, str]]) -> str:
-        """One stamp of those of files, with their paths."""
+        """Combine the stamps of files, with their paths, into one."""
         stamps = list(stamps)
         if len(stamps) == 1:
             return stamps[0][1]
@@ -142,20 +141,20 @@ class Tree(ABC):
         return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:32]
 
     def sizes(self) -> dict[str, int]:
-        """The size of each file, by its name within; -1 of what is none."""
+        """Return the size of each file, by its relative name; -1 for entries that are not files."""
         return {
             each.name: each.nbytes if each.kind is EntryKind.FILE else -1 for each in self.files()
         }
 
     def same(self, other: Tree) -> bool:
-        """Whether two files, or two folders with all that is in them, are equal byte for byte."""
+        """Whether two files, or two folders with their contents, are equal byte for byte."""
         if self.sizes() != other.sizes():
             return False
         pairs = zip(self.files(), other.files(), strict=True)
         return all(_same_bytes(mine.path, theirs.path) for mine, theirs in pairs)
 
     def holds(self, data: bytes) -> bool:
-        """Whether there is a file with just these bytes. Raises InputError if it can't be read."""
+        """Whether the file has exactly these bytes. Raises InputError if it can't be read."""
         if self.sizes() != {"": len(data)}:
             return False
         with self.place.open() as source:
@@ -165,7 +164,7 @@ class Tree(ABC):
 
     @abstractmethod
     def check_root(self) -> None:
-        """Raises RefusedError if outputs can't be in a folder of this name."""
+        """Raises RefusedError if outputs can't be written to this folder."""
 
     @abstractmethod
     def check_name(self) -> None:
@@ -173,39 +172,39 @@ class Tree(ABC):
 
     @abstractmethod
     def obstacle(self) -> str:
-        """Why nothing new can be in this folder, which may have to be made; empty if it can."""
+        """Return why no file can be made in this folder, which may be new; empty if it can."""
 
     @abstractmethod
     def free_nbytes(self) -> int | None:
-        """The bytes that are free where the folder is, or will be; None if there is no limit."""
+        """Return the free bytes at the place of the folder; None if there is no limit."""
 
     def file_of(self) -> Callable[[str], str]:
-        """What gives the same for paths below it that are one file, though they differ."""
+        """Return a function that maps different paths of one file to the same value."""
         return str
 
     @abstractmethod
     def is_taken(self) -> bool:
-        """Whether something is there that would have to be replaced."""
+        """Whether an entry exists there that would have to be replaced."""
 
     @abstractmethod
     def make_folder(self) -> None:
-        """Make a folder, unless it is there, and those above it; or raise OSError."""
+        """Make a folder and its parents, unless they exist. Raises OSError."""
 
     @abstractmethod
     def beside(self) -> contextlib.AbstractContextManager[str]:
-        """A folder near this path, that is gone at the end; gives the same name within."""
+        """Make a temporary folder near this path; yield a path with the same name in it."""
 
     @abstractmethod
     def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> list[str]:
-        """Remove what killed runs left of items in a folder, but not what others are writing.
+        """Remove leftovers of killed runs in a folder, but not files still being written.
 
-        `ledger` is the path of the ledger, if it is not in this folder. Gives what may not be
-        removed, a sentence each.
+        `ledger` is the path of the ledger, if it is not in this folder. Returns a sentence for each
+        leftover that may not be removed.
         """
 
     @abstractmethod
     def open_ledger(self) -> Ledger:
-        """The ledger of a tree, as a batch is planned."""
+        """Open the ledger of a tree, to plan a batch."""
 
 
 def is_own_name(name: str) -> bool:

@@ -19,14 +19,14 @@ from ..sources.source import Memory, Readable, check_range
 from ..torch_pickle.values.numpy_arrays import Array
 from ..torch_pickle.values.strided import is_contiguous
 
-#: What Python's arrays call integers, by their size.
+#: The type codes of Python's arrays for integers, by size in bytes.
 _CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _WIDEST = max(_CODES)
 _MOST_LISTED = 4096  # offsets
 
 
 class Order(NamedTuple):
-    """How the elements of an array lie; a flag is set only where it makes a difference."""
+    """The order of an array's elements and bytes; a flag is set only if it makes a difference."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Order(NamedTuple):
 
 
 def order_of(array: Array) -> Order | None:
-    """How the elements of an array lie; None where it is as in a file of tensors."""
+    """Return the order of an array; None if it is the order of a file of tensors."""
     fortran = array.fortran and not is_contiguous(array.shape, array.stride)
     big_endian = array.big_endian and BITS[array.dtype] > 8 and array.nbytes > 0
     if not (fortran or big_endian):
@@ -45,16 +45,16 @@ def order_of(array: Array) -> Order | None:
 
 
 class Latest:
-    """The array of a file that is held in memory; there is one at a time."""
+    """The array of a file that is in memory; there is only one at a time."""
 
-    #: what it was made by, and its bytes
+    #: its `Reordered`, and its bytes
     held: tuple[Reordered, memoryview] | None = None
 
 
 class Reordered:
-    """The bytes of an array, which a tensor in a file has in the order of tensors.
+    """The bytes of an array, converted to the order that tensors have in a file.
 
-    All are held from when they are read first until the last of them are, or others are read.
+    All bytes stay in memory from the first read until the last is read, or another array is read.
     """
 
     start = None
@@ -86,7 +86,7 @@ class Reordered:
 
 
 def reorder(content: bytes, order: Order) -> memoryview:
-    """The bytes of a tensor in a file, in the order of an array."""
+    """Convert the bytes of a tensor in a file to the order of an array."""
     found, nbytes = memoryview(content), BITS[order.dtype] // 8
     if order.fortran:
         found = _by_columns(found, order.shape, nbytes)
@@ -99,9 +99,9 @@ def reorder(content: bytes, order: Order) -> memoryview:
 
 
 def _by_columns(content: memoryview, shape: Sequence[int], nbytes: int) -> memoryview:
-    """Elements such that the first index runs fastest, of some whose last does.
+    """Reorder elements from last index fastest to first index fastest.
 
-    Rows are put in place, or columns are, whichever are fewer.
+    Copies by rows or by columns, whichever are fewer.
     """
     width = min(nbytes, _WIDEST)
     source, made = content.cast(_CODES[width]), memoryview(bytearray(content.nbytes))
@@ -119,7 +119,7 @@ def _by_columns(content: memoryview, shape: Sequence[int], nbytes: int) -> memor
 
 
 def _offsets(shape: Sequence[int]) -> Iterator[int]:
-    """Where elements go whose last index runs fastest, if the first does instead."""
+    """Return the new offsets of elements when the first index runs fastest instead of the last."""
     steps = [prod(shape[:n]) for n in range(len(shape))]
     ranges = [range(0, n * step, step) for n, step in zip(shape, steps, strict=True)]
     inner: Sequence[int] = ranges.pop()

@@ -66,15 +66,15 @@ class Graph:
 
     def __init__(self, root: Node) -> None:
         self.root = root
-        #: what each persistent id of a storage says, by `id()` of its node
+        #: `id()` of the node of a persistent id → the storage that it describes
         self.ids: dict[int, StorageId] = {}
-        #: the one node that stands for each storage
+        #: id of a storage → its only node
         self.storages: dict[str, StorageReference] = {}
-        #: id of a storage that is but a part of one in the file → which part
+        #: id of a storage that is a part of another in the file → which part
         self.cut: dict[str, StorageSlice] = {}
-        #: name of a tensor at the top → what it serves, where the tree doesn't tell
+        #: name of a tensor at the top → its section, if the tree doesn't tell
         self.sections: dict[str, Section] = {}
-        #: `id()` of bytes, or of what stands for them → what is saved in them
+        #: `id()` of bytes, or of their stand-in → the object saved in them
         self.within: dict[int, Node] = {}
         self._at = 0
         self._locations: dict[str, Text] = {}
@@ -82,7 +82,7 @@ class Graph:
 
     @property
     def recogniser(self) -> Recogniser:
-        """What tells its tensors: one for all who ask, until a tensor or storage is respelled."""
+        """The recogniser of its tensors, kept until a tensor or storage is rewritten."""
         if self._recogniser is None:
             self._recogniser = Recogniser(self.ids)
         return self._recogniser
@@ -95,7 +95,7 @@ class Graph:
         location: str,
         node: StorageReference | None = None,
     ) -> StorageReference:
-        """The node of a storage, made where it is asked for first, or `node` respelled."""
+        """Return the node of a storage, made on first use, or by rewriting `node`."""
         found = self.storages.get(key)
         if found is None:
             found = node or StorageReference(_NO_STORAGE, key, _NO_STORAGE.word)
@@ -104,7 +104,7 @@ class Graph:
         return found
 
     def retype(self, key: str, dtype: str | None, nbytes: int, location: str) -> None:
-        """Have a storage be of another dtype, size or location."""
+        """Give a storage another dtype, size or location."""
         self._recogniser = None
         node = self.storages[key]
         text = self._locations.get(location)
@@ -115,7 +115,7 @@ class Graph:
         self.ids[id(node)] = StorageId(key, key, text, known, nbytes, nbytes)
 
     def text(self, value: str) -> Text:
-        """A new string node, so that each use has its own identity."""
+        """Return a new string node, so that each use has its own identity."""
         self._at += 1
         return Text(value, -self._at)
 
@@ -130,7 +130,7 @@ class Graph:
         requires_grad: bool = False,
         flags: Mapping[str, bool] | None = None,
     ) -> Call:
-        """A plain tensor on the node of a storage, with those set of the flags `conj` and `neg`.
+        """Return a plain tensor on the node of a storage, with the flags `conj` and `neg` as given.
 
         Strides and offset are in elements, the latter from the start of the storage.
         """
@@ -145,7 +145,7 @@ class Graph:
         return node
 
     def respell_compact(self, node: Call, storage: Persistent, dtype: str) -> bool:
-        """Have a compact tensor be on this storage, of this dtype; False if it can't be compact."""
+        """Put a compact tensor on this storage, with this dtype; False if it can't be compact."""
         form = compact_form(node)
         if form is None or self.ids[id(storage)].dtype != dtype:
             return False
@@ -166,7 +166,7 @@ class Graph:
         hooks: Node,
         metadata: tuple[Node, ...] = (),
     ) -> None:
-        """Have a call rebuild this plain tensor; the arguments are those of `tensor`."""
+        """Make a call rebuild this plain tensor; the arguments are those of `tensor`."""
         self._recogniser = None
         sizes = [Tuple(list(each), 0) for each in (shape, stride)]
         typed = self.ids[id(storage)].dtype == dtype
@@ -185,9 +185,9 @@ def canonical(
 ) -> Graph:
     """Bring a graph into canonical form; its nodes are changed, not copied.
 
-    By the `id()` of nodes: `ids` and `tensors` tell what those say that stand for storages and
-    tensors, `blobs` what holds bytes that were passed over, and `within` what is saved in bytes,
-    which shall have that form too. UnsupportedError if part of a storage is used in a way that has
+    These arguments map the `id()` of a node: `ids` to its storage, `tensors` to its tensor, `blobs`
+    to the place of bytes that were passed over, and `within` to the object saved in bytes, which
+    gets the canonical form too. UnsupportedError if a part of a storage is used in a way that has
     no canonical form, or text is too long.
     """
     return _Canoniser(root, ids, tensors, storages, blobs or {}).run(within or {})
@@ -208,9 +208,9 @@ class _Canoniser:
         self.old = ids
         self.tensors = tensors
         self.recogniser = Recogniser(ids, tensors)
-        self.kept: list[Node] = [root]  # so that no other node takes the `id()` of one
+        self.kept: list[Node] = [root]  # kept alive, so that no other node gets the same `id()`
         self.new: dict[int, Node] = {}
-        self.done: set[int] = set()  # tensors that hold nothing more to be looked at
+        self.done: set[int] = set()  # tensors that hold nothing else to visit
 
     def run(self, within: Mapping[int, Node]) -> Graph:
         met = set[int]()
@@ -230,7 +230,7 @@ class _Canoniser:
         return found
 
     def enter(self, node: Composite) -> None:
-        """Replace what a node holds."""
+        """Replace the children of a node."""
         if type(node) is PlainTensor and self.compact(node):
             self.done.add(id(node))
             return
@@ -275,12 +275,12 @@ class _Canoniser:
 
     @cached_property
     def uses(self) -> Counter[int]:
-        """How often each list is held, by its `id()`."""
+        """Count the references to each list, by its `id()`."""
         holders = nodes_of(self.graph.root)
         return Counter(id(held) for n in holders for held in held_by(n) if isinstance(held, List))
 
     def part(self, found: StorageId) -> Persistent:
-        """A part of a storage that is used as one: it becomes one, which newer formats need."""
+        """Turn a part of a storage that is used as a storage into one, as newer formats require."""
         stored = self.stored[found.id]
         start = found.view_at * storage_element_nbytes(stored.dtype or "uint8")
         key = f"{stored.id}[{start}:{start + found.nbytes}]"
@@ -288,16 +288,16 @@ class _Canoniser:
         return self.graph.storage(key, stored.dtype, found.nbytes, stored.location)
 
     def storage(self, found: StorageId, node: StorageReference | None = None) -> Persistent:
-        """The node that stands for a storage, which becomes `node` if there is none yet."""
+        """Return the node of a storage; `node` becomes it if there is none yet."""
         known = self.graph.storages.get(found.id)
         if known is not None:
             return known
         stored = self.stored[found.id]
-        nbytes = max(stored.nbytes, found.whole_nbytes)  # of example inputs, no bytes are there
+        nbytes = max(stored.nbytes, found.whole_nbytes)  # example inputs have no bytes
         return self.graph.storage(stored.id, stored.dtype, nbytes, stored.location, node)
 
     def parameter(self, node: Call) -> None:
-        """Bring a parameter of torch 0.1 to 0.3 into the form that it has had since."""
+        """Bring a parameter of torch 0.1 to 0.3 into the present form."""
         found = variable_of(node)
         if found is None or self.recogniser.tensor(node) is None:
             return
@@ -309,7 +309,7 @@ class _Canoniser:
             node.state, node.built = None, False
 
     def array(self, node: Call) -> None:
-        """Have an array of Python 2 be made of bytes, which a string was, be it text or not."""
+        """Make a numpy array of Python 2 from bytes instead of a string."""
         found = array_of(node)
         content = None if found is None else found.content
         if isinstance(content, Blob):
@@ -349,7 +349,7 @@ class _Canoniser:
         return not rest and isinstance(grad, bool) and is_untouched(node)
 
     def compact(self, node: PlainTensor) -> bool:
-        """Have a compact tensor refer to the node of its storage; whether it stays compact."""
+        """Make a compact tensor refer to its storage's node; return whether it stays compact."""
         form, before = compact_form(node), node.storage
         found = self.old.get(id(before))
         if form is None or found is None or found.dtype is None:
@@ -363,13 +363,13 @@ class _Canoniser:
 
 
 def _no_hooks() -> Call:
-    """The backward hooks of a tensor that has none."""
+    """Return the empty backward hooks of a tensor."""
     return Call(_name("collections", "OrderedDict"), _NOTHING, "REDUCE", 0)
 
 
 @cache
 def _name(module: str, name: str) -> Global:
-    """One node for each name that a tensor takes, however many tensors there are."""
+    """Return the shared node of a name that tensors import."""
     return Global(module, name, 0)
 
 
@@ -379,21 +379,21 @@ _NO_STORAGE = StorageForm(Text("storage", 0), Global("torch.storage", "UntypedSt
 
 @cache
 def _names() -> Names:
-    """What all compact tensors name."""
+    """Return the names that all compact tensors import."""
     return Names(_name("torch._utils", V2), _name("collections", "OrderedDict"), _NOTHING)
 
 
-@lru_cache(1 << 10)  # so few, since sizes can be chosen to have all one hash
+@lru_cache(1 << 10)  # limited, because sizes can be chosen to have equal hashes
 def _form(
     offset: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
 ) -> Form:
-    """What tensors have in common that look alike."""
+    """Return the shared form of similar tensors."""
     return Form(_names(), offset, shape, stride, requires_grad)
 
 
 @lru_cache(1 << 12)
 def _form_of_storage(dtype: str | None, nbytes: int) -> tuple[str | None, StorageForm]:
-    """The dtype that a storage can say, and what its persistent id does."""
+    """Return the dtype that a storage can have, and the form of its persistent id."""
     cls = _CLASSES.get(dtype or "")
     if cls is None:
         return None, _NO_STORAGE._replace(numel=nbytes)

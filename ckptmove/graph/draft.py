@@ -1,4 +1,4 @@
-"""A checkpoint that will be written in another format: its graph, and where its bytes are."""
+"""A checkpoint that will be written in another format: its graph, and the places of its bytes."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from .traversal import held_by, nodes_of
 if TYPE_CHECKING:
     from ..reports.convert import Loss
 
-_NBYTES_EACH = 8  # of a pickle, for each thing that another holds
-_HELD_BY_TENSOR = 20  # things that make a tensor which is one compact node
+_NBYTES_EACH = 8  # bytes of a pickle for each reference
+_HELD_BY_TENSOR = 20  # objects that a compact tensor stands for
 
 
 class StorageBytes(NamedTuple):
-    """The bytes of a storage, as they shall be, and where they come from."""
+    """The bytes of a storage in the output, and their origin."""
 
     id: str
-    #: where it is tagged to be
+    #: its device tag in the output
     location: str
     #: None for an untyped storage
     dtype: str | None
     nbytes: int
-    #: which of the sources has its bytes
+    #: number of the source that has its bytes
     source: int = 0
-    #: where they begin there
+    #: their offset in the source
     start: int = 0
     #: their checksum, if the source has one; 0 if not
     crc32: int = 0
-    #: the bytes themselves, where no source has them as they are
+    #: the bytes themselves, if no source has them in this form
     content: bytes | memoryview | None = None
-    #: whether the source has them in that order
+    #: whether they are big-endian in the source
     big_endian: bool = False
-    #: the dtype that they have in the source, where that is another
+    #: their dtype in the source, if it differs
     cast_from: str | None = None
-    #: checksums of parts of it, where the source joins several files
+    #: checksums of its parts, if the source joins several files
     proofs: Sequence[Proof] = ()
 
     @property
     def is_made(self) -> bool:
-        """Whether the bytes are not those of the source."""
+        """Whether the bytes differ from those of the source."""
         return self.big_endian or self.cast_from is not None
 
     @property
@@ -67,7 +67,7 @@ class StorageBytes(NamedTuple):
 
 
 class View(NamedTuple):
-    """Elements of a storage, as a tensor shows them; the fields are those of `strided.Tensor`."""
+    """The elements of a storage that a tensor shows; the fields are those of `strided.Tensor`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -78,26 +78,26 @@ class View(NamedTuple):
 
 
 class Pieces:
-    """What a plan is made of, gathered piece by piece."""
+    """Collects the operations of a plan."""
 
     def __init__(self) -> None:
         self.copies: list[Copy] = []
         self.writes: list[Write] = []
         self.gathers: list[Gather] = []
         self.checksums: list[Checksum] = []
-        self._whole: set[str] = set()  # storages that are copied as they are
-        self._partly: dict[str, StorageBytes] = {}  # those that are used in any other way
-        self._apart: list[Proof] = []  # of those copied, what no range of the destination has
+        self._whole: set[str] = set()  # storages that are copied unchanged
+        self._partly: dict[str, StorageBytes] = {}  # storages that are used in another way
+        self._apart: list[Proof] = []  # rest of the copied ones
 
     def write(self, at: int, data: bytes | memoryview) -> None:
-        """Have these bytes at an offset of the destination."""
+        """Write these bytes at an offset of the destination."""
         if data:
             self.writes.append(Write(at, data))
 
     def put(self, stored: StorageBytes, start: int, nbytes: int, at: int, dtype: str) -> None:
-        """Have a range of a storage, as it shall be, at an offset of the destination.
+        """Put a range of a storage, converted if needed, at an offset of the destination.
 
-        `dtype` is what its bytes are, if they have to be swapped.
+        `dtype` is the type of its elements, if their bytes must be swapped.
         """
         if not nbytes:
             return
@@ -131,7 +131,7 @@ class Pieces:
         )
 
     def gather(self, stored: StorageBytes, view: View, nbytes: int, at: int) -> None:
-        """Have the elements of a view, one after the other, at an offset of the destination."""
+        """Put the elements of a view, in row-major order, at an offset of the destination."""
         before = stored.cast_from or view.dtype
         self._partly[stored.id] = stored
         self.gathers.append(
@@ -155,7 +155,7 @@ class Pieces:
 
     @property
     def source_checksums(self) -> list[SourceChecksum]:
-        """The checksums that the sources have of what is not copied as a whole."""
+        """Return the source checksums of storages that are not copied as a whole."""
         partly = [each for key, each in self._partly.items() if key not in self._whole]
         found = [
             SourceChecksum(each.start, each.nbytes_before, each.crc32, each.id, each.source)
@@ -167,15 +167,15 @@ class Pieces:
             SourceChecksum(each.source_at, each.nbytes, each.crc32, each.name, each.source)
             for each in proofs
         )
-        return [*found, *dict.fromkeys(apart)]  # what one is of may have parts of many storages
+        return [*found, *dict.fromkeys(apart)]  # a checksum may cover parts of many storages
 
 
 class _Graph(Container):
-    """A graph in the place of a file, to be listed."""
+    """Presents a graph like a file, to list its content."""
 
     @property
     def described_nbytes(self) -> int:
-        """What a pickle of it would take, roughly."""
+        """Return the approximate size of a pickle of it."""
         root, held = self.roots[0][1], 1
         tensors = {id(root)} if type(root) is PlainTensor else set[int]()
         for node in nodes_of(root, compact=False):
@@ -190,43 +190,43 @@ class _Graph(Container):
 
 @dataclass
 class CheckpointGraph:
-    """A checkpoint about to be written."""
+    """A checkpoint that will be written."""
 
     path: str
     format: str
     graph: Graph
     stored: dict[str, StorageBytes]
     sources: Sequence[Source]
-    #: the storages that have no device in the source, with those of files that they are made of
+    #: storages without a device in the source, with the storages of files that they are made of
     untagged: Mapping[str, str] = field(default_factory=dict)
-    #: what its tensors serve where nothing else tells
+    #: the section of its tensors if nothing else tells
     section: Section = Section.OTHER
-    #: `id()` of bytes in the graph that were passed over → what holds them
+    #: `id()` of bytes in the graph that were passed over → their place
     blobs: dict[int, Readable] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
-    #: what the graph does not hold of the source
+    #: content of the source that the graph does not hold
     losses: list[Loss] = field(default_factory=list)
-    #: what else the source holds besides what the graph shows, to be compared
+    #: further content of the source that the graph does not show, to compare
     records: Sequence[HeldRecord] = ()
-    #: what of the source is nowhere in here, in a few words each
+    #: content of the source that is missing here, in a few words each
     beside: Sequence[str] = ()
     warnings: list[str] = field(default_factory=list)
     #: the unknown callables that loading the source would run; None: all that it names
     runs: frozenset[str] | None = None
     #: as `streams.Container` has it
     bytecode: str = ""
-    #: the checkpoint that it was taken from, which is of no use any more
+    #: the checkpoint that it was taken from, no longer usable
     origin: object = None
 
     def release(self) -> None:
-        """Forget what is not needed once it is planned how to write it: all but the sources."""
+        """Release everything except the sources, once the writing is planned."""
         self.graph, self.stored, self.blobs = Graph(None), {}, {}
-        self.records = ()  # they lead to what the checkpoint was read from
+        self.records = ()  # they refer to the checkpoint's source
         if self.origin is not None:
             vars(self.origin).clear()
 
     def manifest(self) -> Manifest:
-        """What the draft holds, as any checkpoint's manifest."""
+        """Return the manifest of the draft."""
         found = self.list_contents()
         return Manifest(
             path=self.path,
@@ -244,18 +244,18 @@ class CheckpointGraph:
         )
 
     def move(self, locations: Mapping[str, str]) -> None:
-        """Have storages be tagged with other devices: id → device."""
+        """Tag storages with other devices: id → device."""
         for key, location in locations.items():
             stored = self.stored[key]._replace(location=location)
             self.stored[key] = stored
             self.graph.retype(key, stored.dtype, stored.nbytes, location)
 
     def number_of(self, window: Readable) -> int:
-        """Which of the sources a part of a file is in."""
+        """Return the number of the source that holds a part of a file."""
         return [id(each) for each in self.sources].index(id(getattr(window, "source", window)))
 
     def list_contents(self) -> Contents:
-        """Everything that the graph holds, as any checkpoint's content is listed."""
+        """List the content of the graph, as for any checkpoint."""
         container = _Graph(Memory(b"", self.path))
         container.section = self.section
         container.roots = [((), self.graph.root)]
@@ -274,7 +274,7 @@ class CheckpointGraph:
 
     @property
     def storages(self) -> dict[str, Storage]:
-        """As a manifest has them."""
+        """The storages as entries of a manifest."""
         return {
             key: Storage(key, each.location, each.nbytes, each.dtype, None)
             for key, each in self.stored.items()

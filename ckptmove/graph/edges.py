@@ -34,14 +34,14 @@ COMPOSITE = (Tuple, List, Set, Dict, Call, Persistent)
 _SETS = {"builtins.set": "set", "builtins.frozenset": "frozenset"}
 _TEXTS = frozenset((str, Text))
 _LATIN_1 = ("latin1", "latin-1")
-_SAFE_BITS = 60  # of a number that is its own hash
+_SAFE_BITS = 60  # largest number that is its own hash
 
-#: What a thing holds, by keys that can be compared: the keys that lead there, and the node.
+#: The children of an object, by comparable keys: the keys that lead there, and the node.
 Edges = dict[Hashable, tuple[Path, Node]]
 
 
 def edges_of(node: Composite) -> Edges:
-    """What a node holds by keys that can be compared, with those that lead there."""
+    """Return the children of a node by comparable keys, with the keys that lead there."""
     members = _members(node)
     if members is not None:
         labels = _labels_of(members)
@@ -51,18 +51,18 @@ def edges_of(node: Composite) -> Edges:
         return {"pid": (("<id>",), node.pid)}
     children = list(children_of(node))
     if isinstance(node, Call) and node.qualname in TRANSPARENT and isinstance(node.args, Tuple):
-        # what a wrapper says of its content leads to nothing, and counts all the same
+        # the fields of a wrapper have no path, but are compared too
         children += [(("<args>", n), each) for n, each in enumerate(node.args.items) if n]
     edges = _edges_by_key(children)
-    if attributes_of(node) is not None:  # names are those of its state dict
+    if attributes_of(node) is not None:  # names come from its state dict
         return {key: (() if is_frame(keys) else keys, at) for key, (keys, at) in edges.items()}
-    if array_of(node) is not None:  # its bytes are called as it is
+    if array_of(node) is not None:  # its bytes have its own name
         return {key: (() if keys == CONTENT_AT else keys, at) for key, (keys, at) in edges.items()}
     return edges
 
 
 def have_same_keys(old: Dict, new: Dict) -> bool:
-    """Whether two long dicts have the same keys in the same order, all text; soon told."""
+    """Whether two long dicts have the same keys in the same order, all text; a fast check."""
     if not isinstance(old.pairs, Pairs) or not isinstance(new.pairs, Pairs):
         return False
     keys = old.pairs.keys
@@ -71,7 +71,7 @@ def have_same_keys(old: Dict, new: Dict) -> bool:
 
 
 def _labels_of(members: Items) -> Iterator[Hashable]:
-    """A key that distinguishes members of a set; long bytes by size and order."""
+    """Return keys that distinguish members of a set; long bytes by size and order."""
     times = Counter[int]()
     for n, item in enumerate(members):
         if isinstance(item, Blob):
@@ -87,21 +87,21 @@ def _edges_by_key(children: list[tuple[Path, Node]]) -> Edges:
     for keys, child in children:
         label: tuple[Hashable, ...] = tuple(map(_label, keys))
         times[label] = again = times.get(label, 0) + 1
-        if again > 1:  # an attribute and an item may be called the same
+        if again > 1:  # an attribute and an item may have the same name
             label = (*label, "again", again)
         found[label] = keys, child
     return found
 
 
 def _label(key: Key) -> Hashable:
-    """A hashable form of a key in which 1, 1.0 and True differ."""
+    """Return a hashable form of a key in which 1, 1.0 and True differ."""
     if isinstance(key, str):
         return str(key)
     return type(key).__name__, struct.pack("<d", key) if isinstance(key, float) else key
 
 
 def _members(node: Node) -> Items | None:
-    """What is in a set, whether an opcode or a call makes it."""
+    """Return the members of a set, whether an opcode or a call makes it."""
     if isinstance(node, Set):
         return node.items
     if isinstance(node, Call) and node.qualname in _SETS and isinstance(node.args, Tuple):
@@ -114,7 +114,7 @@ def _members(node: Node) -> Items | None:
 
 
 def type_of(node: Node) -> str:
-    """What a container is, as people know it."""
+    """Return the usual name of a container's type."""
     if _members(node) is not None:
         frozen = node.frozen if isinstance(node, Set) else "frozen" in str(node.qualname)  # type: ignore[union-attr]
         return "frozenset" if frozen else "set"
@@ -124,7 +124,7 @@ def type_of(node: Node) -> str:
 
 
 def signature_of(node: Composite) -> Hashable:
-    """What two containers have in common if they are of the same type."""
+    """Return a value that is equal for containers of the same type."""
     if not isinstance(node, Call) or _members(node) is not None:
         return type_of(node)
     states = node.state.items if isinstance(node.state, Tuple) else [node.state]
@@ -133,12 +133,12 @@ def signature_of(node: Composite) -> Hashable:
 
 
 def _kind(node: Node) -> type:
-    """The type of a node; bytes are bytes, whatever holds them."""
+    """Return the type of a node; bytes in any form are bytes."""
     return bytes if isinstance(node, Blob) else kind_of(node)
 
 
 def types_of(old: Composite, new: Composite) -> tuple[str, str]:
-    """The types of two containers, as texts that differ."""
+    """Return the types of two containers, as different texts."""
     types = type_of(old), type_of(new)
     if types[0] != types[1]:
         return types
@@ -150,7 +150,7 @@ def types_of(old: Composite, new: Composite) -> tuple[str, str]:
 
 
 def is_mutable(node: Composite) -> bool:
-    """Whether it matters that two names speak of one object."""
+    """Whether it matters that two names refer to one object."""
     if isinstance(node, Call):
         filled = node.pairs or node.items or isinstance(node.state, Dict)
         return bool(filled) or node.qualname == "builtins.set" or array_of(node) is not None
@@ -158,7 +158,7 @@ def is_mutable(node: Composite) -> bool:
 
 
 def is_leaf(node: Node) -> bool:
-    """Whether it is compared as one value."""
+    """Whether a node is compared as one value."""
     return (
         not isinstance(node, COMPOSITE)
         or device_text(node) is not None
@@ -167,7 +167,7 @@ def is_leaf(node: Node) -> bool:
 
 
 def bytes_of(node: Node) -> bytes | None:
-    """Bytes, as an opcode pushes them or a call makes them."""
+    """Return bytes, whether an opcode pushes them or a call makes them."""
     if isinstance(node, bytes):
         return node
     if not isinstance(node, Call) or not isinstance(node.args, Tuple):
@@ -184,7 +184,7 @@ def bytes_of(node: Node) -> bytes | None:
 
 
 def scalar_of(node: Node) -> tuple[Hashable, ...]:
-    """What makes a scalar itself: its type and its bits."""
+    """Return the identity of a scalar: its type and its bits."""
     if isinstance(node, str):
         return "str", str(node)
     if isinstance(node, float):
@@ -203,12 +203,12 @@ def scalar_of(node: Node) -> tuple[Hashable, ...]:
 
 
 def device_of(node: Node) -> str | None:
-    """The device that a value names, as text or as an object."""
+    """Return the device that a value names, as text or as an object."""
     if isinstance(node, str):
         return str(node) if names_device(node) else None
     return device_text(node)
 
 
 def children_edges(children: Sequence[Child]) -> Edges:
-    """What hangs on a tensor."""
+    """Return the children of a tensor."""
     return _edges_by_key([((child.key,), child.node) for child in children])

@@ -17,7 +17,7 @@ _FLOATING = ("float", "bfloat", "complex")
 
 
 class Shown(NamedTuple):
-    """Elements of a storage, as a tensor of a draft shows them."""
+    """The elements of a storage that a tensor of a draft shows."""
 
     draft: CheckpointGraph
     stored: StorageBytes
@@ -25,20 +25,20 @@ class Shown(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A tensor that one of the checkpoints holds under a name."""
+    """A named tensor of one of the checkpoints."""
 
     name: str
     node: Node
     tensor: Tensor
-    #: its elements; None where it is made of other tensors, or has none
+    #: its elements; None if it is made of other tensors, or has none
     shown: Shown | None
     draft: CheckpointGraph
-    #: whether its bytes are not there, as those of example inputs
+    #: whether its bytes are missing, as for example inputs
     is_left_out: bool
 
     @property
     def extent(self) -> tuple[Hashable, int, int] | None:
-        """Where its bytes lie: in what, from where, to where; None if it has no storage."""
+        """The place of its bytes: container, start and end; None if it has no storage."""
         tensor = self.tensor
         if tensor.storage is None or self.is_left_out:
             return None
@@ -51,7 +51,7 @@ class Held(NamedTuple):
 
 
 def is_left_out(tensor: Tensor, draft: CheckpointGraph) -> bool:
-    """Whether a tensor has a storage, and that not the bytes that it needs."""
+    """Whether a tensor has a storage that lacks the bytes it needs."""
     if tensor.storage is None:
         return False
     reach = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
@@ -59,16 +59,16 @@ def is_left_out(tensor: Tensor, draft: CheckpointGraph) -> bool:
 
 
 def can_cast(old: str, new: str) -> bool:
-    """Whether elements of one floating dtype are cast to the other."""
+    """Whether elements of one floating-point dtype can be cast to the other."""
     kinds = [each.startswith("complex") for each in (old, new) if each.startswith(_FLOATING)]
     return len(kinds) == 2 and kinds[0] == kinds[1]
 
 
 def unlike(*pair: Held) -> Iterator[tuple[Kind, Any, Any]]:
-    """What two tensors differ in, but for their elements; a value is `requires_grad`.
+    """Yield the differences of two tensors except their elements; a value is `requires_grad`.
 
-    What is stored without a device differs from any but the CPU, where it would be loaded; of what
-    both put together of files of ranks, those of the files count.
+    A tensor stored without a device would be loaded on the CPU, so it differs from every other
+    device. For tensors merged from files of ranks on both sides, the devices of the files count.
     """
     old, new = pair[0].tensor, pair[1].tensor
     if (old.kind, old.layout) != (new.kind, new.layout):
@@ -104,7 +104,7 @@ def _devices(*pair: Held) -> tuple[str, str]:
 
 
 def shared(pairs: Iterable[tuple[Held, Held]]) -> Iterator[Difference]:
-    """Which tensors have bytes in common in one of two checkpoints only."""
+    """Yield tensors that share bytes in only one of two checkpoints."""
     names: list[str] = []
     olds: list[tuple[Hashable, int, int]] = []
     news: list[tuple[Hashable, int, int]] = []
@@ -120,9 +120,9 @@ def shared(pairs: Iterable[tuple[Held, Held]]) -> Iterator[Difference]:
 def regrouped(
     names: Sequence[str], old: Sequence[Hashable], new: Sequence[Hashable]
 ) -> Iterator[Difference]:
-    """Which of the things that both checkpoints have are no longer one and the same, or became so.
+    """Yield groups of common objects that are the same object in only one checkpoint.
 
-    Each has a label in both; things with equal labels are one and the same there.
+    Each object has a label in both checkpoints; equal labels mean the same object there.
     """
     for kind, mine, others in ((Kind.UNSHARED, old, new), (Kind.SHARED, new, old)):
         groups: dict[Hashable, list[int]] = defaultdict(list)
@@ -135,9 +135,9 @@ def regrouped(
 
 
 def overlapping(listed: Sequence[tuple[Hashable, int, int]]) -> list[int]:
-    """A number for each half-open range of something, the same for those that share bytes.
+    """Return a number for each half-open range; ranges that share bytes get the same number.
 
-    A range is: of what, from where, to where.
+    A range is a container, a start and an end.
     """
     numbers = list(range(len(listed)))
     of: dict[Hashable, list[int]] = defaultdict(list)

@@ -1,7 +1,6 @@
 """Short texts of two values that differ, which show where they differ.
 
-A value that is too long to be shown whole is shown by its size and by what is at the first place
-where the two differ.
+A value that is too long is shown by its size and by an excerpt at the first difference.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _LONGEST_LINE = 120  # characters
 
 
 def first_unlike(old: Readable, new: Readable) -> int | None:
-    """The offset of the first byte that is not the same, or None if all are.
+    """Return the offset of the first byte that differs, or None if all are equal.
 
-    Where one is the start of the other, that is the length of the shorter one.
+    If one is the start of the other, that is the length of the shorter one.
     """
     common = min(old.nbytes, new.nbytes)
     for at in range(0, common, _CHUNK_NBYTES):
@@ -38,14 +37,14 @@ def first_unlike(old: Readable, new: Readable) -> int | None:
 
 
 def of_bytes(content: Readable, at: int) -> dict[str, Any]:
-    """Bytes by their size, and by what is at an offset."""
+    """Show bytes by their size and an excerpt at an offset."""
     nbytes = min(_SHOWN_NBYTES, max(0, content.nbytes - at))
     said = content.read(at, nbytes).hex() if nbytes else ""
     return {"$": "bytes", "nbytes": content.nbytes, "at": at, "hex": said}
 
 
 def of_scalars(old: Node, new: Node) -> tuple[Term, Term] | None:
-    """Texts for two different scalars with the same term; None if there are none."""
+    """Return texts for two different scalars with the same term; None for other scalars."""
     if isinstance(old, Global) and isinstance(new, Global):
         old, new = f"{old.module}:{old.name}", f"{new.module}:{new.name}"
     if isinstance(old, str) and isinstance(new, str):
@@ -78,7 +77,7 @@ def _number(value: int, at: int) -> dict[str, Any]:
 
 
 def changed_lines(old: Readable, new: Readable) -> tuple[str, ...]:
-    """Some of the lines of two texts that differ, as a unified diff shows them; none of bytes."""
+    """Return some lines in which two texts differ, as in a unified diff; empty for binary data."""
     if max(old.nbytes, new.nbytes) > _LARGEST_TEXT:
         return ()
     try:
@@ -104,7 +103,7 @@ def changed_lines(old: Readable, new: Readable) -> tuple[str, ...]:
 
 
 def _trim_lines(sign: str, lines: list[str], column: int) -> list[str]:
-    """The first lines, each without what is far from the first difference."""
+    """Return the first lines, each shortened around the first difference."""
     shown = [
         sign + ("…" if column else "") + line[column : column + _LONGEST_LINE]
         for line in lines[:_MOST_LINES]

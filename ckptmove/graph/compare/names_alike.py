@@ -1,7 +1,7 @@
-"""The dotted names that several tensors of a graph would have, most often found without a list.
+"""Find dotted names that several tensors of a graph share, usually without listing all names.
 
-A tree of dicts, lists and tensors, as nearly all checkpoints are, is named while it is walked once.
-What else there may be, or too much of anything, is left to the listing of the whole content.
+In a tree of dicts, lists and tensors, as in nearly all checkpoints, names are made during one walk.
+For other or very large trees, the listing of the whole content is used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..draft import CheckpointGraph
 _LEAVES = frozenset((type(None), bool, int, float, str, Text, bytes, Blob, Global))
 _TEXTS = frozenset((str, Text))
 _KEYS = frozenset((*_TEXTS, int))
-_SAFE_BITS = 60  # of a number that is its own hash
+_SAFE_BITS = 60  # largest number that is its own hash
 _MOST_CHARACTERS = 1 << 26  # of all names
-_MOST_AGAIN = 1000  # tensors that are there once more
+_MOST_AGAIN = 1000  # repeated tensors
 _DEEPEST = 200
 
 
 def names_alike(draft: CheckpointGraph) -> Set[str]:
-    """The dotted names that several tensors of a draft would have."""
+    """Return the dotted names that several tensors of a draft would have."""
     names = usual_names(draft.graph)
     if names is None:
         return draft.list_contents().alike
@@ -35,10 +35,10 @@ def names_alike(draft: CheckpointGraph) -> Set[str]:
 
 
 def usual_names(graph: Graph) -> list[str] | None:
-    """The dotted names of all tensors; None where the graph holds more than the usual things."""
+    """Return the dotted names of all tensors; None if the graph has unusual nodes."""
     names, met = list[str](), set[int]()
     room, again = _MOST_CHARACTERS, 0
-    todo: list[tuple[Node, str, int]] = [(graph.root, "", 0)]  # with the names of what holds it
+    todo: list[tuple[Node, str, int]] = [(graph.root, "", 0)]  # each with the name of its container
     while todo:
         node, start, depth = todo.pop()
         room -= len(start)
@@ -57,7 +57,7 @@ def usual_names(graph: Graph) -> list[str] | None:
 
 
 def _is_tensor(node: Node, graph: Graph) -> bool:
-    """Whether a node is a tensor that holds no others."""
+    """Whether a node is a tensor without inner tensors."""
     if type(node) is PlainTensor and compact_form(node) is not None:
         storage = graph.ids.get(id(node.storage))
         return storage is not None and storage.dtype is not None
@@ -66,7 +66,7 @@ def _is_tensor(node: Node, graph: Graph) -> bool:
 
 
 def _held(node: Node) -> Sequence[tuple[object, Node]] | None:
-    """What a usual container holds and may have names, by its keys; None for what is not usual."""
+    """Return the children of a usual container by their keys; None for other nodes."""
     if isinstance(node, (List, Tuple)):
         if are_plain(node.items):
             return ()

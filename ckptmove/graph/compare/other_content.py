@@ -20,12 +20,12 @@ _OF_VALUES = (
 
 
 class Beside(NamedTuple):
-    """What `compare_beside` found."""
+    """The result of `compare_beside`."""
 
     differences: list[Difference]
     #: how many records both have
     compared: int
-    #: how many differ only in the devices that they name, and were let pass
+    #: how many differ only in device names, which were ignored
     devices: int
 
 
@@ -34,9 +34,9 @@ def compare_beside(
 ) -> Beside:
     """Compare metadata and other records of two checkpoints; name what can't be compared.
 
-    Records are compared by name where both checkpoints are of one format. A format that another is
-    converted to has no place for them: then each is named as not compared. `ignore_devices` lets
-    pass that code names other devices.
+    If both checkpoints have the same format, records are compared by name. A different format has
+    no place for them, so each is listed as not compared. `ignore_devices` ignores the devices that
+    code names.
     """
     mine, others = _by_name(old), _by_name(new)
     found = list(_unlike_metadata(old, new))
@@ -65,10 +65,10 @@ def compare_beside(
 
 
 def is_code(difference: Difference, old: CheckpointGraph, new: CheckpointGraph) -> bool:
-    """Whether a difference is one of code alone, or of something that can't be compared.
+    """Whether a difference concerns only code, or content that can't be compared.
 
-    Code are records of code; in the saved object of a TorchScript program the names of its classes,
-    and the instructions that its code was compiled to for phones.
+    Code means records of code and, in the saved object of a TorchScript program, the names of its
+    classes and the instructions compiled for phones.
     """
     kind = difference.kind
     if kind is Kind.NOT_COMPARED:
@@ -88,7 +88,7 @@ def is_code(difference: Difference, old: CheckpointGraph, new: CheckpointGraph) 
 
 
 def _unlike_metadata(old: CheckpointGraph, new: CheckpointGraph) -> Iterator[Difference]:
-    """What differs in what the headers of safetensors say of the whole, whichever file keeps it."""
+    """Yield differences in the metadata of safetensors headers, whichever file has it."""
     one, two = _metadata(old), _metadata(new)
     for key in {**one, **two}:
         name = f"__metadata__.{key}"
@@ -101,7 +101,7 @@ def _unlike_metadata(old: CheckpointGraph, new: CheckpointGraph) -> Iterator[Dif
 
 
 def _metadata(draft: CheckpointGraph) -> dict[str, str]:
-    """The metadata but for other names of tensors: these are tensors, and compared as such."""
+    """Return the metadata without further names of tensors, which are compared as tensors."""
     if not draft.metadata:
         return {}
     names = {entry.name for entry in draft.list_contents().tensors}
@@ -109,7 +109,7 @@ def _metadata(draft: CheckpointGraph) -> dict[str, str]:
 
 
 def _by_name(draft: CheckpointGraph) -> dict[str, HeldRecord]:
-    """The records that count, by name."""
+    """Return the records to compare, by name."""
     return {held.record.name: held for held in draft.records if held.record.kind.is_content}
 
 
@@ -118,7 +118,7 @@ def _record_term(record: OtherRecord) -> dict[str, Any]:
 
 
 def _apart(old: CheckpointGraph | None, new: CheckpointGraph | None) -> Iterator[Difference]:
-    """What one of two checkpoints of different formats has."""
+    """Yield the records of one of two checkpoints with different formats, as not compared."""
     draft = old or new
     assert draft is not None
     names = [f"<{text}>" for text in draft.beside]
@@ -153,7 +153,7 @@ def compare_records(old: dict[str, HeldRecord], new: dict[str, HeldRecord]) -> B
 
 
 def _unlike(old: HeldRecord, new: HeldRecord, *, no_devices: bool) -> Difference | None:
-    """How two records of one name differ, or None if they do not."""
+    """Return how two records with the same name differ, or None if they are equal."""
     name = old.record.name
     try:
         mine, other = old.content(no_devices), new.content(no_devices)

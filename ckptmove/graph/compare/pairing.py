@@ -1,7 +1,7 @@
 """Walk two graphs in parallel, pair tensors at the same path, and find what else differs.
 
-How a file spells a value does not count: sets, bytes and devices are compared by what they are,
-everything else by its structure.
+The spelling of a value in the file does not count: sets, bytes and devices are compared by value,
+everything else by structure.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from .tree_position import TreePosition
 
 _DEEPEST = 1000  # keys in a path
 _LEAST_ROOM = 1 << 20  # steps
-_LONGEST_AT_ONCE = 64  # characters or bytes of a value that is compared wherever it is
-_MOST_AGAIN = 1 << 14  # places that are named of containers that were met before
+_LONGEST_AT_ONCE = 64  # longer values are compared only once, not at every place
+_MOST_AGAIN = 1 << 14  # most places listed for containers that were met before
 
 _Place = tuple[Node, Node, TreePosition]
 _Sides = tuple[Term, Term] | None
 
 
 class Pairs(NamedTuple):
-    """What two checkpoints have in common, and what not: all but the bytes of their tensors."""
+    """The common and differing content of two checkpoints, except the bytes of tensors."""
 
     both: list[tuple[Held, Held]]
     #: tensors that only the old one has, or only the new one
     old: list[Held]
     new: list[Held]
     differences: list[Difference]
-    #: how many differences in devices were let pass
+    #: how many device differences were ignored
     passed: int
 
 
@@ -69,12 +69,11 @@ def pair(
     ignore_devices: bool = False,
     cast: bool = False,
 ) -> Pairs:
-    """Compare two checkpoints but for the bytes of their tensors.
+    """Compare two checkpoints, except the bytes of their tensors.
 
-    `chosen` names what is to be compared, with all that is below; None for everything.
-    `ignore_devices` lets pass that tensors, or values, name other devices, and `cast` that tensors
-    have other dtypes that they can be cast to. CorruptError if a tensor leads to the same things in
-    too many ways.
+    `chosen` names the entries to compare, with everything below them; None for all.
+    `ignore_devices` ignores the devices of tensors and values, and `cast` ignores dtypes that can
+    be cast to each other. CorruptError if a tensor leads to the same objects in too many ways.
     """
     return _Pairing(old, new, chosen, ignore_devices, cast).run()
 
@@ -94,7 +93,7 @@ class _Pairing:
         self.cast = cast
         self.room = _LEAST_ROOM
         self.counted = False
-        # Of each pair of containers on the way what is still to be visited: of a long row no list.
+        # For each pair of containers on the path: an iterator of the children left to visit.
         self.todo: list[Iterator[_Place]] = []
         self.later: list[_Place] = []
         self.met: set[tuple[int, int]] = set()
@@ -102,8 +101,8 @@ class _Pairing:
         self.both: list[tuple[Held, Held]] = []
         self.found: list[Difference] = []
         self.passed = 0
-        self.compared: dict[tuple[int, int], _Sides] = {}  # values that take long to be compared
-        self.again = 0  # how often containers were met that had been compared before
+        self.compared: dict[tuple[int, int], _Sides] = {}  # values that take long to compare
+        self.again = 0  # how often containers were met again
         self.objects: list[tuple[TreePosition, int, int]] = []
 
     def run(self) -> Pairs:
@@ -124,7 +123,7 @@ class _Pairing:
         return Pairs(self.both, self.old.alone, self.new.alone, self.found, self.passed)
 
     def regrouped(self) -> Iterator[Difference]:
-        """Which containers are one and the same in one of them only."""
+        """Yield containers that are the same object in only one checkpoint."""
         labels = [(a, b) for _, a, b in self.objects]
         olds, news = [a for a, _ in labels], [b for _, b in labels]
         if len(set(olds)) == len(olds) and len(set(news)) == len(news):
@@ -176,12 +175,12 @@ class _Pairing:
             self.found.append(Difference(kind, where.name, old, new))
 
     def apart(self, old: Node, new: Node, where: TreePosition) -> None:
-        """Two things that have nothing in common but their place."""
+        """Add two values that have only their place in common."""
         self.only(self.old, old, where)
         self.only(self.new, new, where)
 
     def inside(self, where: TreePosition, keys: Path, *, rest: bool = False) -> TreePosition:
-        """The place of something that is held by what is at `where`."""
+        """Return the place of a child of the container at `where`."""
         depth = where.depth + len(keys)
         place = TreePosition(where, keys, depth, where.chosen, where.rest or rest, where.alike)
         if self.chosen is None or where.chosen or not keys:
@@ -210,7 +209,7 @@ class _Pairing:
         self.edges(olds, news, where)
 
     def attributes(self, pair: tuple[Held, Held], where: TreePosition) -> bool:
-        """Whether two tensors are alike, but for their device and what they hold."""
+        """Whether two tensors are alike, ignoring device and elements."""
         alike = True
         for kind, mine, other in unlike(*pair):
             if kind is Kind.MOVED:
@@ -224,7 +223,7 @@ class _Pairing:
         return alike
 
     def move(self, kind: Kind, where: TreePosition, old: Term, new: Term) -> None:
-        """Another device."""
+        """Add a difference of devices."""
         if self.ignore_devices:
             self.passed += where.chosen
         else:
@@ -247,7 +246,7 @@ class _Pairing:
             self.differ(Kind.VALUE, where, *sides)
 
     def sides_of(self, old: Node, new: Node) -> _Sides:
-        """What two values say where they differ, or None if they do not."""
+        """Return texts of two values that differ, or None if they are equal."""
         mine, other = self.old.bytes_of(old), self.new.bytes_of(new)
         if mine is None or other is None:
             return None if scalar_of(old) == scalar_of(new) else self.told_apart(old, new)
@@ -258,7 +257,7 @@ class _Pairing:
         return sides if sides[0] != sides[1] else (of_bytes(mine, at), of_bytes(other, at))
 
     def told_apart(self, old: Node, new: Node) -> tuple[Term, Term]:
-        """The terms of two values, such that these differ as well."""
+        """Return different terms for two different values."""
         sides = self.old.term(old), self.new.term(new)
         return (of_scalars(old, new) or sides) if sides[0] == sides[1] else sides
 
@@ -275,7 +274,7 @@ class _Pairing:
         self.below(old, new, where)
 
     def note_object(self, where: TreePosition, old: int, new: int) -> None:
-        """Where there is an object; where that is again, unless that is in very many places."""
+        """Note the place of an object, and its further places, unless there are very many."""
         self.again += (old, new) in self.met
         if (old, new) not in self.met or self.again <= _MOST_AGAIN:
             self.objects.append((where, old, new))
@@ -300,7 +299,7 @@ class _Pairing:
         self.edges(olds, news, where, module=attributes_of(old) is not None)
 
     def edges(self, olds: Edges, news: Edges, where: TreePosition, *, module: bool = False) -> None:
-        """What two things hold, by its keys; of modules what their state dicts hold comes first."""
+        """Return the children of two containers by key; for modules, the state dict comes first."""
         self.step(len(olds) + len(news))
         pairs: list[tuple[Node, Node, TreePosition]] = []
         for key, (keys, child) in olds.items():
@@ -315,7 +314,7 @@ class _Pairing:
         self.todo.append(iter(pairs))
 
     def rows(self, olds: Items, news: Items, where: TreePosition) -> None:
-        """What two rows hold, without a list of it."""
+        """Iterate over the children of two rows, without making a list."""
         both = min(len(olds), len(news))
         for side, items in ((self.old, olds), (self.new, news)):
             for n in range(both, len(items)):
@@ -323,21 +322,21 @@ class _Pairing:
         self.todo.append(self.unlike_items(olds, news, where))
 
     def unlike_items(self, olds: Items, news: Items, where: TreePosition) -> Iterator[_Place]:
-        """The items of two rows that may not be the same."""
+        """Yield the items of two rows that may differ."""
         in_part = self.chosen is not None and not where.chosen
         for n, (old, new) in enumerate(zip(olds, news, strict=False)):
             if in_part or not self.is_known(old, new):
                 yield old, new, self.inside(where, (n,))
 
     def unlike_pairs(self, old: Dict, new: Dict, where: TreePosition) -> Iterator[_Place]:
-        """The values of two long dicts with the same keys that may not be the same."""
+        """Yield the values of two long dicts with equal keys that may differ."""
         in_part = self.chosen is not None and not where.chosen
         for (key, value), (_, other) in zip(old.pairs, new.pairs, strict=True):
             if in_part or not self.is_known(value, other):
                 yield value, other, self.inside(where, (str(key),))
 
     def is_known(self, old: Node, new: Node) -> bool:
-        """Whether a look at two nodes would tell nothing that is not known: most of a long row."""
+        """Whether two nodes need not be compared, as for most items of a long row."""
         kind = type(old)
         if kind is not type(new):
             return False
@@ -353,7 +352,7 @@ class _Pairing:
         return key in self.opened or (key in self.compared and self.compared[key] is None)
 
     def only(self, side: Side, root: Node, where: TreePosition) -> None:
-        """Everything in what only one of them has."""
+        """Add all content of a value that only one checkpoint has."""
         todo = [(root, where)]
         while todo:
             node, place = todo.pop()
@@ -386,13 +385,13 @@ class _Pairing:
 
 
 def _takes_long(node: Node) -> bool:
-    """Whether a value may be so long that it is compared but once, in however many places it is."""
+    """Whether a value may be so long that it is compared only once, not at each of its places."""
     return isinstance(node, (Blob, Call)) or (
         isinstance(node, (str, bytes)) and len(node) > _LONGEST_AT_ONCE
     )
 
 
 def _name_devices(old: Node, new: Node) -> bool:
-    """Whether both values name a device: beside one, `meta` is one too, which else is any word."""
+    """Whether both values name a device; `meta` counts only if the other value names a device."""
     named = [device_of(each) is not None for each in (old, new)]
     return any(named) and all(named[n] or each == "meta" for n, each in enumerate((old, new)))

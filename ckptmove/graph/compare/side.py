@@ -1,4 +1,4 @@
-"""One of two checkpoints that are compared: its tensors, and texts for its values."""
+"""One side of a comparison: the tensors of a checkpoint, and texts for its values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ..plain_tensors import data_of, flags_of, is_plain
 from ..traversal import held_by, nodes_of
 from .difference import Held, Shown, is_left_out
 
-_LARGEST_TERM = 100  # nodes of a value that is told as a whole
-#: Characters, bytes or bits of a scalar that is; a longer one is shortened.
+_LARGEST_TERM = 100  # most nodes of a value that is shown completely
+#: Most characters, bytes or bits of a scalar that is shown completely; others are shortened.
 LONGEST_TERM = 4096
 
 
@@ -31,26 +31,26 @@ class Side:
         self.draft = draft
         self.recogniser = draft.graph.recogniser
         self.kind = Kind.VALUE_ADDED if added else Kind.VALUE_REMOVED
-        self.spelled: set[int] = set()  # what says the device of a tensor
-        self.views: dict[tuple[int, str], tuple[View, int]] = {}  # by form and dtype; their reach
+        self.spelled: set[int] = set()  # nodes that state the device of a tensor
+        self.views: dict[tuple[int, str], tuple[View, int]] = {}  # reach, by form and dtype
         self.alone: list[Held] = []
-        self.met: set[int] = set()  # of what the other one has not
+        self.met: set[int] = set()  # for content that only this side has
 
     @property
     def breadth(self) -> int:
-        """How many things are held by others."""
+        """The number of references from one object to another."""
         graph, met = self.draft.graph, set[int]()
         roots = (graph.root, *graph.within.values())
         return sum(len(held_by(node)) for root in roots for node in nodes_of(root, met=met))
 
     def tensor(self, node: Node) -> Tensor | None:
-        """The tensor that a node is, if it is one."""
+        """Return the tensor of a node, if it is one."""
         if isinstance(node, Call):
             return self.recogniser.tensor(node)
         return self.recogniser.outside(node) if isinstance(node, Persistent) else None
 
     def held(self, name: str, node: Node, tensor: Tensor) -> Held:
-        """A tensor under its name; what says its device is no value besides."""
+        """Return a tensor with its name; the node of its device does not count as a value."""
         form = compact_form(node)
         if form is not None and tensor.storage is not None:
             return self.compact(name, node, tensor, form, self.draft.stored[tensor.storage])
@@ -62,7 +62,7 @@ class Side:
     def compact(
         self, name: str, node: Node, tensor: Tensor, form: Form, stored: StorageBytes
     ) -> Held:
-        """As `held`, but what many tensors have in common is found out once."""
+        """As `held`, but common properties of many tensors are found only once."""
         known = self.views.get((id(form), tensor.dtype))
         if known is None:
             view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset)
@@ -73,7 +73,7 @@ class Side:
         return Held(name, node, tensor, shown, self.draft, left_out)
 
     def elements(self, node: Node, tensor: Tensor) -> Shown | None:
-        """The elements of a storage or a plain tensor."""
+        """Return the elements of a storage or a plain tensor."""
         flags: Mapping[str, bool] | None = {} if isinstance(node, Persistent) else None
         if isinstance(node, Call) and is_plain(node):
             flags = flags_of(node)
@@ -83,11 +83,11 @@ class Side:
         stored = self.draft.stored[tensor.storage]
         bare = id(node) in self.draft.graph.ids
         if bare and nbytes_of(prod(tensor.shape), tensor.dtype) < stored.nbytes:
-            view = View("uint8", (stored.nbytes,), (1,), 0)  # quantized: several in a byte
+            view = View("uint8", (stored.nbytes,), (1,), 0)  # quantized: several elements in a byte
         return Shown(self.draft, stored, view)
 
     def bytes_of(self, node: Node) -> Readable | None:
-        """Bytes, however they are spelled."""
+        """Return the bytes of a node, in any spelling."""
         path = self.draft.path
         if isinstance(node, Blob):
             held = self.draft.blobs.get(id(node))
@@ -96,7 +96,7 @@ class Side:
         return None if content is None else Memory(content, path)
 
     def term(self, node: Node) -> Term:
-        """A value as plain data, shortened where it is long."""
+        """Return a value as plain data, shortened if it is long."""
         if isinstance(node, str) and len(node) > LONGEST_TERM:
             return to_terms(f"{node[:LONGEST_TERM]}…", self.leaf)
         if isinstance(node, int) and node.bit_length() > LONGEST_TERM:
@@ -116,7 +116,7 @@ class Side:
             return {"$": type_of(node)}
 
     def values(self, node: Node) -> list[Node] | None:
-        """All that a small value is made of; None if it is large, or holds a tensor."""
+        """Return all nodes of a small value; None if it is large, or holds a tensor."""
         found: list[Node] = []
         todo = [node]
         while todo:
@@ -133,7 +133,7 @@ class Side:
         return isinstance(node, (Call, Persistent)) and self.tensor(node) is not None
 
     def leaf(self, node: Node) -> dict[str, Term] | None:
-        """The term of bytes that may be a checkpoint: their size."""
+        """Return the term of bytes that may be a checkpoint: their size."""
         return {"$": "bytes", "nbytes": node.nbytes} if isinstance(node, Blob) else None
 
 

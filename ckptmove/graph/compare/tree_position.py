@@ -9,18 +9,18 @@ from ...manifest.paths import Path, spell, spell_apart
 
 
 class TreePosition(NamedTuple):
-    """A place in a tree: the place of what holds it, and the keys from there."""
+    """A place in a tree: the place of its container, and the keys from there."""
 
     within: TreePosition | None
-    #: none at the root
+    #: None at the root
     keys: Path
     #: how many keys lead to it
     depth: int
-    #: whether it is to be compared
+    #: whether to compare it
     chosen: bool
-    #: whether it only spells what a tensor is made of
+    #: whether it is only a part of a tensor's spelling
     rest: bool
-    #: names that several tensors would have, which quote their keys
+    #: names of several tensors, whose keys must be quoted
     alike: Set[str]
 
     @property

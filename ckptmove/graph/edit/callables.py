@@ -35,10 +35,10 @@ from ...torch_pickle.callables.allowlist import KNOWN
 from ...torch_pickle.callables.uses import NEVER_BARE, wrong_use
 from ..traversal import held_by, nodes_of
 
-#: The name of an unknown callable that a node is, calls or holds as bytes; None if there is none.
+#: Returns the name of an unknown callable that a node is, calls or holds as bytes, or None.
 Judge = Callable[[Node], "str | None"]
-_ROOM = 1 << 26  # characters of names
-#: What plain tensors and ordered dicts name: known to be harmless, and the same in any protocol.
+_ROOM = 1 << 26  # most characters of all names
+#: Names that plain tensors and ordered dicts import: harmless, and the same in any protocol.
 _OF_TENSORS = frozenset(
     (
         ("collections", "OrderedDict"),
@@ -54,27 +54,27 @@ _NODES = (Blob, Call, Dict, Global, List, Persistent, Set, Tuple)
 class Place(NamedTuple):
     """A place where an unknown callable is."""
 
-    #: as `--drop` takes it; empty if it is all there is
+    #: as for `--drop`; empty for the whole object
     name: str
-    #: the name of the callable, or of one of them
+    #: the name of the callable, or of one of several
     callable: str
-    #: the items or pairs of what holds it; None if it is all there is
+    #: the items or pairs of its container; None for the whole object
     holder: Items | MutableSequence[tuple[Node, Node]] | None
     slot: int
 
 
 def unlisted_callable(node: Node) -> str | None:
-    """Of a node by itself: the name that it is, or calls, if that is not known to be harmless."""
+    """Return the name that a node itself is or calls, if it is not known to be harmless."""
     if isinstance(node, Global) and (node.qualname not in KNOWN or "." in node.name):
         return node.qualname
     return wrong_use(node) if isinstance(node, Call) else None
 
 
 def names_are_harmless(names: Collection[object], root: Node) -> bool:
-    """Whether a pickle emitted of a graph is sure to hold no unknown callable, unread.
+    """Whether a pickle made from a graph certainly has no unknown callable, without reading it.
 
-    `names` are all that it imports. It must be tensors and plain values; of all else, and of bytes,
-    which take further names, one can't be sure. CorruptError if the keys of a dict take forever to
+    `names` are all names that it imports. The graph must consist of tensors and plain values; other
+    objects, and bytes, import further names. CorruptError if the keys of a dict take too long to
     hash, as when the pickle is read.
     """
     if not _OF_TENSORS.issuperset(names):
@@ -92,14 +92,14 @@ def names_are_harmless(names: Collection[object], root: Node) -> bool:
 
 
 def callables_in(root: Node, judge: Judge) -> tuple[str, ...]:
-    """The names of unknown callables in a graph, each once, in the order of a pickle."""
+    """Return the names of unknown callables in a graph, each once, in the order of a pickle."""
     return tuple(dict.fromkeys(_find_unknown(root, judge)[0].values()))
 
 
 def places_of(root: Node, judge: Judge) -> Iterator[Place]:
-    """The places that unknown callables are in, none of them within another.
+    """Yield the places of unknown callables, none of them inside another.
 
-    RefusedError if their names are absurdly long together.
+    RefusedError if their names are extremely long in total.
     """
     own, tainted = _find_unknown(root, judge)
     if id(root) not in tainted:
@@ -128,7 +128,7 @@ def places_of(root: Node, judge: Judge) -> Iterator[Place]:
 
 
 def leave_out(places: Sequence[Place]) -> None:
-    """Take what is in these places out of their graph."""
+    """Remove the content of these places from their graph."""
     for place in sorted(places, key=lambda place: -place.slot):
         if place.holder is None:
             raise RefusedError("nothing would be left: an unknown callable makes all of it")
@@ -136,7 +136,7 @@ def leave_out(places: Sequence[Place]) -> None:
 
 
 def _find_unknown(root: Node, judge: Judge) -> tuple[dict[int, str], dict[int, str]]:
-    """Unknown callables by the `id()` of their nodes; and these, with all that leads to one."""
+    """Return unknown callables by the `id()` of their nodes, and the nodes that lead to them."""
     names: dict[int, str] = {}
     holders: defaultdict[int, list[Node]] = defaultdict(list)
     todo: list[int] = []
@@ -172,7 +172,7 @@ def _find_unknown(root: Node, judge: Judge) -> tuple[dict[int, str], dict[int, s
 
 
 def _is_bare(held: Node, holder: Node) -> TypeGuard[Global]:
-    """Whether a function is a value, to be called by who knows what."""
+    """Whether a function is stored as a value, so that other code may call it."""
     if not isinstance(held, Global) or held.qualname not in NEVER_BARE:
         return False
     return not isinstance(holder, Call) or held is not holder.function
@@ -183,12 +183,12 @@ def _is_composite(node: Node) -> bool:
 
 
 def _is_whole(node: Node, own: dict[int, str], tainted: dict[int, str]) -> bool:
-    """Whether nothing less than this node can be left out."""
+    """Whether a node can only be left out as a whole."""
     return id(node) in own or any(id(each) in tainted for each in _required_parts(node))
 
 
 def _required_parts(node: Node) -> Iterator[Node]:
-    """What a node holds that can't be taken from it."""
+    """Return the children of a node that can't be removed from it."""
     if isinstance(node, Set):
         yield from node.items
     elif isinstance(node, Persistent):
@@ -207,7 +207,7 @@ def _required_parts(node: Node) -> Iterator[Node]:
 
 
 def _states(node: Call) -> list[Dict]:
-    """The attributes of an object, where they can be taken from it."""
+    """Return the attributes of an object, if they can be removed from it."""
     if node.pairs:
         return []
     states = node.state.items if isinstance(node.state, Tuple) else [node.state]
@@ -217,7 +217,7 @@ def _states(node: Call) -> list[Dict]:
 def _slots(
     node: Node,
 ) -> Iterator[tuple[Items | MutableSequence[tuple[Node, Node]], int, str, Node]]:
-    """What can be taken from a node: where it is held, its key, and itself."""
+    """Yield the removable children of a node: container, key and child."""
     if isinstance(node, (List, Tuple)):
         for n, item in enumerate(node.items):
             yield node.items, n, str(n), item

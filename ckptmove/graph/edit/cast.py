@@ -20,7 +20,7 @@ from ..patterns import covers, no_match
 from ..plain_tensors import is_plain
 from ..traversal import nodes_of
 
-#: A dtype: what torch calls it, with `torch.` or not, or anything that spells itself so.
+#: A dtype: torch's name for it, with or without `torch.`, or an object with such a text.
 Dtype = object
 
 _SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -31,20 +31,20 @@ _TARGETS = (*_FLOATING, "float8_e4m3fn", "float8_e5m2")
 class Casts(NamedTuple):
     """Rules about dtypes, checked."""
 
-    #: of the model's floating tensors, or None to leave them
+    #: for the model's floating-point tensors, or None to keep theirs
     model: str | None
-    #: (pattern, dtype); of several that speak of a tensor, the last counts
+    #: (pattern, dtype); the last one that matches a tensor counts
     named: tuple[tuple[str, str], ...]
-    #: patterns of what is never cast
+    #: patterns of tensors that are never cast
     keep: tuple[str, ...]
 
     def __bool__(self) -> bool:
         return self.model is not None or bool(self.named)
 
     def sections(self, entries: Sequence[TensorEntry]) -> frozenset[str]:
-        """The patterns that speak of a section, since no tensor is so called.
+        """Return the patterns that mean a section, because no tensor has that name.
 
-        RefusedError if a pattern speaks of nothing.
+        RefusedError if a pattern matches nothing.
         """
         found = set[str]()
         for pattern in (*(pattern for pattern, _ in self.named), *self.keep):
@@ -56,7 +56,7 @@ class Casts(NamedTuple):
         return frozenset(found)
 
     def dtype_for(self, entry: TensorEntry, sections: Collection[str]) -> str | None:
-        """The dtype to cast a tensor to, or None; `sections` has the patterns of that method."""
+        """Return the dtype to cast a tensor to, or None; `sections` comes from that method."""
         if entry.dtype not in _FLOATING or entry.part_of is not None or entry.layout != "strided":
             return None
         if any(_speaks_of(pattern, entry, sections) for pattern in self.keep):
@@ -76,7 +76,7 @@ def _speaks_of(pattern: str, entry: TensorEntry, sections: Collection[str] = ())
 def casts_of(dtype: Mapping[str, Dtype] | Dtype | None, keep: Iterable[str]) -> Casts:
     """Check the rules of a user: patterns, and the dtype of each, with `""` for the model.
 
-    UsageError if a dtype is none that tensors can be cast to, or nothing is cast.
+    UsageError if tensors can't be cast to a dtype, or nothing is cast.
     """
     rules = dtype if isinstance(dtype, Mapping) else {} if dtype is None else {"": dtype}
     known = {pattern: _dtype(each) for pattern, each in rules.items()}
@@ -100,14 +100,14 @@ def _dtype(given: Dtype) -> str:
 def cast(
     draft: CheckpointGraph, tensors: Sequence[tuple[TensorEntry, Node]], casts: Casts
 ) -> dict[str, int]:
-    """Change the dtypes of storages in a draft; gives e.g. `float32→bfloat16` → how many tensors.
+    """Change the dtypes of storages in a draft; return counts such as `float32→bfloat16` → 3.
 
-    RefusedError if tensors of one storage shall not all be cast alike, or can't be; or a pattern
-    speaks of nothing.
+    RefusedError if tensors of one storage would be cast differently, or can't be cast; or if a
+    pattern matches nothing.
     """
     recogniser = Recogniser(draft.graph.ids)
-    wanted: dict[str, tuple[str | None, str]] = {}  # storage → dtype, and the name that says so
-    dtypes: dict[str, str] = {}  # storage → what it is seen as
+    wanted: dict[str, tuple[str | None, str]] = {}  # storage → dtype, and the name of the tensor
+    dtypes: dict[str, str] = {}  # storage → dtypes of its tensors
     users: dict[str, list[Call]] = {}
     counts: dict[str, int] = {}
     sections = casts.sections([entry for entry, _ in tensors])
@@ -116,7 +116,7 @@ def cast(
             continue
         dtype = casts.dtype_for(entry, sections)
         plain = [each for each in nodes_of(node) if is_plain(each)]
-        if len(plain) != 1:  # a storage itself, or what only its own function can read
+        if len(plain) != 1:  # a storage itself, or a tensor that only its own function can read
             dtype = None
         before, name = wanted.setdefault(entry.storage, (dtype, entry.name))
         if before != dtype:
@@ -145,7 +145,7 @@ def _retype(
     recogniser: Recogniser,
     name: str,
 ) -> None:
-    """Have one storage, and the tensors on it, be of another dtype."""
+    """Give one storage, and the tensors on it, another dtype."""
     stored = draft.stored[id]
     found = [(call, recogniser.tensor(call)) for call in calls]
     (old,) = {tensor.dtype for _, tensor in found if tensor is not None}

@@ -16,9 +16,9 @@ from ..traversal import Composite, nodes_of
 
 
 def flatten(draft: CheckpointGraph) -> list[str]:
-    """Replace the outermost modules of a draft; gives the names of the tensors that are left out.
+    """Replace the outermost modules of a draft; return the names of tensors left out.
 
-    RefusedError if a module has absurdly many names, or no tensor would be left.
+    RefusedError if a module has extremely many names, or no tensor would be left.
     """
     if not any(is_module(node) for node in nodes_of(draft.graph.root)):
         return []
@@ -46,10 +46,10 @@ def flatten(draft: CheckpointGraph) -> list[str]:
 class _Flattening:
     def __init__(self, recogniser: Recogniser) -> None:
         self.recogniser = recogniser
-        self.new: dict[int, tuple[Node, Node]] = {}  # holds the old ones, so that no id is reused
+        self.new: dict[int, tuple[Node, Node]] = {}  # keeps the old nodes, so that no id is reused
 
     def enter(self, node: Composite) -> None:
-        """Replace what a node holds."""
+        """Replace the children of a node."""
         if isinstance(node, Call):
             node.args, node.state = self.replaced(node.args), self.replaced(node.state)
         if isinstance(node, MappingNode):
@@ -65,7 +65,7 @@ class _Flattening:
         return self.new[id(node)][1]
 
     def state_dict(self, module: Call) -> Call:
-        """What `Module.state_dict` gives, but for what is no tensor."""
+        """Return the result of `Module.state_dict`, only with tensors."""
         found = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
         found.pairs = [
             (Text(name, 0), value)

@@ -22,15 +22,15 @@ from ...torch_pickle.sections.sections import holds_weights, is_module_state
 from ..patterns import covers
 from .subtree import beside, rename_keys, way_to
 
-#: What can be asked for.
+#: The allowed choices.
 WEIGHTS = (Section.MODEL.value, Section.EMA.value)
 _USUAL = {
     *("state_dict", "model", "model_state_dict", "model_state", "model_dict", "model_weights"),
     *("current_model_state", "module", "net", "net_state_dict", "network", "params", "weights"),
 }
-#: Beside its criterion, which may have weights too; skorch/net.py, `__getstate__`.
+#: The model's key beside its criterion, which may have weights too; skorch/net.py, `__getstate__`.
 _OF_SKORCH = ("__cuda_dependent_attributes__", "module_")
-_MAYBE = (Section.MODEL, Section.EMA, Section.OTHER)  # what may be weights that nothing tells
+_MAYBE = (Section.MODEL, Section.EMA, Section.OTHER)  # may be weights
 _MOST_TOLD = 8  # models
 _MOST_PLACES = 4
 _BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}
@@ -41,22 +41,22 @@ _WRAPPED = "module."
 
 @dataclass
 class Weights:
-    """Of a checkpoint the weights of one model, or their averages."""
+    """The weights of one model in a checkpoint, or their averages."""
 
-    #: of what holds them
+    #: the path of their container
     path: Path
     #: `Section.MODEL` or `Section.EMA`
     section: Section
-    #: what their names begin with, where a state dict holds others beside them
+    #: the prefix of their names, if the state dict holds other tensors too
     head: str = ""
-    #: of each tensor its entry and its node
+    #: entry and node of each tensor
     held: list[tuple[TensorEntry, Node]] = field(default_factory=list)
-    #: of each what the model calls it; None for what is no weight
+    #: the model's name for each; None if it is not a weight
     names: list[str | None] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """What holds them, by its dotted name."""
+        """The dotted name of their container."""
         path = (*self.path, self.head) if self.head else self.path
         return spell(path)
 
@@ -65,19 +65,19 @@ class Weights:
 
     @property
     def nameless(self) -> bool:
-        """Whether they are a list, and nothing tells what the model calls them."""
+        """Whether they are a list, so that the model's names are unknown."""
         return self.held[0][0].state_key is None and all(
             name is not None and name.isdecimal() for name in self.names
         )
 
     @property
     def count(self) -> int:
-        """How many weights they are."""
+        """The number of weights."""
         return sum(name is not None for name in self.names)
 
 
 def weights_in(contents: Contents) -> list[Weights]:
-    """The weights of each model, and their averages, in the order of the checkpoint."""
+    """Return the weights of each model, and their averages, in the order of the checkpoint."""
     found: dict[tuple[Section, Path, str], Weights] = {}
     models: dict[Path, Weights] = {}
     for entry, node, depth in zip(
@@ -96,7 +96,7 @@ def weights_in(contents: Contents) -> list[Weights]:
         if each.section is Section.EMA:
             told = iter(_names_of_averages(each, models))
             each.names = [None if entry.beside else next(told) for entry, _ in each.held]
-        elif each.path and speaks_of_average(each.path[-1]):  # exchanged with its average
+        elif each.path and speaks_of_average(each.path[-1]):  # swapped with its average
             own = [name for name in each.names if name is not None]
             if own and all(name.startswith(f"{COPY}.") for name in own):
                 each.head = COPY
@@ -112,7 +112,7 @@ def _own_name(entry: TensorEntry, path: Path) -> str:
 
 
 def _head(entry: TensorEntry, path: Path) -> str:
-    """What the name of an average begins with in the state dict of its model, if it is there."""
+    """Return the prefix of an average's names in the state dict of its model, if it is in it."""
     keys = (entry.state_key or "").split(".")[:-1]
     if len(entry.path) == len(path) + 1:
         keys = keys[:1]
@@ -121,7 +121,7 @@ def _head(entry: TensorEntry, path: Path) -> str:
 
 
 def _parameters(model: Weights) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of parameters, as far as known: lists hold no buffers."""
+    """Return the known names and shapes of parameters: lists hold no buffers."""
     return [
         (name, entry.shape)
         for (entry, _), name in zip(model.held, model.names, strict=True)
@@ -130,12 +130,12 @@ def _parameters(model: Weights) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _names_of_averages(averages: Weights, models: dict[Path, Weights]) -> list[str | None]:
-    """Averages within the model's state dict, as far as known; not those beside it."""
+    """Return the known names of averages inside the model's state dict."""
     entries = [entry for entry, _ in averages.held if not entry.beside]
     if not entries:
         return []
     names = [_own_name(entry, averages.path) for entry in entries]
-    if entries[0].state_key is None:  # a list: which is called what can only be told by its order
+    if entries[0].state_key is None:  # a list: only its order tells the names
         in_order = [_parameters(each) for each in models.values()]
         shapes = [entry.shape for entry in entries]
         alike = [each for each in in_order if [shape for _, shape in each] == shapes]
@@ -149,14 +149,14 @@ def _names_of_averages(averages: Weights, models: dict[Path, Weights]) -> list[s
 
 
 def one_of(contents: Contents, section: Section, within: Path = ()) -> Weights:
-    """The weights of the one model that is meant, or their averages, in a part of the checkpoint.
+    """Return the weights of the intended model, or their averages, in a part of the checkpoint.
 
-    RefusedError if there are none, or it can't be told which are meant.
+    RefusedError if there are none, or several models could be meant.
     """
     found = [each for each in weights_in(contents) if each.path[: len(within)] == within]
     wanted = [each for each in found if each.section is section]
     if within and not wanted:
-        wanted = found  # what is named is meant, whatever it serves
+        wanted = found  # a named entry is taken in any section
     if not wanted:
         raise _none(contents, found, section)
     usual = [each for each in wanted if _is_usual(each.path[len(within) :])]
@@ -171,9 +171,9 @@ def one_of(contents: Contents, section: Section, within: Path = ()) -> Weights:
 
 
 def one_called(contents: Contents, name: str) -> Weights | None:
-    """The weights of the one model that has this name; None if several have it, or none.
+    """Return the weights of the only model with this name; None if there are several or none.
 
-    RefusedError if what is so called is a list of several models.
+    RefusedError if the name is that of a list of several models.
     """
     found = [
         each
@@ -200,7 +200,7 @@ def _is_usual(path: Path) -> bool:
 
 
 def _is_same(one: Weights, other: Weights) -> bool:
-    """Whether these are the same tensors, by the same names."""
+    """Whether these are the same tensors under the same names."""
     if one.names != other.names:
         return False
     looks = [
@@ -211,7 +211,7 @@ def _is_same(one: Weights, other: Weights) -> bool:
 
 
 def _together(parts: Sequence[Weights], path: Path) -> Weights:
-    """Parts of one model, each in a dict of its own; RefusedError if they are a list of models."""
+    """Join the parts of one model from several dicts; RefusedError for a list of models."""
     if any(isinstance(key, int) for part in parts for key in part.path[len(path) :]):
         raise _several(parts, parts[0].section)
     whole = Weights(path, parts[0].section)
@@ -226,10 +226,10 @@ def _together(parts: Sequence[Weights], path: Path) -> Weights:
 
 
 def state_of(weights: Weights, root: Node, left: Contents, within: Path) -> tuple[Node, list[str]]:
-    """The state dict of these weights, called as the model calls them; and the names it lacks.
+    """Return the state dict of these weights, with the model's names, and the names left out.
 
-    `root`, whose path is `within`, is what is left of the tree, and `left` lists what it holds; its
-    nodes may be changed.
+    `root`, with the path `within`, is the remaining tree, and `left` lists its content; its nodes
+    may be changed.
     """
     wanted = {
         (_without_numbers(entry.path), id(node)): name
@@ -271,7 +271,7 @@ def _is_module(node: Node) -> bool:
 
 
 def _leave(state: Mapping, names: dict[str, str], tensors: set[int], *, alone: bool) -> None:
-    """Keep only these tensors, renamed; with `alone`, drop what is no tensor too."""
+    """Keep only these tensors, renamed; with `alone`, also drop values that are not tensors."""
     state.pairs = [
         (key, value)
         for key, value in state.pairs
@@ -284,19 +284,19 @@ def _leave(state: Mapping, names: dict[str, str], tensors: set[int], *, alone: b
 
 
 def _plain(node: Node) -> Node:
-    """A tensor as a state dict has it, which is no parameter."""
+    """Return a tensor in the form of a state dict, not as a parameter."""
     if isinstance(node, Call) and node.qualname in _PARAMETERS and isinstance(node.args, Tuple):
         return node.args.items[0]
     return node
 
 
 def _without_numbers(path: Path) -> Path:
-    """A path without the places in lists, which move up where others are taken out."""
+    """Return a path without list indices, which change when other items are removed."""
     return tuple(key for key in path if not isinstance(key, int))
 
 
 class NoWeights(RefusedError):
-    """It holds no weights of any model: every tensor in it is known to be something else."""
+    """Raised if there are no weights: every tensor is known to be something else."""
 
 
 def _none(contents: Contents, found: Sequence[Weights], section: Section) -> RefusedError:
@@ -317,7 +317,7 @@ def _none(contents: Contents, found: Sequence[Weights], section: Section) -> Ref
 
 
 def places_of(found: Sequence[Weights]) -> str:
-    """Where weights are, in a sentence."""
+    """Return a sentence that says where weights are."""
     what = {
         Section.MODEL: "weights of a model",
         Section.EMA: "averages of weights (EMA)",
@@ -331,7 +331,7 @@ def places_of(found: Sequence[Weights]) -> str:
 
 
 def section_asked(weights: str) -> Section:
-    """The section that is asked for by name; UsageError if there is no such choice."""
+    """Return the section with this name; UsageError if it is not one of the choices."""
     if weights not in WEIGHTS:
         raise UsageError(f"weights is one of {', '.join(WEIGHTS)}, not {weights!r}")
     return Section(weights)

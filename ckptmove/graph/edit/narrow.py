@@ -1,4 +1,4 @@
-"""Reduce a graph to what is wanted: a subtree, a model's weights, or names that match globs."""
+"""Reduce a graph to a subtree, a model's weights, or names that match globs."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from .subtree import subtree
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was left of a draft."""
+    """The result of reducing a draft."""
 
-    #: names of what was not, not repeating what is below them
+    #: names of removed entries, without names below them
     left_out: list[str] = field(default_factory=list)
-    #: those that were asked for; or that are what is left, where a part was asked for by name
+    #: the weights that were requested, or that remain after a part was requested by name
     weights: Weights | None = None
     others: Sequence[Weights] = ()
 
     def to_json(self) -> dict[str, Any] | None:
-        """Whose weights they are, and whose are there too, as plain data."""
+        """Return the chosen weights, and the other weights in the checkpoint, as plain data."""
         if self.weights is None:
             return None
         return {**_json(self.weights), "others": [_json(each) for each in self.others]}
@@ -57,12 +57,12 @@ def leave(
     select: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Wanted:
-    """Reduce a draft in place to what is wanted.
+    """Reduce a draft in place to the selected entries.
 
-    That is what is below `root`; or the state dict of one model, or its averages, if `weights` is
-    `model` or `ema`. `select` and `exclude` are patterns on names below the root; the latter win.
-    RefusedError if there is nothing of that kind, it is unknown which is meant, or no tensor would
-    be left though that wasn't asked for.
+    These are the entries below `root`; or the state dict of one model (or its averages) if
+    `weights` is `model` (or `ema`). `select` and `exclude` are patterns on names below the root;
+    `exclude` wins. RefusedError if nothing matches, several models could be meant, or no tensor
+    would be left by mistake.
     """
     if root is None and weights is None and not select and not exclude:
         return Wanted()
@@ -108,13 +108,13 @@ def leave(
 
 
 def _at(path: Path, there: Sequence[Weights]) -> Weights | None:
-    """The weights that are all there is at a place."""
+    """Return the weights, if they are the whole content of a place."""
     found = [each for each in there if each.path[: len(path)] == path]
     return found[0] if len(found) == 1 and found[0].path == path else None
 
 
 def _inside_bytes(draft: CheckpointGraph) -> RefusedError:
-    """The weights that are wanted can only be in bytes that hold checkpoints."""
+    """Return the error if the weights are only in checkpoints inside bytes."""
     names = names_within(draft)
     return RefusedError(
         f"its weights are in a checkpoint inside the bytes at {quote(names)}",
@@ -123,7 +123,7 @@ def _inside_bytes(draft: CheckpointGraph) -> RefusedError:
 
 
 def _none_left(before: Contents, there: Sequence[Weights]) -> RefusedError:
-    """Nothing that is wanted is a tensor, though there are some."""
+    """Return the error if no selected entry is a tensor, although there are tensors."""
     many = plural(len(before.tensors), "tensor")
     what = f"the options leave out all of its {many}"
     if not there:

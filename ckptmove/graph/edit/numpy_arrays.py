@@ -21,9 +21,9 @@ _TYPED = frozenset(STORAGE_CLASSES.values())
 
 
 def tensors_for_arrays(draft: CheckpointGraph) -> frozenset[str]:
-    """Have tensors stand for the arrays in state dicts of a draft; gives their storages."""
+    """Replace the arrays in state dicts of a draft by tensors; return their storages."""
     keys: list[str] = []
-    made: dict[int, tuple[Node, Call]] = {}  # holds the arrays, so that no id is used again
+    made: dict[int, tuple[Node, Call]] = {}  # keeps the arrays, so that no id is reused
     for node in nodes_of(draft.graph.root, compact=False):
         if not isinstance(node, MappingNode) or not is_state_dict(node):
             continue
@@ -38,24 +38,24 @@ def tensors_for_arrays(draft: CheckpointGraph) -> frozenset[str]:
 
 
 class ArrayBytes(NamedTuple):
-    """The bytes of an array, to be written as a tensor."""
+    """The bytes of an array that will be written as a tensor."""
 
-    #: what stands for them in the graph
+    #: their node in the graph
     blob: Blob
     stored: StorageBytes
-    #: the elements as the tensor has them
+    #: the elements in the order of the tensor
     view: View
-    #: that of the array, where it is another than the tensor's
+    #: the array's order, if it differs from the tensor's
     order: Order | None
 
 
 def bytes_of_arrays(draft: CheckpointGraph, contents: Contents) -> dict[int, ArrayBytes]:
-    """Have the bytes of arrays be blobs of their own; gives them by `id()` of the array.
+    """Turn the bytes of arrays into separate blobs; return them by `id()` of the array.
 
-    An array stays what it is in the graph. Its bytes become a tensor of the file, and what the tree
-    says of it leads back. That goes for the arrays of state dicts, and for others that are long. A
-    short one elsewhere, such as the state of a generator, is a value and stays in the tree; what is
-    too large to be brought back into its order stays a row of bytes.
+    An array stays an array in the graph. Its bytes become a tensor of the file, and the tree
+    records how to convert back. This applies to arrays of state dicts, and to other long arrays. A
+    short array elsewhere, such as the state of a generator, is a value and stays in the tree. An
+    array too large to be brought back into its order stays a row of bytes.
     """
     found: dict[int, ArrayBytes] = {}
     own: dict[int, ArrayBytes] = {}  # by `id()` of the blob: a bytearray may make several arrays
@@ -99,7 +99,7 @@ def _tensor(draft: CheckpointGraph, array: Array, keys: list[str]) -> Call:
 
 
 def _storage_and_view(draft: CheckpointGraph, array: Array, key: str) -> tuple[StorageBytes, View]:
-    """Where the bytes of an array come from, and how its elements lie there."""
+    """Return the storage of an array's bytes, and the view of its elements."""
     dtype, content = array.dtype if array.dtype in _TYPED else None, array.content
     view = View(array.dtype, array.shape, array.stride, 0)
     stored = StorageBytes(key, "cpu", dtype, array.nbytes, big_endian=array.big_endian)
@@ -116,13 +116,13 @@ def _storage_and_view(draft: CheckpointGraph, array: Array, key: str) -> tuple[S
 
 
 def _array_of(node: Node) -> Array | None:
-    """An array that is made of bytes: a call may stay that encodes what it can't."""
+    """Return an array whose content is bytes; a call that can't be encoded stays."""
     array = array_of(node)
     return array if array is not None and isinstance(array.content, (bytes, Blob)) else None
 
 
 def _bytes_of(content: bytes | str | Blob | Call) -> bytes:
-    """Bytes in memory."""
+    """Return bytes in memory."""
     held = content.content if isinstance(content, Blob) else content
     assert isinstance(held, bytes)
     return held

@@ -58,7 +58,7 @@ def _undo(held: LockedFolder, read: Read, nbytes: int, owner: int) -> Recovered:
             except InputError as error:
                 error.about(path)
                 raise
-        for file, changes in files:  # only after all files were found to match their journals
+        for file, changes in files:  # now all files are known to match their journals
             file.put_back(changes)
         held.remove_journal()
     written = sum(len(change.old) for _, changes in files for change in changes)

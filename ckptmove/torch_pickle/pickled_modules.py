@@ -185,7 +185,7 @@ class Doubt(Enum):
 
     LAZY = "lazy modules have no values yet, and a state dict made of this file leaves them out: {}"
     HOOKED = "hooks may change the names in the state dict of {}"
-    OWN = "modules that save their state in a form of their own have no names of a state dict: {}"
+    OWN = "modules that save their state in a special form have no names of a state dict: {}"
 
 
 class Doubts:

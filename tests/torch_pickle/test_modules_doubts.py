@@ -68,7 +68,7 @@ def test_quantized_modules_have_no_names_made_up(tmp_path: Path) -> None:
     assert any("have no names of a state dict: 0" in each for each in inspect(path).warnings)
     with pytest.raises(RefusedError, match="it holds no weights of a model") as refused:
         convert(path, tmp_path / "o.pt", select="model")
-    assert "in a form of their own" in str(refused.value.hint)
+    assert "in a special form" in str(refused.value.hint)
     static: Any = nn.Sequential(quantization.QuantStub(), nn.Conv2d(1, 2, 1)).eval()
     static.qconfig = quantization.default_qconfig
     quantization.prepare(static, inplace=True)

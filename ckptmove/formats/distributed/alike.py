@@ -71,7 +71,7 @@ class Alike:
             found = divided_tensor(node)
             if found is None:
                 raise CorruptError(
-                    f"has {name!r:.100} whole, of which other ranks have parts: of another save?",
+                    f"has all of {name!r:.100}, other ranks have only parts: of another save?",
                     path=file.source.path,
                 )
             try:
@@ -155,8 +155,8 @@ class Alike:
         held = zip(self.files.values(), nodes, strict=True)
         if any(file.holds_tensors(node) for file, node in held):
             raise UnsupportedError(
-                f"ranks have other entries than each other under {name!r:.100}, with tensors in "
-                "them: nothing tells how to merge them"
+                f"ranks have different entries with tensors in them under {name!r:.100}: no file "
+                "says how to merge them"
             )
         self.differ.append(name)
 

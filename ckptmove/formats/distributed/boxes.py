@@ -41,7 +41,9 @@ def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> lis
     filled: list[Box] = []
     for box in boxes:
         if len(box.offsets) != len(shape) or len(box.sizes) != len(shape):
-            raise CorruptError(f"a chunk of {name!r} has another number of dimensions than it")
+            raise CorruptError(
+                f"a chunk of {name!r} has another number of dimensions than the tensor"
+            )
         for start, size, whole in zip(*box, shape, strict=True):
             if start + size > whole:
                 raise CorruptError(f"a chunk of {name!r} reaches outside it")

@@ -195,13 +195,13 @@ class RanksContainer(MergedContainer):
             return
         if differ and not alike.placed:
             raise UnsupportedError(
-                f"its ranks differ in {differ[0]!r:.80}, and no file says how ranks divide it: "
-                "nothing tells how to merge them",
+                f"its ranks differ in {differ[0]!r:.80}, and no file says how ranks divide it, so "
+                "they can't be merged",
                 hint="convert or inspect each file by itself",
             )
         if alike.differ:
             self.warnings.append(
-                f"ranks differ in {plural(len(alike.differ), 'value')} that nothing divides, those "
+                f"ranks differ in {plural(len(alike.differ), 'value')} that are not divided; those "
                 f"of rank {min(alike.files)} are read: {join_names(alike.differ, 3):.200}"
             )
         new = {id(node): self._whole(name, parts) for name, node, parts in alike.placed}
@@ -237,13 +237,13 @@ class RanksContainer(MergedContainer):
                 piece = file.piece(part.local)
                 if piece is None:
                     raise UnsupportedError(
-                        f"the part of {name!r:.100} is no plain tensor", path=file.source.path
+                        f"the part of {name!r:.100} is not a plain tensor", path=file.source.path
                     )
                 dtypes.add(piece.dtype)
                 if piece.shape != part.box.sizes and part.by_strides:
                     raise UnsupportedError(
                         f"{name:.100} is divided in strides, unevenly, and not as FSDP2 does: "
-                        "nothing tells where its parts lie",
+                        "no file says where its parts are",
                         path=file.source.path,
                     )
                 if piece.shape != part.box.sizes:

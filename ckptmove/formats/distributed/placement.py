@@ -172,8 +172,8 @@ def _divided_by(spec: Mapping[str, Node], mesh: Sequence[int]) -> dict[int, list
             continue
         if kind not in ("Shard", "_StridedShard"):
             raise UnsupportedError(
-                f"a tensor has the placement {kind or 'of another kind'!s:.40}, by which no rank "
-                "has a part of its values"
+                f"a tensor has the placement {kind or 'of another kind'!s:.40}: no rank has a "
+                "part of its values"
             )
         told = _fields(node)
         dim = _size(told.get("dim"))

@@ -271,6 +271,6 @@ class MergedContainer(PartsContainer):
 
     def plan(self, spelling: LocationEdits) -> Plan:
         raise UnsupportedError(
-            "is put together of the files of ranks",
+            "is assembled from the files of ranks",
             hint="relocate the folder with these files by itself",
         )

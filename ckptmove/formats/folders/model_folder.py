@@ -143,7 +143,7 @@ def _read(probe: Probe, found: str) -> Checkpoint:
         )
     stray = {name for name in stray if whole_of(name) in family}
     for name in sorted(stray):
-        probe.note(f"{name} is no part of what was read: no index names it")
+        probe.note(f"{name} is not part of the checkpoint: no index names it")
     others += sorted(stray)
     checkpoint.folder = Folder(
         probe.path, whole.rpartition(".")[0] or whole, tuple(others), _is_all(probe, found)

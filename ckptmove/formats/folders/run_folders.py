@@ -101,7 +101,7 @@ def _latest(folder: Place, own: Sequence[str]) -> str:
     found = [name for name in ([_RELEASE] if told == _RELEASE else names) if name in own]
     if len(found) != 1:
         raise CorruptError(
-            f"its file {_LATEST!r} says {told!r:.40}, and what is in it is {few(own)}",
+            f"its file {_LATEST!r} names {told!r:.40}, but the folder has {few(own)}",
             path=folder.path,
             hint="give one of them",
         )

@@ -262,8 +262,8 @@ def read_folder(
     unread[:0] = [Unread(name, "no index names it") for name in sorted(stray)]
     if found.not_sniffed:
         probe.note(
-            f"{found.not_sniffed:,} files in it are not called like checkpoints, and were not "
-            "looked into: they are too many"
+            f"{found.not_sniffed:,} files in it are not named like checkpoints and were not "
+            "opened: there are too many"
         )
     for own in found.own:
         probe.note(f"{own} in it is a checkpoint of its own and was not looked at")

@@ -176,7 +176,7 @@ def _take(
     element = 1 if storage.dtype is None else storage_element_nbytes(storage.dtype)
     if start <= source.nbytes and numel * element != storage.whole_nbytes:
         container.warnings.append(
-            f"the storage {key!r:.60} says another size than the pickle: one of the two is damaged"
+            f"the storage {key!r:.60} and the pickle differ in its size: one of the two is damaged"
         )
     present = min(storage.whole_nbytes, max(0, source.nbytes - start))
     found[storage.id] = _lost(storage)._replace(present=present, start=start)

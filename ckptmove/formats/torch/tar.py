@@ -56,7 +56,7 @@ class TorchTar(PickledFormat):
     vague = True
     summary = "torch.save, torch 0.1"
     refused = (
-        "tars without the members that all of torch had, since nothing else says where tensors lie"
+        "tars without the members that torch always writes, since nothing else locates the tensors"
     )
     carries = Carries(
         devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 0.1 had"

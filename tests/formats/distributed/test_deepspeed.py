@@ -117,7 +117,7 @@ def test_weights_of_the_optimizer_or_of_the_model(tmp_path: Path, run_cli: RunCl
     ckptmove.convert(folder, tmp_path / "hf", preset="hf")
     assert load_file(tmp_path / "hf" / "model.safetensors")["up.bias"].dtype == torch.float32
     sliced = save_zero(tmp_path / "sliced", run(stage=3))
-    with pytest.raises(UnsupportedError, match="no weights but those of the optimizer"):
+    with pytest.raises(UnsupportedError, match="has only the weights of the optimizer"):
         ckptmove.load(sliced, weights="module")
     torch.save({"w": torch.ones(2)}, tmp_path / "plain.pt")
     with pytest.raises(RefusedError, match="no master weights"):
@@ -494,7 +494,10 @@ def test_what_the_files_say_of_devices_is_told(tmp_path: Path) -> None:
     found.require("cuda:3")
     with pytest.raises(CheckFailed, match="is on cuda:3"):
         found.require("cuda:0")
-    assert note == "its files are tagged cuda:3; the whole tensors made of them are shown without"
+    assert (
+        note
+        == "its files are tagged cuda:3; the tensors assembled from them are shown without devices"
+    )
 
 
 def test_what_lies_beside_the_files_of_ranks_is_told(tmp_path: Path) -> None:

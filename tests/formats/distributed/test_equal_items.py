@@ -74,7 +74,7 @@ def test_a_copy_with_items_of_another_rank_is_refused(verb: str, tmp_path: Path)
     with pytest.raises(error) as raised:
         VERBS[verb](folder)
     told = str(ckptmove.validate(folder).of("container")) + str(raised.value)
-    assert "__1_0.distcp is a copy of __0_0.distcp: it has items that only that should have" in told
+    assert "__1_0.distcp is a copy of __0_0.distcp: it has items that belong only there" in told
     assert not (tmp_path / "out.safetensors").exists()
 
 

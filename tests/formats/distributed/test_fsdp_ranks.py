@@ -181,7 +181,7 @@ def test_what_differs_is_told(tmp_path: Path, run_cli: RunCli) -> None:
         return {"w": divided(WEIGHT, (2,), [Shard(0)]), **same, "mean": mean, "rank": rank}
 
     folder = save_ranks(tmp_path / "a", 2, state)
-    told = "ranks differ in 2 values that nothing divides, those of rank 0 are read: mean, rank"
+    told = "ranks differ in 2 values that are not divided; those of rank 0 are read: mean, rank"
     assert told in ckptmove.inspect(folder).warnings
     assert told in run_cli("convert", folder, tmp_path / "out.pt", exit=0).stderr
     assert ckptmove.load(folder)["model"]["mean"].tolist() == [0, 0]
@@ -290,11 +290,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "whole": (
         lambda folder: other(folder, lambda _: {**divide(1), "w": WEIGHT}),
-        "has 'w' whole",
+        "has all of 'w'",
     ),
     "other names": (
         lambda folder: other(folder, lambda _: {"w": divide(1)["w"], "c": WEIGHT}),
-        "other entries than each other",
+        "ranks have different entries",
     ),
     "truncated": (
         lambda folder: (folder / name(1)).write_bytes((folder / name(1)).read_bytes()[:700]),

@@ -82,7 +82,7 @@ def _check_rest(name: str, files: Mapping[str, Source], held: Mapping[str, _Held
             places = [place for place in more if not more[place] or place not in items]
             if _are_same(file, files[other], dict.fromkeys(places, 0)):
                 raise CorruptError(
-                    f"{name} is a copy of {other}: it has items that only that should have",
+                    f"{name} is a copy of {other}: it has items that belong only there",
                     hint="copy the files of all ranks again",
                 )
 

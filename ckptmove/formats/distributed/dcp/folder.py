@@ -90,7 +90,7 @@ class Dcp(WritableFormat):
         """Read the metadata, and every item that is not a tensor."""
         if f"{METADATA}.tmp" in probe.entries:
             raise CorruptError(
-                "a later save into it did not finish: .metadata does not tell of its files",
+                "a later save into it did not finish: .metadata does not describe its files",
                 path=probe.path,
                 hint="use another checkpoint",
             )

@@ -59,14 +59,14 @@ def check_saves(
         yield f"{said}: of two saves?"
     if older in spare and older:
         raise CorruptError(
-            f"has files of two saves: {older} is newer than .metadata, which does not tell of "
-            f"{spare[older]:,} of its bytes",
+            f"has files of two saves: {older} is newer than .metadata, and "
+            f"{spare[older]:,} of its bytes belong to no item",
             hint="use another checkpoint: a later save into it did not finish",
         )
     if older:
         yield (
-            f".metadata is older than {older}: if that is not because of how they were copied, a "
-            "later save did not finish"
+            f".metadata is older than {older}: unless copying changed their times, a later save "
+            "did not finish"
         )
 
 
@@ -80,7 +80,7 @@ def check_common(probe: Probe) -> None:
         return  # in any case, Megatron did not write it
     if isinstance(said, dict) and said.items() >= _BACKENDS.items():
         raise IncompleteError(
-            f"its file {COMMON!r} is missing, of which {_CONFIGURATION} tells", path=probe.path
+            f"its file {COMMON!r} is missing, which {_CONFIGURATION} requires", path=probe.path
         )
 
 

@@ -102,7 +102,10 @@ def tell_devices(probe: Probe, files: Iterable[SavedFile]) -> None:
     devices = sorted({str(each.location) for each in stored} - {"cpu"})
     if devices:
         told = join_names(devices, _MOST_NAMED)
-        probe.note(f"its files are tagged {told}; the whole tensors made of them are shown without")
+        probe.note(
+            f"its files are tagged {told}; the tensors assembled from them are shown without "
+            "devices"
+        )
 
 
 def tell_others(probe: Probe, known: Iterable[str]) -> None:

@@ -307,7 +307,7 @@ def _model_states(draft: CheckpointGraph, found: ModelAndOptimizer, trained: _Tr
     for key, value in kept:
         if str(key) in made and value is not None and str(key) != "frozen_param_shapes":
             raise RefusedError(
-                f"its entry {str(key)!r} would be in the place of what DeepSpeed calls so",
+                f"its entry {str(key)!r} has a name that DeepSpeed uses for another entry",
                 hint="--exclude-tensors leaves it out",
             )
     kept = [(key, value) for key, value in kept if str(key) not in made]

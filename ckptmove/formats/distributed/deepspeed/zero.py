@@ -160,7 +160,7 @@ class Zero(Trained):
         `owned` has the first subgroup of its group.
         """
         if start + numel > row.numel:
-            raise CorruptError(f"its partitions have no more room for {name!r:.100}")
+            raise CorruptError(f"its partitions end before {name!r:.100} does")
         met = [n for n, _, _ in row.within(start, numel)] or owned
         found = [blocks[n] for n in met] or [_Block([], {}, {})]
         first = found[0].values

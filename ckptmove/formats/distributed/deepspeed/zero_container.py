@@ -111,7 +111,7 @@ class ZeroContainer(MergedContainer):
             if not self._has_master:
                 if own is None or own.shape != whole.shape:
                     raise UnsupportedError(
-                        "has no weights but those of the optimizer"
+                        "has only the weights of the optimizer"
                         + (", as is usual with stage 3" if trained.is_divided else ""),
                         hint="--weights master",
                     )
@@ -215,8 +215,8 @@ class ZeroContainer(MergedContainer):
                 continue
             if any(isinstance(each, Persistent) for each in nodes_of(node, met=met)):
                 raise UnsupportedError(
-                    f"has tensors under {name!r:.100} of the optimizer, of which nothing tells how "
-                    "ranks divide them"
+                    f"has tensors under {name!r:.100} of the optimizer, and no file says how ranks "
+                    "divide them"
                 )
             rest.pairs.append((self._graph.text(name), self._plain(node)))
         return rest

@@ -143,7 +143,7 @@ def test_a_latest_that_is_not_there(told: str, tmp_path: Path) -> None:
         ckptmove.load,
         lambda at: ckptmove.convert(at, tmp_path / "o.pt"),
     ):
-        with pytest.raises(CorruptError, match=r"iteration\.txt. says") as raised:
+        with pytest.raises(CorruptError, match=r"iteration\.txt. names") as raised:
             verb(run)
         assert "\n" not in str(raised.value)
     assert not (tmp_path / "o.pt").exists()

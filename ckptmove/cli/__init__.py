@@ -32,7 +32,7 @@ COMMANDS = {
     "diff": "Show what differs between two checkpoints of any formats; exit 1 if they differ.",
     "doctor": "Find out why a model trains on the CPU or fails on the GPU, and how to fix it.",
     "inspect": "Show what a checkpoint holds, and on which devices.",
-    "recover": "Undo an interrupted relocate --in-place.",
+    "recover": "Undo interrupted relocate --in-place; remove temporary files of killed commands.",
     "relocate": "Rewrite a checkpoint for another device.",
     "salvage": "Save what can still be read of a broken checkpoint; exit 1 if that is not all, or "
     "unproven.",

@@ -13,7 +13,7 @@ from .display.output import Output, needs_source, output_options
 @click.argument("path", type=click.Path(), required=False)
 @output_options
 def recover(path: str | None, output: Output) -> None:
-    """Undo an interrupted relocate --in-place, and remove temporary files of killed commands.
+    """Undo interrupted relocate --in-place; remove temporary files of killed commands.
 
     Before relocate --in-place changes a file, it saves the old bytes in a journal beside the file.
     A crash or kill -9 leaves the journal there. recover then restores the file, byte for byte, and

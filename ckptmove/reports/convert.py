@@ -42,18 +42,18 @@ class ConvertReport(Report):
         written: whether it was written; False after a dry run.
         files: from each file of the new checkpoint to its size in bytes.
         tensors: the number of tensors in these files.
-        left_out: names that were not selected; what is below such a name is not listed again.
-        weights: whose weights were taken, if those of one model were asked for: `name`, `section`,
+        left_out: names that were not selected, without names below them.
+        weights: the chosen weights, if the weights of one model were requested: `name`, `section`,
             `tensors`, and `others`, the same for the other weights in the file; otherwise None.
-        dropped: what the target cannot store and was dropped, each with the reason.
+        dropped: entries that the target cannot store, each with the reason.
         shared: from the name of a tensor to the name under which its shared bytes are written.
         duplicates: names under which shared bytes are written again.
         cast: from `float32→bfloat16` to the number of tensors.
         renamed: the number of keys with a new name.
         kept: tensors that `to` matches and that stay, with the reason.
-        parts: of a folder, from each checkpoint in it to the files that it became.
-        pickles: of a folder, what is copied though it may be a pickle, each with why it is not
-            converted; without what the caller asked to copy. The exit code is then 1.
+        parts: for a folder, from each checkpoint in it to its new files. pickles: for a folder,
+        copied files that may be pickles, each with the reason why it is not converted; without
+        files that the caller asked to copy. The exit code is then 1.
         unknown_callables: callables not known to be harmless that loading the new checkpoint would
             import; empty for formats that run nothing, such as safetensors.
         warnings: what the user should know, one sentence each.
@@ -87,7 +87,7 @@ class ConvertReport(Report):
 
     @property
     def failure(self) -> CheckFailed | None:
-        """The error of a folder in which pickles stay; None if there are none."""
+        """Return the error for a folder in which pickles remain; None without pickles."""
         if not self.pickles:
             return None
         names = [each.name for each in self.pickles]
@@ -100,7 +100,7 @@ class ConvertReport(Report):
         return [*self.warnings, *which_loading_runs(self.unknown_callables)]
 
     def blocks(self, *, full: bool = False) -> Iterator[Block]:
-        """Show what was written, what was left out, and what became of shared bytes."""
+        """Show what was written and left out, and how shared bytes were written."""
         if self.left_out:
             yield f"left out: {_join_names(self.left_out, full)}"
         for loss in self.dropped:
@@ -119,7 +119,7 @@ class ConvertReport(Report):
 
 
 def _weights(report: ConvertReport) -> Iterator[str]:
-    """Whose weights were taken, and the other models in the file."""
+    """Return lines about the chosen weights, and the other models in the file."""
     taken = report.weights
     if taken is None:
         return
@@ -147,7 +147,7 @@ def _shared_lines(report: ConvertReport, full: bool) -> Iterator[str]:
 
 
 def _parts(report: ConvertReport) -> Iterator[Block]:
-    """What became of each checkpoint of a folder, if there are several."""
+    """Return lines about each checkpoint of a folder, if there are several."""
     if len(report.parts) > 1:
         rows = [(name, "→", _first_of(files)) for name, files in report.parts.items()]
         yield Table(rows)

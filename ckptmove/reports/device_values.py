@@ -1,4 +1,4 @@
-"""What reports of moves say of values that name a device, and of what stays."""
+"""Parts of reports of moves: values that name a device, and tensors that stay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RewrittenDevice(NamedDevice):
 
 
 class DeviceValuesReport(Report):
-    """A report that tells what became of such values; its own docstring says what each is."""
+    """A report with the treatment of such values; its own docstring explains each field."""
 
     values_rewritten: tuple[NamedDevice, ...]
     rewritten_to: tuple[str, ...]
@@ -51,7 +51,7 @@ class DeviceValuesReport(Report):
 
 
 def what_stays(kept_ones: Iterable[Kept], *, full: bool = False) -> Iterator[str]:
-    """What was named and stays, a line for each reason."""
+    """Return a line for each reason why matched tensors stay."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for kept in kept_ones:
         reasons.setdefault((kept.device, kept.why), []).append(kept.name)

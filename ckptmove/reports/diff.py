@@ -17,11 +17,11 @@ from .display.plain import Seconds, derived
 from .display.report import Report
 from .display.text import first_names, size
 
-_MOST_TOLD = 3  # names of what was not compared
+_MOST_TOLD = 3  # most names of entries that were not compared
 
 
 _MOST_LINES = 15  # of a kind
-_MOST_NAMED = 5  # things that were not compared
+_MOST_NAMED = 5  # most entries that were not compared
 _ABOUT_TENSORS = (
     *(Kind.CHANGED, Kind.ADDED, Kind.REMOVED, Kind.RENAMED, Kind.RESHAPED, Kind.RETYPED),
     Kind.MOVED,
@@ -125,7 +125,7 @@ class Diff(Report):
         return len(self.ignored)
 
     def blocks(self, *, full: bool = False) -> Iterator[Block]:
-        """Show a summary, and then a row for whatever differs in the same way."""
+        """Show a summary, then a row for each group of similar differences."""
         yield summary(self) if self.equal else Wrong(summary(self))
         if self.ignored:
             names = list(dict.fromkeys(each.name for each in self.ignored))

@@ -40,7 +40,7 @@ class Kind(str, Enum):
     __str__ = str.__str__
 
 
-#: A number, or as text what JSON has no number for.
+#: A number, or a text for values that JSON numbers can't express.
 _FINITE = Key(plain=lambda n: n if n is None or isfinite(n) else str(n), gives=float | str | None)
 
 
@@ -122,7 +122,7 @@ _WORDS = {
 
 
 def groups_of_alike(found: Sequence[Difference], full: bool) -> list[list[Difference]]:
-    """Differences of the same kind whose names differ only in whole numbers."""
+    """Group differences of the same kind whose names differ only in whole numbers."""
     if full:
         return [[each] for each in found]
     groups: dict[object, list[Difference]] = {}
@@ -143,7 +143,7 @@ def groups_of_alike(found: Sequence[Difference], full: bool) -> list[list[Differ
 
 
 def row_of(kind: Kind, group: Sequence[Difference], full: bool) -> tuple[str, str, str, str]:
-    """The row of differences that show as one: kind, name, how many, and what differs."""
+    """Return the row of a group of differences: kind, name, count, and what differs."""
     first = group[0]
     count = f"×{len(group):,}" if len(group) > 1 else ""
     name = ALL_OF_IT if first.name == spell(()) else collapse_names(each.name for each in group)
@@ -151,7 +151,7 @@ def row_of(kind: Kind, group: Sequence[Difference], full: bool) -> tuple[str, st
 
 
 def sides_of(each: Difference, what: str) -> tuple[str, str, str]:
-    """What a page shows side by side, of the first checkpoint and the second, and what besides."""
+    """Return what a page shows for the first checkpoint, for the second, and as a remark."""
     kind = each.kind
     if kind is Kind.VALUE:
         return _value(each.old, True), _value(each.new, True), ""
@@ -198,7 +198,7 @@ def _what(kind: Kind, first: Difference, group: Sequence[Difference], full: bool
 
 
 def _record(difference: Difference) -> str:
-    """The kind and sizes of a record; for bytes, where they first differ."""
+    """Return the kind and sizes of a record; for bytes, the place of the first difference."""
     old, new = difference.old, difference.new
     said = old or new
     if old is None or new is None:
@@ -217,7 +217,7 @@ def _not_compared(difference: Difference) -> str:
 
 
 def _both(old: object, new: object, full: bool) -> str:
-    """Two values as text; long ones from where they differ."""
+    """Return two values as text; long ones are shown from the first difference."""
     mine, other = _value(old, full), _value(new, full)
     if mine == other and not full:
         texts = _value(old, True), _value(new, True)
@@ -232,7 +232,7 @@ def _dtype(difference: Difference) -> str:
 
 
 def _value_changes(values: Sequence[Values], difference: Difference) -> str:
-    """How many elements changed, by how much, and the first one."""
+    """Say how many elements changed, by how much, and the first one."""
     first = values[0]
     dtype = difference.new if difference.old == difference.new else f"as {difference.new}"
     differing, of = (sum(each[n] for each in values) for n in (0, 1))  # type: ignore[misc]
@@ -258,7 +258,7 @@ def _value(term: object, full: bool) -> str:
 
 
 def first_apart(old: bytes | str, new: bytes | str) -> int:
-    """Where two texts, or runs of bytes, are first unlike, by halving."""
+    """Find by bisection where two texts or byte strings first differ."""
     low, high = 0, min(len(old), len(new))
     while low < high:
         middle = (low + high + 1) // 2

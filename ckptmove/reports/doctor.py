@@ -14,9 +14,9 @@ from .display.report import Report
 from .display.text import cut, size
 from .events import Span, Trace
 
-#: How bad it is: not what was asked for, or right and slower than need be.
+#: The severity: not what was asked for, or right but slower than necessary.
 WRONG, SLOW = "wrong", "slow"
-_WIDTHS = (5,)  # of a severity
+_WIDTHS = (5,)  # most verdicts of a severity
 _LONGEST_MODULE = 60  # characters
 
 
@@ -49,7 +49,7 @@ class Diagnosis(Report):
     `print` shows it as `ckptmove doctor` does.
 
     Attributes:
-        subject: what was looked at: the class of a model, or a script; "" for the machine alone.
+        subject: the examined object: the class of a model, or a script; "" for the machine alone.
         device: where everything should be.
         simulated: whether the device was simulated: for a script by one with real values, for a
             model by tensors without values.
@@ -62,7 +62,7 @@ class Diagnosis(Report):
             None.
         placed: where the modules of the model are, one line each.
         trace: what ran where, or None if nothing ran.
-        not_run: what a script has that was not run, such as `evaluation` and `saving`.
+        not_run: parts of a script that were not run, such as `evaluation` and `saving`.
         notes: what else the user should know, one sentence each; also how a run ended that is not
             complete.
     """
@@ -84,7 +84,7 @@ class Diagnosis(Report):
     def ok(self) -> bool:
         """Whether nothing is wrong; findings that are only slow do not count.
 
-        False, too, if a run ended before a model was called: of that nothing is known.
+        Also False if a run ended before a model was called, because then nothing is known.
         """
         return not (self.called_no_model or self.is_wrong)
 
@@ -95,7 +95,7 @@ class Diagnosis(Report):
 
     @property
     def called_no_model(self) -> bool:
-        """Whether a run that knows no fault ended before a model or a gradient was used."""
+        """Whether a run without known faults ended before a model or a gradient was used."""
         ran = self.trace is not None and (self.trace.calls or self.trace.phases.get("backward"))
         return not (self.complete or self.not_simulated or self.verdicts or ran)
 
@@ -136,7 +136,7 @@ class Diagnosis(Report):
             yield from (f"  {line}" for line in self.placed)
         if self.trace is not None:
             yield from _ran(self.trace, full)
-        if self.not_run and (self.verdicts or not self.complete):  # else it is told at the top
+        if self.not_run and (self.verdicts or not self.complete):  # otherwise the top says so
             yield _missed(self)
 
     def page(self) -> Iterator[PageBlock]:
@@ -159,7 +159,7 @@ def _summary(found: Diagnosis) -> str:
 
 
 def _nothing(found: Diagnosis) -> str:
-    """The line for no problems, as far as that is certain."""
+    """Return the line for no problems, as far as that is certain."""
     trace = found.trace
     if found.complete:
         host = found.device == "cpu" and not found.simulated
@@ -198,7 +198,7 @@ def _watched(trace: Trace) -> str:
 
 
 def _machine(facts: Mapping[str, Any]) -> str:
-    """Python, torch and its devices."""
+    """Return lines about Python, torch and its devices."""
     if not facts:
         return "no torch"
     build = f"built for CUDA {facts['cuda']}" if facts.get("cuda") else "built for CPU only"
@@ -209,7 +209,7 @@ def _machine(facts: Mapping[str, Any]) -> str:
 
 
 def _ran(trace: Trace, full: bool) -> Iterator[Block]:
-    """What ran where: operations, copies, waits."""
+    """Show what ran where: operations, copies, waits."""
     counted_as = ((trace.calls, "call"), (trace.steps, "step"))
     times = [plural(n, what) for n, what in counted_as if n]
     ran = [f"{count:,} on {device}" for device, count in trace.operations.items()]
@@ -236,7 +236,7 @@ def _ran(trace: Trace, full: bool) -> Iterator[Block]:
 
 
 def _timeline(trace: Trace) -> Iterator[PageBlock]:
-    """What a step did, in order: drawn by module, line and device, and as a table."""
+    """Show what a step did, in order: drawn by module, line and device, and as a table."""
     spans, left_out, step = trace.timeline
     if not spans:
         return
@@ -263,7 +263,7 @@ def _timeline(trace: Trace) -> Iterator[PageBlock]:
 
 
 def _besides(span: Span) -> str:
-    """What was copied there, and how often the host waited."""
+    """Return how much was copied there, and how often the host waited."""
     said = [f"copied {devices}: {size(nbytes)}" for devices, nbytes in span.copied.items()]
     if span.waits:
         said.append("waited" + (f" {span.waits:,} times" if span.waits > 1 else ""))
@@ -271,7 +271,7 @@ def _besides(span: Span) -> str:
 
 
 def _events(trace: Trace) -> Table:
-    """Everything that is worth a look."""
+    """Return a table of all notable events."""
     rows = [
         (each.kind, str(each.site), each.devices, f"{each.count:,}", size(each.nbytes))
         for each in trace.happenings
@@ -280,7 +280,7 @@ def _events(trace: Trace) -> Table:
 
 
 def _modules(trace: Trace) -> Table:
-    """Operations by module and device, first the modules with some on other devices."""
+    """Return operations by module and device, first the modules with some on other devices."""
     rows = [
         (
             cut(name, _LONGEST_MODULE) or "(itself)",

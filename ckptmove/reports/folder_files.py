@@ -1,4 +1,4 @@
-"""Show what each file of a folder is, and what it has of which tensors."""
+"""Show the kind of each file of a folder, and its share of which tensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .display.text import cut, first_names, shape, size
 
 _FILES = "file", "format", "section", "tensors", "device", "bytes"
 _MOST_OTHERS = 10
-_LONGEST_NAME = 64  # letters of a path, unless all of it is shown
+_LONGEST_NAME = 64  # most characters of a path, unless it is shown in full
 
 
 def files_of(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
-    """What each file of a folder is, a line each; nothing for other checkpoints.
+    """Return a line for each file of a folder; empty for other checkpoints.
 
     Long names are cut in their middle, unless `full`.
     """
@@ -31,7 +31,7 @@ def files_of(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
 
 
 def shares_of(manifest: Manifest) -> Iterator[Block]:
-    """What each of several files has of the tensors, a line each."""
+    """Return a line for each of several files, with its share of the tensors."""
     shares = manifest.file_shares
     if not shares:
         return
@@ -50,7 +50,7 @@ def shares_of(manifest: Manifest) -> Iterator[Block]:
 
 
 def chunks(manifest: Manifest) -> Iterator[Block]:
-    """The chunks of every tensor, a line each."""
+    """Return a line for each chunk of every tensor."""
     yield manifest.verdict
     divisions, before, rows = manifest.divisions, "", list[tuple[str, ...]]()
     for each in manifest.chunks:

@@ -26,7 +26,7 @@ from .tree import LONGEST_KEY, LONGEST_VALUE, value_text
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: What torch.nn.Module keeps in every module: torch/nn/modules/module.py, `__init__`.
+#: The attributes that torch.nn.Module gives every module: torch/nn/modules/module.py, `__init__`.
 _OF_EVERY_MODULE = {
     *("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
     *("_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook", "_forward_hooks"),
@@ -67,7 +67,7 @@ class FileManifest(Manifest):
 
 
 def summary(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
-    """The verdict, totals by section, device and dtype, the tensors by layer, and what else."""
+    """Show the verdict, totals by section, device and dtype, the tensors by layer, and the rest."""
     writer = f", written by {manifest.writer}" if manifest.writer else ""
     yield manifest.verdict
     path = cut(mask_secrets(manifest.path), None if full else LONGEST_KEY)
@@ -127,7 +127,7 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
 
 
 def _records(manifest: Manifest, full: bool) -> Iterator[str]:
-    """Files in the checkpoint by name; for code and the like, their total."""
+    """Return files in the checkpoint by name; for code and the like, their total."""
     for kind in RecordKind:
         held = [record for record in manifest.records if record.kind is kind]
         if full or kind is RecordKind.DATA:
@@ -137,7 +137,7 @@ def _records(manifest: Manifest, full: bool) -> Iterator[str]:
 
 
 def _named_devices(manifest: Manifest, full: bool) -> Iterator[Block]:
-    """The user's own values that name a device; for a program, how often each is named."""
+    """Return the user's values that name a device; for a program, how often each is named."""
     own = [v for v in manifest.values_naming_devices if not v.follows]
     if own:
         title = (
@@ -156,7 +156,7 @@ def _named_devices(manifest: Manifest, full: bool) -> Iterator[Block]:
 def named_devices(
     values: Sequence[NamedDevice], title: str, *, full: bool = False
 ) -> Iterator[Block]:
-    """Values that name a device, under a title; of many the first, unless `full`."""
+    """Return values that name a device, under a title; only the first of many, unless `full`."""
     shown = values if full else values[:_MOST_VALUES]
     yield from ("", title, Table(_device_rows(shown), indent=2))
     if len(shown) < len(values):
@@ -168,7 +168,7 @@ def _device_rows(values: Sequence[NamedDevice]) -> list[tuple[str, str, str]]:
 
 
 def _besides(manifest: Manifest) -> Iterator[str]:
-    """The top-level values beside the tensors: `epoch 3`, `scheduler (dict of 8)`."""
+    """Return the top-level values beside the tensors: `epoch 3`, `scheduler (dict of 8)`."""
     root = manifest.tree
     if not isinstance(root, Mapping):
         if not manifest.tensors:
@@ -189,7 +189,7 @@ def _besides(manifest: Manifest) -> Iterator[str]:
 
 
 def tensors(manifest: Manifest) -> Iterator[Block]:
-    """Every tensor, a line each."""
+    """Return a line for every tensor."""
     yield manifest.verdict
     head = "name", "section", "dtype", "shape", "device", "bytes", "storage", ""
     rows = [_tensor_row(entry, manifest) for entry in manifest.tensors]
@@ -197,7 +197,7 @@ def tensors(manifest: Manifest) -> Iterator[Block]:
 
 
 def tensor_columns(manifest: Manifest) -> Columns:
-    """Every tensor, for a page that draws their bytes; those that tensors share count once."""
+    """Return every tensor, for a page that draws their bytes; shared bytes count once."""
     entries = manifest.tensors
     left = {key: each.nbytes for key, each in manifest.storages.items()}
     own = list[int]()

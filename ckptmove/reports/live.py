@@ -46,7 +46,7 @@ class LiveManifest(FileManifest):
 
 
 def places(manifest: Manifest) -> Iterator[Block]:
-    """The modules of a model by device, repeated layers as one; nothing for a model of nothing."""
+    """Return the modules of a model by device, repeated layers as one; empty without tensors."""
     lines = _placement(manifest)
     shown = lines[:_MOST_LINES]
     if lines:
@@ -76,12 +76,12 @@ class _Node:
     """A module, or a tensor in one."""
 
     name: str = ""  #: dotted
-    devices: dict[str, None] = field(default_factory=dict)  #: of what it holds, tied tensors too
-    numbered: bool = False  #: whether there are repeated layers within it
+    devices: dict[str, None] = field(default_factory=dict)  #: devices of its tensors, including tied ones
+    numbered: bool = False  #: whether it contains repeated layers
     children: dict[Key, _Node] = field(default_factory=dict)  #: by key
-    tensors: int = 0  #: how many, each tied one once
-    nbytes: int = 0  #: of storages that nothing before it has
-    #: names of tensors before it, to which tensors of it are tied.
+    tensors: int = 0  #: the number of tensors; tied ones count once
+    nbytes: int = 0  #: bytes of storages that no earlier node has
+    #: earlier tensors that its tensors are tied to
     tied: list[str] = field(default_factory=list)
 
     def child(self, key: Key) -> _Node:
@@ -99,7 +99,7 @@ class _Line:
     nodes: list[_Node]
 
     def row(self) -> tuple[str, str, str, str, str]:
-        """Name, device, tensors, bytes, and what it is tied to."""
+        """Return name, device, tensors, bytes, and tied names."""
         name = collapse_names(each.name for each in self.nodes)
         tensors = sum(each.tensors for each in self.nodes)
         names = {each.name for each in self.nodes}
@@ -113,7 +113,7 @@ class _Line:
 
 
 def _placement(manifest: Manifest) -> list[_Line]:
-    """The largest modules on one device, with repeated layers as one."""
+    """Return the largest modules that are on one device, with repeated layers as one."""
     root = _tree(manifest)
     while len(root.children) == 1:  # a wrapper
         (only,) = root.children.values()
@@ -159,7 +159,7 @@ def _tree(manifest: Manifest) -> _Node:
 
 
 def _model_tensors(entries: Iterable[TensorEntry]) -> Iterator[TensorEntry]:
-    """Tensors of modules; gradients are with their parameter, or a warning says otherwise."""
+    """Return tensors of modules; gradients are with their parameter, unless a warning says so."""
     for entry in entries:
         model = entry.section is Section.MODEL and entry.held != "gradient"
         if model and entry.role is not Role.SHAPE:
@@ -167,14 +167,14 @@ def _model_tensors(entries: Iterable[TensorEntry]) -> Iterator[TensorEntry]:
 
 
 class _Ties:
-    """Tensors that are the same as an earlier one."""
+    """Finds tensors that are the same as an earlier one."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, str] = {}  # name → the first name of those that share
+        self._groups: dict[str, str] = {}  # name → the first name of the tensors that share bytes
         self._first: dict[tuple[object, ...], str] = {}
 
     def of(self, entry: TensorEntry) -> str | None:
-        """The earlier name of the same tensor, if any."""
+        """Return the earlier name of the same tensor, if any."""
         if not entry.shared_with:
             return None
         group = self._groups.get(entry.shared_with[0], entry.name)

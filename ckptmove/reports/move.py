@@ -90,5 +90,5 @@ class MoveReport(DeviceValuesReport):
         yield from (f"warning: {each}" for each in self.warnings)
 
     def remarks(self) -> tuple[str, ...]:
-        """Return nothing: the warnings are among what it shows."""
+        """Return nothing: `blocks` shows the warnings."""
         return ()

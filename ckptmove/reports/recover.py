@@ -52,7 +52,7 @@ class RecoverReport(Report):
     files: tuple[Recovered, ...]
 
     def blocks(self, *, full: bool = False) -> Iterator[str]:
-        """Show what became of each file."""
+        """Show what was done to each file."""
         if not self.files:
             yield f"{self.path}: {_WHAT['nothing']}"
         for each in self.files:

@@ -29,7 +29,7 @@ class RelocatedFile(NamedTuple):
         nbytes: its size, as it is written.
         stores_devices: whether it is a checkpoint whose format stores devices; safetensors files
             and files that are no checkpoints do not.
-        is_unread: whether it is called like a checkpoint and can't be read: nothing is known of it.
+        is_unread: whether its name is that of a checkpoint, but it can't be read.
     """
 
     name: str
@@ -53,9 +53,10 @@ class RelocateReport(DeviceValuesReport):
             length, over the old one) or `none` (nothing to write). Of a folder, the first of
             `in-place`, `relay`, `patch`, `clone` that one of its files has.
         copied: how the bytes were copied: `reflink`, `kernel` or `read`; `fetch` from an object
-            store, `upload` to one; `store` if that copied most of it itself from a source in it:
-            those bytes were not summed, but the source was what was read, and the ETag of the new
-            object is that of its parts; None if nothing was copied.
+            store, `upload` to one; `store` if the store itself copied most of it from a source in
+            it: no checksum of those bytes was computed, but the store confirmed by ETags that the
+            source was unchanged and that the new object consists of its parts; None if nothing was
+            copied.
         moved: from `cpu→cuda:0` to the totals of storages and bytes, and of tensors that store
             their own device.
         kept: tensors that the rules match and that stay, with the reason.
@@ -74,7 +75,7 @@ class RelocateReport(DeviceValuesReport):
             file.
         seconds: how long it took.
         in_place: whether the source itself was to be changed.
-        files: of a folder, what becomes of each file; empty for a file.
+        files: for a folder, what happens to each file; empty for a file.
     """
 
     source: str
@@ -153,7 +154,7 @@ def _proof(report: RelocateReport) -> str:
 
 
 def _files(report: RelocateReport, full: bool) -> Iterator[str]:
-    """The files of a folder: those that change, and those that do not, and why."""
+    """Return lines on the files of a folder: which change, which do not, and why."""
     if report.destination is None and not any(each.stores_devices for each in report.files):
         if report.files:
             yield "no file in it stores devices"
@@ -184,7 +185,7 @@ def _move_line(moved: Moved) -> str:
 
 
 def _values(report: RelocateReport, full: bool) -> Iterator[str]:
-    """Other values that name a device: a count for a program, otherwise each."""
+    """Return other values that name a device: a count for a program, otherwise each."""
     places: Counter[str] = Counter()
     rewritten = []
     for value, device in zip(report.values_rewritten, report.rewritten_to, strict=True):
@@ -197,7 +198,7 @@ def _values(report: RelocateReport, full: bool) -> Iterator[str]:
     follow, stay = (
         [f"{value.name} ({value.value})" for value in values if not value.kind.startswith("code")]
         for values in (report.values_rewritable, report.values_unchanged)
-    )  # of code there is a warning
+    )  # a warning mentions code
     for what, values in (
         ("rewrote values that name a device", rewritten),
         ("unchanged values that --values would rewrite", follow),

@@ -1,4 +1,4 @@
-"""The report of `salvage`: what was still there of each tensor of a broken checkpoint."""
+"""The report of `salvage`: what is left of each tensor of a broken checkpoint."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class SalvageReport(Report):
         destination: the new checkpoint.
         report: the file in which this report is, beside it; None if it was not written.
         format: the format of the broken checkpoint.
-        damage: what it looks like: an interrupted upload, a full disk, two writers; may be empty.
+        damage: the likely cause: an interrupted upload, a full disk, two writers; may be empty.
         tensors: what is left of each tensor that is named.
         names_proven: whether a checksum proves the names, shapes and dtypes of the tensors.
-        names_complete: whether all that named tensors could be read.
+        names_complete: whether all data that names tensors could be read.
         written: whether the new checkpoint was written; False after a dry run, or if nothing is
             left.
         shared: from the name of a tensor to the name under which its shared bytes are written.
@@ -116,7 +116,7 @@ class SalvageReport(Report):
 
     @property
     def shortfall(self) -> str:
-        """Why the new checkpoint is not all of the broken one, in a few words; empty if it is."""
+        """Say in a few words why the new checkpoint is not complete; empty if it is."""
         if self.complete:
             return ""
         if not self.names_complete:
@@ -130,7 +130,7 @@ class SalvageReport(Report):
         return "no checksum proves that its tensors are right"
 
     def blocks(self, *, full: bool = False) -> Iterator[Block]:
-        """Show what it looks like, how much is left, and the tensors that are not whole."""
+        """Show the likely cause, how much is left, and the tensors that are not whole."""
         if self.damage:
             yield f"{self.source}: it looks like {self.damage}"
         rows = []
@@ -156,7 +156,7 @@ class SalvageReport(Report):
 
 
 def _broken_tensors(tensors: Sequence[SalvagedTensor], *, full: bool) -> Iterator[Block]:
-    """The tensors that are neither whole nor unproven, or are not written."""
+    """Return the tensors that are neither whole nor unproven, or are not written."""
     right = Fate.WHOLE, Fate.UNPROVEN
     bad = [each for each in tensors if each.fate not in right or not each.written]
     shown = bad if full else bad[:_MOST_SHOWN]

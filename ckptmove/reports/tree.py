@@ -29,9 +29,9 @@ _MOST_ITEMS = 32  # of a list shown on one line
 
 
 def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
-    """The saved object, one line per value, with each container shown once.
+    """Show the saved object, one line per value, with each container shown once.
 
-    `select` has globs on names, or sections; only matches are shown, and what leads there.
+    `select` has globs on names, or sections; only matches and their containers are shown.
     """
     lines = _tree_lines(manifest)
     if select:
@@ -65,7 +65,7 @@ def _label(path: Path) -> str:
 
 
 def _tree_lines(manifest: Manifest) -> list[tuple[Path, str]]:
-    """Path and text of each line; raw bytes have no node, but a line."""
+    """Yield path and text of each line; raw bytes have a line, but no node."""
     lines = list(_lines_of(manifest, manifest.tree))
     shown = {path for path, _ in lines}
     raw = [e.path for e in manifest.tensors if e.part_of is None and e.path not in shown]
@@ -100,7 +100,7 @@ def _lines_of(manifest: Manifest, root: Node) -> Iterator[tuple[Path, str]]:
 
 
 def _attributes_of_tensors(manifest: Manifest) -> dict[Path, Node]:
-    """Path of a tensor → tensors in its attributes, listed right after it."""
+    """Return path of a tensor → tensors in its attributes, listed right after it."""
     found: dict[Path, list[tuple[Path, Node]]] = {}
     around: list[Path] = []
     for entry in manifest.tensors:
@@ -139,7 +139,7 @@ def _is_scalar(node: Node) -> bool:
 
 
 def value_text(node: Node) -> str:
-    """A value in few letters: `3`, `dict of 8`, `list of 3: 1, 2, 3`."""
+    """Return a short text for a value: `3`, `dict of 8`, `list of 3: 1, 2, 3`."""
     if isinstance(node, Call):
         device = device_text(node)
         if device is not None:

@@ -47,7 +47,7 @@ class TrialResult(Plain):
 
     device: str  #: the device of the trial
     simulated: bool  #: whether this device was simulated, with tensors without values
-    findings: Sequence[Finding]  #: one a check, in the order of `TRIAL_CHECKS`
+    findings: Sequence[Finding]  #: one per check, in the order of `TRIAL_CHECKS`
 
     @property
     def ok(self) -> bool:
@@ -55,7 +55,7 @@ class TrialResult(Plain):
         return all(each.outcome != FAILED for each in self.findings)
 
     def of(self, check: str) -> Finding:
-        """The finding of a check."""
+        """Return the finding of a check."""
         return next(each for each in self.findings if each.check == check)
 
 
@@ -113,13 +113,13 @@ class ValidationReport(Report):
         yield self._verdict()
 
     def page(self) -> Iterator[PageBlock]:
-        """Show the verdict, and then the checks with all that they found."""
+        """Show the verdict, and then the checks with all details."""
         *checks, verdict = self.blocks(full=True)
         yield from (verdict, *checks)
         yield from self.remarks()
 
     def _verdict(self) -> str:
-        """One line that names the checks that failed, or else those that passed."""
+        """Return a line with the failed checks, or otherwise the passed ones."""
         where = f"simulated {self.device}" if self.simulated else self.device
         failed = [each.check for each in self.checks if each.outcome == FAILED]
         passed = [each.check for each in self.checks if each.outcome == PASSED]

@@ -12,33 +12,33 @@ from ..display.report import Report
 
 
 class Entry(NamedTuple):
-    """What a line says."""
+    """An entry of the ledger: the content of one line."""
 
-    name: str  #: of the item
-    key: str  #: a digest of all that what was made of it depends on; see `batches.fingerprints`
-    #: `done`; `failed`, where a report of a failure was written; `begun`; or `undone`, where that
-    #: came to nothing.
+    name: str  #: the name of the item
+    key: str  #: a digest of everything that the output depends on; see `batches.fingerprints`
+    #: `done`; `failed`, if a report of a failure was written; `begun`; or `undone`, if a begun
+    #: change was not made.
     outcome: str
-    #: of the output, as `trees.Output` has them; not where a file was changed in place.
+    #: of the output, as in `trees.Output`; not if a file was changed in place.
     nbytes: int = 0
     stamp: str = ""
     crc32: int = 0
-    #: where a file is changed in place by the devices that it names, a digest of these: as they
-    #: were when it was begun, as they are since it was done.
+    #: for a change in place that depends on the old devices, a digest of the devices: before the
+    #: change in `begun`, after it in `done`.
     tags: str = ""
-    #: as `trees.Output` has them, where they were computed and are not too many
+    #: as in `trees.Output`, if they were computed and are not too many
     digests: Mapping[str, str] = {}
-    source_digests: Mapping[str, str] = {}  #: as a result has them, and as few
+    source_digests: Mapping[str, str] = {}  #: as in a result, with the same limit
     removed: bool = False  #: whether its source was removed, after its output was read again
-    kind: str = ""  #: as the item has it, and so the next
+    kind: str = ""  #: as in the item; so is the next
     format: str = ""
 
 
-#: What becomes of an item; `busy` if another run is at it, and is never told to anyone.
+#: The outcome of an item; `busy`, which is internal, if another run is doing it.
 OUTCOMES = ("done", "skipped", "left-out", "refused", "failed")
 DONE, SKIPPED, LEFT_OUT, REFUSED, FAILED = OUTCOMES
 BUSY = "busy"
-#: What a dry run can't tell of an output that is there, by how it will be treated.
+#: What a dry run can't tell about an existing output, by how it will be treated.
 UNSURE = {
     "compared": "exists; kept if it is identical, otherwise refused",
     "checked": "exists and will be read again to check it",
@@ -46,7 +46,7 @@ UNSURE = {
 
 
 MISSING = "missing"
-#: The kinds of items of which nothing can be read.
+#: The kinds of items that can't be read.
 UNREADABLE = ("unreadable", MISSING)
 
 
@@ -59,37 +59,37 @@ class Item(NamedTuple):
     #: checkpoint, to be copied), `unreadable`, or `missing` (only in the tree that this one is
     #: compared with).
     kind: str
-    files: tuple[str, ...]  #: of a folder or an index, all its files
-    nbytes: int  #: of all that belongs to it
-    stamp: str = ""  #: of what it is made of, when it was found; see `Tree.stamp_of`
-    #: what is written; the file itself if it is changed in place, and empty if nothing is.
+    files: tuple[str, ...]  #: for a folder or an index, all its files
+    nbytes: int  #: the size of all its files
+    stamp: str = ""  #: the stamp of its files when it was found; see `Tree.stamp_of`
+    #: the output path; the file itself for a change in place; empty if nothing is written
     output: str = ""
-    format: str = ""  #: by a first look; empty if that does not tell it
-    digests: Mapping[str, str] = {}  #: of its output, where an earlier run computed them
-    source_digests: Mapping[str, str] = {}  #: of itself, likewise
+    format: str = ""  #: from a first look; empty if unknown
+    digests: Mapping[str, str] = {}  #: digests of its output, if an earlier run computed them
+    source_digests: Mapping[str, str] = {}  #: digests of its own files, likewise
 
 
 class Task(NamedTuple):
-    """An item, and all that it takes to do it."""
+    """An item, and everything needed to do it."""
 
     item: Item  #: what is to be done
     verb: str  #: `inspect`, `relocate`, `convert`, `validate`
-    options: Mapping[str, Any]  #: of the verb, for this item
-    request: str  #: a digest of what is the same for all items; see `batches.fingerprints`
+    options: Mapping[str, Any]  #: the options of the verb for this item
+    request: str  #: a digest of everything common to all items; see `batches.fingerprints`
     ledger: str = ""  #: the path of the ledger; empty if there is none
-    known: Entry | None = None  #: what the ledger said of the item when the batch was planned
-    since: int = 0  #: from which offset on it may say more
-    #: what becomes of an output that is there already: it is `checked` by its checksum, `compared`
-    #: with what would be written, or `replaced`; empty if nothing is there.
+    known: Entry | None = None  #: the ledger's entry of the item when the batch was planned
+    since: int = 0  #: the ledger may have more from this offset on
+    #: how an existing output is treated: `checked` by its checksum, `compared` with the new output,
+    #: or `replaced`; empty if there is none.
     there: str = ""
     obstacle: str = ""  #: why it will be refused, if that is known
-    clash: str = ""  #: why it must not be done: its output would be another item's too
-    verify: bool = False  #: whether to read an output that is done, even if nothing looks changed
+    clash: str = ""  #: why it must not be done: another item has the same output
+    verify: bool = False  #: whether to read a finished output again, even if nothing looks changed
     digests: bool = False  #: whether to compute digests of the output and the source
     delete_source: bool = False  #: whether to remove the source once it is done
     timeout: float | None = None  #: the most seconds that it may take
-    patient: bool = False  #: whether to wait for another run that is at the same item
-    contents: bool = False  #: whether to tell what it holds, too
+    patient: bool = False  #: whether to wait for another run that is doing the same item
+    contents: bool = False  #: whether to return its contents too
 
     @property
     def in_place(self) -> bool:
@@ -98,7 +98,8 @@ class Task(NamedTuple):
 
     @property
     def by_tags(self) -> bool:
-        """Whether what it becomes depends on the devices that it names, so that twice is wrong."""
+        """Whether the result depends on the devices in the file, so that it must not be done
+        twice."""
         return self.in_place and bool(self.options.get("map"))
 
 
@@ -122,7 +123,7 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, manifest: Manifest, format: str) -> Contents:
-        """What a manifest tells; each storage counts once."""
+        """Summarize a manifest; each storage counts once."""
         return cls(
             format,
             _nbytes(manifest.devices),
@@ -153,14 +154,14 @@ class Result(NamedTuple):
         copied: whether nothing in it was to change: it was copied, or in place left as it is.
         source_removed: whether the source was removed, after the output was read again.
         seconds: how long it took.
-        source_stamp: what the file system or the store tells of the version of the source.
+        source_stamp: the version of the source, from the file system or the store.
         digests: from each file of the output, by its name in DST, to its SHA-256, if it was
             computed.
         source_digests: from each file of the source, by its name in SRC, to its SHA-256, likewise.
         report: the report of the verb, as plain data; None if there is none.
         contents: what it holds, if that was asked for and could be read.
         folders: folders whose new entries are not yet synced to disk.
-        entries: what is to be added to the ledger by who collects results.
+        entries: what is to be added to the ledger by the process that collects results.
     """
 
     name: str
@@ -205,17 +206,17 @@ class Result(NamedTuple):
 
 
 def is_unsure(result: Result) -> bool:
-    """Whether a dry run could not tell what becomes of an item."""
+    """Whether a dry run could not tell what would happen to an item."""
     return result.reason in UNSURE.values()
 
 
 def skipped_result(item: Item, why: str, known: Item | Entry) -> Result:
-    """The result of an item that is done already, with the digests that are known of it."""
+    """Return the result of an item that is done already, with its known digests."""
     result = result_of(item, SKIPPED, why, output=item.output or None)
     return result._replace(digests=known.digests, source_digests=known.source_digests)
 
 
 def result_of(item: Item, outcome: str, reason: str = "", **more: Any) -> Result:
-    """A result for an item."""
+    """Make a result for an item."""
     about = {"nbytes": item.nbytes, "source_stamp": item.stamp, **more}
     return Result(item.name, item.path, outcome, reason, **about)

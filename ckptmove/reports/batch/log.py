@@ -13,11 +13,11 @@ from ..display.report import Report
 from ..display.text import cut_to_bytes
 from .items import Result
 
-#: The most bytes of a line, but for the name of the item, which is never cut.
+#: The most bytes of a line, without the name of the item, which is never cut.
 LONGEST_LINE = 4000
 _MOST_WARNINGS = 8
 _LONGEST_TEXT = 300
-#: What is told of the report of a verb as it is; the rest is counted, or left out.
+#: The keys of a verb's report that are logged unchanged; others are counted, or left out.
 _TOLD = (
     *("method", "format", "source_format", "tensors", "moved", "cast", "renamed"),
     *("devices", "dtypes"),
@@ -26,7 +26,7 @@ _TOLD = (
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine(Plain):
-    """What became of an item, in one line of JSON that `--log` writes.
+    """The result of an item, in one line of JSON that `--log` writes.
 
     Attributes:
         time: when it was written, such as `2026-11-01T12:30:05.123+00:00`.
@@ -42,7 +42,7 @@ class LogLine(Plain):
         digests: from the name of each file of the output, relative to DST, to its SHA-256; empty if
             it was not computed.
         source_digests: the same of each file of the source, relative to SRC.
-        report: what the verb said, without what may be long.
+        report: the verb's report, without long values.
         kept: from a reason to the number of tensors that stay for it.
         dropped: the number of entries that were dropped.
         warnings: the first warnings.
@@ -76,7 +76,7 @@ class LogLine(Plain):
     cut: bool = False
 
     def text(self) -> str:
-        """The line, of at most `LONGEST_LINE` bytes and the name."""
+        """Return the line, of at most `LONGEST_LINE` bytes plus the name."""
         most = LONGEST_LINE + len(json.dumps(self.name))
         shorter: tuple[dict[str, Any], ...] = (
             {"warnings": ()},
@@ -96,7 +96,7 @@ class LogLine(Plain):
 
 
 def log_line(result: Result, **about: str | None) -> LogLine:
-    """The line of a result; `about` is the run: its time, host, shard, version and verb."""
+    """Return the line of a result; `about` has the run's time, host, shard, version and verb."""
     report = result.report or {}
     run: dict[str, Any] = dict(about)
     return LogLine(
@@ -126,7 +126,8 @@ def log_line(result: Result, **about: str | None) -> LogLine:
 
 
 def manifest_lines(digests: Mapping[str, str]) -> Iterable[str]:
-    r"""Lines that `sha256sum -c` reads in DST; in a name, `\n`, `\r` and `\\` are escaped."""
+    r"""Return lines that `sha256sum -c` reads in DST; in a name, `\n`, `\r` and `\\` are
+    escaped."""
     for name, digest in sorted(digests.items()):
         escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
         yield f"{chr(92) if escaped != name else ''}{digest}  {escaped}\n"

@@ -19,8 +19,8 @@ from ..display.text import LONGEST_REASON, one_line, printable, size
 from .items import DONE, FAILED, LEFT_OUT, OUTCOMES, REFUSED, Item, Result, Task, is_unsure
 from .table import InspectedItem, InspectedTree, page_table, table_of
 
-_MOST = 20  # lines of a kind
-_MOST_NAMED = 8  # items that a command names, where it need not name any
+_MOST = 20  # most lines of a kind
+_MOST_NAMED = 8  # most items that a command names, if it could also name none
 _MOST_NAMED_AT_ALL = 200
 _DID = {
     "inspect": "inspected",
@@ -28,7 +28,7 @@ _DID = {
     "convert": "converted",
     "validate": "validated",
 }
-#: What becomes of an output that is there.
+#: The words for the treatment of an existing output.
 _THERE = {
     "checked": " and will be read again to check it",
     "compared": "; kept if it is identical, otherwise refused",
@@ -45,9 +45,9 @@ _NAMES = Key(plain=lambda items: [item.name for item in items], gives=list[str])
 
 
 class PlannedItem(NamedTuple):
-    """What will become of an item.
+    """The planned treatment of an item.
 
-    What follows the obstacle is None, or empty, unless a dry run has read the metadata of the item.
+    The fields after `obstacle` are None or empty, unless a dry run has read the item's metadata.
     """
 
     name: str
@@ -74,9 +74,8 @@ class BatchPlan(Report):
         destination: the tree to write; None if nothing is written elsewhere.
         tasks: the items to do, largest first.
         done: the items that are already done.
-        kept: of each output that an earlier run made of what is no item of this one, and that is
-            still there, the digests of its files by their names in the destination, as far as
-            known; only if digests are wanted.
+        kept: the digests of outputs of earlier runs that still exist and that are not outputs of
+            this run, by names in the destination, as far as known; only if digests are wanted.
         others: the number of files that are left out because they are not checkpoints.
         nbytes: the bytes to read.
         free_nbytes: the free space at the destination, or None if nothing is written there.
@@ -100,7 +99,7 @@ class BatchPlan(Report):
 
     @derived(after="destination")
     def items(self) -> tuple[PlannedItem, ...]:
-        """What will become of each item."""
+        """The planned treatment of each item."""
         foretold = {each.name: each for each in self.forecasts or ()}
         return tuple(
             PlannedItem(
@@ -113,7 +112,7 @@ class BatchPlan(Report):
 
     @derived(after="items")
     def outcomes(self) -> dict[str, int] | None:
-        """The numbers of items by what would become of them; None unless a dry run has told."""
+        """The number of items by predicted outcome; None without a dry run."""
         if self.forecasts is None:
             return None
         counted = Counter(each.outcome for each in self.forecasts)
@@ -121,7 +120,7 @@ class BatchPlan(Report):
 
     @derived(after="outcomes")
     def exit_code(self) -> int | None:
-        """The exit code of the run; None where it depends on what a dry run does not read."""
+        """The exit code of the run; None if it depends on bytes that a dry run does not read."""
         if self.failures:
             return CheckFailed.exit_code
         if self.is_empty:
@@ -132,16 +131,16 @@ class BatchPlan(Report):
 
     @property
     def is_empty(self) -> bool:
-        """Whether every item would be left out, and that is not accepted."""
+        """Whether every item would be left out, without permission."""
         return not self.allows_empty and only_left_out(self.outcomes or {})
 
     @property
     def failures(self) -> tuple[Result, ...]:
-        """What would be refused or fail, by name, as far as a dry run has told."""
+        """Items that would be refused or fail, by name, as far as a dry run can tell."""
         return tuple(sorted(each for each in self.forecasts or () if not each.ok))
 
     def remarks(self) -> tuple[str, ...]:
-        """Return nothing: the notes are among what it shows."""
+        """Return nothing: `blocks` shows the notes."""
         return ()
 
     def blocks(self, *, full: bool = False) -> Iterator[Block]:
@@ -182,7 +181,7 @@ class BatchPlan(Report):
         return self.destination in (None, self.source)
 
     def _forecast_parts(self) -> Iterator[str]:
-        """What a dry run has foretold, for the summary."""
+        """Return the predictions of a dry run, for the summary."""
         if self.forecasts is None:
             return
         if self._in_place and self.verb == "relocate":
@@ -225,8 +224,8 @@ class BatchReport(Report):
         bytes_written: the bytes written.
         seconds: how long it took.
         notes: those of the plan, and what went wrong at the end.
-        items: what each item holds, by name, and what became of it; None unless the verb is
-            `inspect`, or `contents` was asked for.
+        items: the contents and the outcome of each item, by name; None unless the verb is
+            `inspect`, or `contents` was requested.
     """
 
     verb: str
@@ -263,7 +262,7 @@ class BatchReport(Report):
         *_, said = self.blocks(full=True, told=True)
         yield said if self.ok else Wrong(str(said))
         items = self.items
-        if items is None:  # it was not asked what the others hold
+        if items is None:  # the contents of the others were not requested
             items = tuple(InspectedItem.of(each, None) for each in self.failures)
         if items:
             yield page_table(items)
@@ -274,8 +273,8 @@ class BatchReport(Report):
     ) -> Iterator[Block]:
         """Show the table of `inspect`, the items that were refused or failed, and a summary.
 
-        `warned` is the number of items with warnings, `kept` that of sources that were to be
-        removed and are still there; `told` means that every item was shown before.
+        `warned` is the number of items with warnings, `kept` the number of sources that should have
+        been removed and still exist; `told` means that every item was shown before.
         """
         if self.verb == "inspect" and self.items is not None:
             yield from table_of(self.items)
@@ -313,7 +312,7 @@ class BatchReport(Report):
 
 
 def _foretold(result: Result | None) -> tuple[Any, ...]:
-    """The last fields of a `PlannedItem`."""
+    """Return the last fields of a `PlannedItem`."""
     if result is None:
         return None, None, None, None, (), ()
     reason, hint = result.reason or None, result.hint
@@ -324,12 +323,12 @@ def _foretold(result: Result | None) -> tuple[Any, ...]:
 
 
 def _dropped(result: Result) -> tuple[str, ...]:
-    """What would be lost, by name."""
+    """Return the entries that would be lost, by name."""
     return tuple(each["name"] for each in (result.report or {}).get("dropped", ()))
 
 
 def _failures(failures: Sequence[Result], *, full: bool) -> Iterator[Block]:
-    """A line for each item that is not done; of many only some, unless `full`."""
+    """Return a line for each item that is not done; only some of many, unless `full`."""
     for outcome in (LEFT_OUT, REFUSED, FAILED):
         some = [each for each in failures if each.outcome == outcome]
         shown = some if full else some[:_MOST]
@@ -354,7 +353,7 @@ def _where(task: Task) -> str:
 
 
 def batch_line(result: Result) -> str:
-    """What became of an item."""
+    """Return a line with the result of an item."""
     to = f" → {result.output}" if result.output and result.output != result.path else ""
     name = printable(f"{result.name}{to}")
     if not result.reason:
@@ -364,11 +363,11 @@ def batch_line(result: Result) -> str:
 
 
 class RetryCommand(NamedTuple):
-    """How a batch was asked for, and can be again."""
+    """The command line of a batch, to run it again."""
 
-    verb: Sequence[str]  #: the words before the arguments, but for `ckptmove`
+    verb: Sequence[str]  #: the words before the arguments, without `ckptmove`
     words: Sequence[str]  #: the arguments
-    narrowed: Sequence[str]  #: the arguments without `--include` and what follows it
+    narrowed: Sequence[str]  #: the arguments without `--include` and its values
     log: str | None = None  #: a file that every item was logged to, if there is one
 
     def command(self, *more: str, without_includes: bool = False) -> str:
@@ -377,10 +376,10 @@ class RetryCommand(NamedTuple):
         return " ".join(map(shell_word, ("ckptmove", *self.verb, *more, *words)))
 
     def retry(self, report: BatchReport) -> str:
-        """The command that does only what was refused or failed.
+        """Return the command that does only the refused and failed items.
 
-        It names the log, if there is one. Else, if the ledger has the finished items, it is the
-        same command, unless there are few names.
+        It uses the log, if there is one. Otherwise, if the ledger has the finished items, it is the
+        same command, or names the items if they are few.
         """
         names = [each.name for each in report.failures]
         if self.log is not None:
@@ -394,7 +393,7 @@ class RetryCommand(NamedTuple):
         return self.command(*includes, without_includes=True)
 
     def lines(self, report: BatchReport) -> Iterator[str]:
-        """How to go on, if there is something left to do."""
+        """Return lines that say how to continue, if items are left."""
         if report.remaining:
             yield f"resume: {self.command()}"
         elif report.failures:
@@ -402,7 +401,7 @@ class RetryCommand(NamedTuple):
 
 
 def shell_word(word: str) -> str:
-    """A word such that a shell takes it as it is, and a terminal shows it."""
+    """Quote a word for a shell, so that a terminal can show it."""
     if word.isprintable():
         return shlex.quote(word)
     shown = (

@@ -1,4 +1,4 @@
-"""One table of a tree: what each checkpoint in it is, on which devices, and how large."""
+"""One table of a tree: the format, devices and size of each checkpoint in it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class InspectedItem(NamedTuple):
 
     @classmethod
     def of(cls, result: Result, contents: Contents | None) -> InspectedItem:
-        """The row of the result of an item."""
+        """Make the row of an item's result."""
         said = Contents("", {}, {}, 0) if contents is None else contents
         held = said.format, said.devices, said.dtypes, said.tensors
         return cls(result.name, *held, result.nbytes, result.reason, result.hint, result.outcome)
@@ -53,12 +53,12 @@ class InspectedItem(NamedTuple):
 
     @property
     def why(self) -> str:
-        """What is wrong with it, in one line."""
+        """The fault, in one line."""
         return one_line("", printable(self.reason), printable(self.hint or ""), LONGEST_REASON)
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Its cells in the table."""
+        """Return the cells of the row."""
         tensors = f"{self.tensors:,}" if self.format else ""
         return (
             self.name,
@@ -71,7 +71,7 @@ class InspectedItem(NamedTuple):
 
 
 class InspectedTree(NamedTuple):
-    """The totals of the table; bytes, but for the numbers of items and tensors.
+    """The totals of the table, in bytes, except the numbers of items and tensors.
 
     Attributes:
         items: how many there are.
@@ -92,7 +92,7 @@ class InspectedTree(NamedTuple):
 
     @classmethod
     def of(cls, items: Sequence[InspectedItem]) -> InspectedTree:
-        """The totals of these rows."""
+        """Return the totals of these rows."""
         return cls(
             len(items),
             sum(not each.format for each in items),
@@ -105,7 +105,7 @@ class InspectedTree(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Its cells below the table."""
+        """Return the cells of the last row."""
         return (
             f"total: {plural(self.items, 'item')}",
             plural(len(self.formats), "format"),
@@ -117,7 +117,7 @@ class InspectedTree(NamedTuple):
 
 
 def page_table(items: Sequence[InspectedItem]) -> Table:
-    """All of the table, first what was refused or failed."""
+    """Return the whole table, with refused and failed items first."""
     order = sorted(items, key=lambda each: (not each.is_wrong, each.name))
     rows = [
         (Wrong(each.outcome) if each.is_wrong else each.outcome, *each.cells, each.why)
@@ -128,7 +128,7 @@ def page_table(items: Sequence[InspectedItem]) -> Table:
 
 
 def table_of(items: Sequence[InspectedItem]) -> Iterator[Block]:
-    """The table, a row for each item with what is wrong with it below, and the totals."""
+    """Return the table: a row for each item, with its fault below, and the totals."""
     if not items:
         return
     rows = [each.cells for each in items]

@@ -17,23 +17,23 @@ class Table(NamedTuple):
     """Rows of cells, and a head; without both it shows nothing."""
 
     rows: Sequence[Sequence[str]]
-    head: Sequence[str] = ()  #: what its columns are called; empty where they have no names
-    right: Sequence[int] = ()  #: the columns that are flushed right
-    indent: int = 0  #: of each line of text
+    head: Sequence[str] = ()  #: the names of its columns; empty if they have no names
+    right: Sequence[int] = ()  #: the right-aligned columns
+    indent: int = 0  #: the indent of each line of text
     gap: int = 2  #: blanks between two columns of text
-    widths: Sequence[int] = ()  #: how wide columns are at least, the first ones of text
+    widths: Sequence[int] = ()  #: minimum widths of the first columns, for text
     #: from the number of a row to lines below it
     details: Mapping[int, Sequence[str]] = {}
 
 
 class Wrong(str):
-    """A line or a cell that says what is wrong: also in color, on a terminal that has some."""
+    """A line or a cell that names a fault; colored if the terminal shows colors."""
 
     __slots__ = ()
 
 
 class Terminal(NamedTuple):
-    """What a text is shown on."""
+    """The properties of the output for a text."""
 
     width: int | None = None  #: letters; tables are cut to fit
     color: bool = False
@@ -46,32 +46,32 @@ class Drawing(NamedTuple):
     """How a page draws the bytes of columns, as boxes within boxes."""
 
     name: int  #: the column of dotted names, whose keys divide the boxes
-    above: Sequence[int]  #: columns that divide them first
+    above: Sequence[int]  #: the first columns to divide by
     colors: Sequence[int]  #: columns that can give the color
-    nbytes: int | Sequence[int]  #: a column; or, where tensors share bytes, those of each row
+    nbytes: int | Sequence[int]  #: a column; or the sizes of each row, if tensors share bytes
 
 
 class Lanes(NamedTuple):
     """How a page draws rows in their order, from left to right, each in the lane of its device."""
 
-    above: Sequence[int]  #: columns that divide them first
+    above: Sequence[int]  #: the first columns to divide by
     name: int  #: the column of dotted names, whose keys divide them then
     below: Sequence[int]  #: columns that divide them last
     lane: int  #: the column of the lane
     lanes: Sequence[str]  #: all lanes, the first one where rows should be
-    length: int  #: the column of how long each row is drawn, a count
-    unit: str  #: what it counts, in the plural
-    marked: str  #: what it means that a row is marked: the last column says something
+    length: int  #: the column with the length of each row in the drawing, a count
+    unit: str  #: the counted things, in the plural
+    marked: str  #: the meaning of a mark, which a row has if its last column is not empty
 
 
 class Columns(NamedTuple):
-    """A table of very many rows, column by column: pages show it so that one can search in it."""
+    """A table of very many rows, by column; pages show it with a search field."""
 
     head: Sequence[str]
     columns: Sequence[Sequence[str] | Sequence[int] | Sequence[float | None]]
-    right: Sequence[int] = ()  #: the columns that are flushed right
-    bars: Sequence[int] = ()  #: the columns of numbers that are drawn as bars; others are bytes
-    what: str = "rows"  #: what a row is, in the plural
+    right: Sequence[int] = ()  #: the right-aligned columns
+    bars: Sequence[int] = ()  #: the number columns that are drawn as bars; others are bytes
+    what: str = "rows"  #: the name of the rows, in the plural
     drawn: Drawing | Lanes | None = None
     counts: Sequence[int] = ()  #: the columns of numbers that are counts, not bytes
 
@@ -83,7 +83,7 @@ _DETAIL = 4  # blanks before a line below a row
 
 
 def text_of(blocks: Iterable[Block], terminal: Terminal = _PIPE) -> Iterator[str]:
-    """Blocks as lines of text."""
+    """Render blocks as lines of text."""
     for block in blocks:
         if isinstance(block, str):
             yield paint(block, printable(block)) if terminal.color else printable(block)
@@ -92,7 +92,7 @@ def text_of(blocks: Iterable[Block], terminal: Terminal = _PIPE) -> Iterator[str
 
 
 def paint(said: str, shown: str) -> str:
-    """A text as it is shown: in red and bold, if it says what is wrong."""
+    """Return a text in red and bold if it names a fault, otherwise unchanged."""
     return f"\x1b[1;31m{shown}\x1b[0m" if isinstance(said, Wrong) and shown else shown
 
 
@@ -113,7 +113,7 @@ def _text_of(shown: Table, terminal: Terminal) -> Iterator[str]:
 
 
 def html_of(blocks: Iterable[Block]) -> str:
-    """Blocks as HTML; the first line of all is the title."""
+    """Render blocks as HTML; the first line is the title."""
     parts = [part for block in blocks for part in _html_of(block)]
     title = "".join(f'<div style="font-weight:bold">{part}</div>' for part in parts[:1])
     return f'<div style="line-height:1.45">{title}{"".join(parts[1:])}</div>'
@@ -148,6 +148,6 @@ def _cells(
 
 
 def _escaped(text: str) -> str:
-    import html  # here, since few reports are shown so
+    import html  # imported only here: few reports are shown as HTML
 
     return html.escape(printable(text))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ...manifest.manifest import Manifest, TensorEntry
 from .text import cut, shape, size
 
-_MOST_GROUPS = 40  # more than these are collapsed by block
+_MOST_GROUPS = 40  # more lines than this are collapsed by block
 _MOST_SPANS = 6
 _LONGEST_KEY = 40  # characters of one key of a name
 _MOST_DIGITS = 9
@@ -20,8 +20,8 @@ _Parts = tuple[str | None, ...]  # a name, with None for each number
 class Group:
     """Tensors shown as one line."""
 
-    parts: _Parts  #: what their names have in common, with None for each number
-    numbers: list[set[int]]  #: for each None, the numbers that were met
+    parts: _Parts  #: the common name, with None for each number
+    numbers: list[set[int]]  #: for each None, the numbers found
     entries: list[TensorEntry] = field(default_factory=list)  #: the tensors
 
     def row(self, manifest: Manifest) -> tuple[str, str, str, str, str, str, str]:
@@ -44,7 +44,7 @@ class Group:
         return ".".join(_spans(next(numbers)) if p is None else p for p in self.parts)
 
     def _remark(self, manifest: Manifest) -> str:
-        """A note if the bytes of the line are not bytes of the file."""
+        """Return a note if the bytes of the line are not bytes of the file."""
         sizes = [(e, manifest.storages[e.storage].nbytes) for e in self.entries if e.storage]
         if any(entry.nbytes > nbytes for entry, nbytes in sizes):
             return "expanded"
@@ -55,7 +55,7 @@ class Group:
 
 
 def groups_of(manifest: Manifest, *, full: bool = False) -> list[Group]:
-    """The lines of a summary, in the order of the first tensor of each.
+    """Return the lines of a summary, in the order of the first tensor of each.
 
     Tensors share a line if their names differ only in whole numbers, and section, dtype and device
     are the same; if that makes too many lines and not `full`, by block: the name up to the first
@@ -94,7 +94,7 @@ def _is_number(key: str) -> bool:
 
 
 def pattern_of(name: str) -> tuple[_Parts, list[int]]:
-    """A name with None for each key that is a number, and the numbers."""
+    """Return a name with None for each key that is a number, and the numbers."""
     keys = [cut(key, _LONGEST_KEY) for key in name.split(".")]
     numbers = list(map(_is_number, keys))
     parts = tuple(None if n else key for key, n in zip(keys, numbers, strict=True))

@@ -15,7 +15,7 @@ def plural(n: int, what: str) -> str:
 
 
 def class_name(value: object) -> str:
-    """The class of a value with its article: `a dict`, `an int`."""
+    """Return the class of a value with its article: `a dict`, `an int`."""
     name = type(value).__name__
     return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
 
@@ -33,12 +33,12 @@ def quote(names: Sequence[str], most: int = 3) -> str:
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
-    """The first of some names that a file gives, fit for one line."""
+    """Return the first of some names from a file, short enough for one line."""
     return join_names([*map(short, names[:most]), *names[most:]], most)
 
 
 def short(name: str) -> str:
-    """A name that a file gives, fit for a part of one line."""
+    """Return a name from a file, short enough for a part of one line."""
     encoded = (name if name.isprintable() else ascii(name)).encode()
     if len(encoded) <= _LONGEST_NAME:
         return encoded.decode()
@@ -46,19 +46,19 @@ def short(name: str) -> str:
 
 
 def which_loading_runs(names: Sequence[str]) -> list[str]:
-    """That a file names unknown callables, in a sentence; none if it doesn't."""
+    """Yield a sentence about the unknown callables that a file names, if it does."""
     many = plural(len(names), "unknown callable")
     return [f"names {many}, which loading runs: {few(names)}"] if names else []
 
 
 def first_line(error: BaseException, longest: int = 200) -> str:
-    """What an error of another library says first; some go on for pages."""
+    """Return the first line of another library's error; some are pages long."""
     said = text_of(error).strip().split("\n", 1)[0].strip() or type(error).__name__
     return said if len(said) <= longest else f"{said[:longest]}…"
 
 
 def format_error(error: BaseException) -> str:
-    """An exception in a line: its class, and what it says first."""
+    """Return an exception in one line: its class and its first line."""
     lines = text_of(error).strip().splitlines()
     said = lines[0].strip() if lines else ""
     if len(said) > _LONGEST:
@@ -67,7 +67,7 @@ def format_error(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says; nothing if it can't, for that may be code of the user's."""
+    """Return the text of an exception; empty if its own code fails."""
     try:
         return str(error)
     except Exception:

@@ -25,12 +25,12 @@ _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", typ
 class Key(NamedTuple):
     """How a field shows in JSON, as in `path: Annotated[str, Key("source")]`."""
 
-    name: str = ""  #: the key; else it is the name of the field
-    after: str = ""  #: the key before it; else fields come in their order
-    plain: Callable[[Any], Any] | None = None  #: gives the value for JSON
-    gives: Any = None  #: the type of what `plain` gives; else that of the field
-    shown: Callable[[Any], object] | None = None  #: of the object: whether the key is there
-    omitted: bool = False  #: whether it is never there
+    name: str = ""  #: the key; by default the name of the field
+    after: str = ""  #: the key before it; by default, fields keep their order
+    plain: Callable[[Any], Any] | None = None  #: returns the value for JSON
+    gives: Any = None  #: the type of the result of `plain`; by default the field's
+    shown: Callable[[Any], object] | None = None  #: gets the object; returns whether the key is present
+    omitted: bool = False  #: whether the key is never present
 
 
 OMITTED = Key(omitted=True)
@@ -88,7 +88,7 @@ class Plain:
 
 
 def to_json(value: Any) -> dict[str, Any]:
-    """A dataclass or named tuple as plain data for JSON."""
+    """Convert a dataclass or named tuple to plain data for JSON."""
     return _object(type(value)).plain(value)
 
 
@@ -98,8 +98,8 @@ def to_json(value: Any) -> dict[str, Any]:
 class _Form(NamedTuple):
     """The conversion of the values of a type."""
 
-    plain: Callable[[Any], Any] | None  #: gives them for JSON; None where they stay as they are
-    read: Callable[[Any], Any]  #: gives them from JSON; raises ValueError
+    plain: Callable[[Any], Any] | None  #: converts values for JSON; None if they need no conversion
+    read: Callable[[Any], Any]  #: converts values from JSON; raises ValueError
     schema: dict[str, Any]
 
 
@@ -137,7 +137,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 
 def _union(forms: Sequence[_Form]) -> _Form:
-    """A type or None; other unions must be of scalars, which stay as they are."""
+    """Return the form of a type or None; other unions must be of scalars, kept unchanged."""
     schema = {"anyOf": [form.schema for form in forms]}
     rest = [form for form in forms if form.schema.get("type") != "null"]
     if len(rest) > 1 or len(rest) == len(forms):

@@ -27,12 +27,12 @@ class Report(Plain):
         return text_of(self.blocks(full=full))
 
     def remarks(self) -> Sequence[str]:
-        """Return what the user should know besides: the command line prints it to stderr."""
+        """Return further remarks for the user: the command line prints them to stderr."""
         warnings: Sequence[str] = getattr(self, "warnings", ())
         return warnings
 
     def page(self) -> Iterator[PageBlock]:
-        """Return what a page of it shows: everything, with what the user should know besides."""
+        """Return what a page shows: everything, with the remarks."""
         yield from self._with_remarks(full=True)
 
     def to_html(self, title: str | None = None) -> str:
@@ -41,7 +41,7 @@ class Report(Plain):
         Args:
             title: the title of the page; by default the name of the report.
         """
-        from .page import page_of  # here, since few reports are shown so
+        from .page import page_of  # imported only here: few reports are shown as pages
 
         return page_of(f"{title or type(self).__name__} - ckptmove", self.page())
 

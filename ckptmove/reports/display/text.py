@@ -13,13 +13,13 @@ from . import phrases
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 _MOST_LISTED = 10
-_LEAST = 12  # letters of a cell that are always shown
-#: Bytes of a line that says why something was not done; a name in a file may have millions.
+_LEAST = 12  # least characters of a cell that are shown
+#: Most bytes of a line about a failure; a name in a file may have millions.
 LONGEST_REASON = 299
 
 
 def printable(text: str) -> str:
-    """The text without anything that could act on a terminal or break the line."""
+    """Return the text without characters that could act on a terminal or break the line."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -41,7 +41,7 @@ def shape(dims: Sequence[int]) -> str:
 
 
 def cut(text: str, longest: int | None) -> str:
-    """The text, with its middle left out if it is too long; None takes any length."""
+    """Cut out the middle of a text that is too long; None allows any length."""
     if longest is None or len(text) <= longest:
         return text
     head = (longest - 1) // 2
@@ -49,7 +49,7 @@ def cut(text: str, longest: int | None) -> str:
 
 
 def cut_to_bytes(text: str, most: int) -> str:
-    """The text, with its middle left out if it is too long in UTF-8."""
+    """Cut out the middle of a text that is too long in UTF-8."""
     data = text.encode("utf-8", "surrogatepass")
     if len(data) <= most:
         return text
@@ -76,7 +76,7 @@ def one_line(where: str, what: str, hint: str, most: int) -> str:
 
 
 def cut_words(text: str, longest: int) -> str:
-    """The text, each of its words with the middle left out if it is longer in UTF-8."""
+    """Cut out the middle of each word that is too long in UTF-8."""
     parts = re.split(r"(\s+)", text)
     return "".join(cut_to_bytes(part, longest) for part in parts)
 
@@ -98,13 +98,13 @@ def table(
     most: int | None = None,
     paint: Callable[[str, str], str] = lambda cell, text: text,
 ) -> Iterator[str]:
-    """Rows as aligned lines.
+    """Return rows as aligned lines.
 
-    `most` is how wide a line may be: the widest columns of text are then cut, in the middle of
-    their cells. `paint` gets a cell, and how it is shown, and gives that in color.
+    `most` is the largest width of a line: to fit it, the widest columns of text are cut, in the
+    middle of their cells. `paint` gets a cell and its text, and returns the text in color.
 
-    `right` are the columns that are flushed right, `gap` the blanks between columns, `widths` the
-    minimum widths of the first columns.
+    `right` are the right-aligned columns, `gap` the blanks between columns, `widths` the minimum
+    widths of the first columns.
     """
     given = [list(row) for row in rows]
     cells = [[printable(cell) for cell in row] for row in given]
@@ -126,7 +126,7 @@ def table(
 
 
 def _fitting(widths: Sequence[int], fixed: Container[int], most: int) -> list[int]:
-    """Widths of which the largest are smaller, until they fit, or no column can be cut any more."""
+    """Reduce the largest widths until they fit, or no column can be cut any more."""
     found = list(widths)
     while sum(found) > most:
         free = [n for n in range(len(found)) if n not in fixed and found[n] > _LEAST]
@@ -139,5 +139,5 @@ def _fitting(widths: Sequence[int], fixed: Container[int], most: int) -> list[in
 
 
 def first_names(names: Sequence[str], most: int = _MOST_LISTED) -> str:
-    """Names with commas between them; of many the first, and how many more."""
+    """Join names with commas; of many, return the first and the number of the others."""
     return phrases.join_names([*map(printable, names[:most]), *names[most:]], most)

@@ -16,13 +16,13 @@ from importlib import resources
 from ..blocks import Columns, PageBlock, Table, Wrong
 from ..text import printable
 
-#: How every page begins, so that a page is only ever written over another one.
+#: The start of every page; only a file with this start is overwritten by a page.
 START = "<!doctype html>\n<!-- a report of ckptmove -->\n"
-_MOST_IN_HTML = 200  # rows of a table; those of longer ones are data, of which some are shown
+_MOST_IN_HTML = 200  # rows of an HTML table; longer tables are data, and the script shows some rows
 
 
 def page_of(title: str, blocks: Iterable[PageBlock]) -> str:
-    """A page with these blocks; the first of them, if it is a line, is its heading."""
+    """Return a page with these blocks; if the first is a line, it is the heading."""
     style, script = _asset("page.css"), _asset("page.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -54,7 +54,7 @@ def _body_of(title: str, blocks: Iterable[PageBlock]) -> Iterator[str]:
     for n, block in enumerate(shown):
         if isinstance(block, str):
             tag = "p" if n else "h1"
-            laid = block.startswith("  ")  # a line of a table that was laid out before
+            laid = block.startswith("  ")  # a line of a table that was laid out as text
             text = block if laid else block.strip()
             yield f"<{tag}{_class_of(block, laid=laid)}>{_escaped(text)}</{tag}>"
         elif isinstance(block, Columns):
@@ -66,7 +66,7 @@ def _body_of(title: str, blocks: Iterable[PageBlock]) -> Iterator[str]:
 
 
 def _columns_of(table: Table) -> Columns:
-    """A long table as columns; the lines below a row become its last one."""
+    """Convert a long table to columns; the lines below a row become its last column."""
     count = max(map(len, (table.head, *table.rows)))
     head = [*table.head, *[""] * (count - len(table.head))]
     columns: list[Sequence[str]] = [
@@ -99,13 +99,13 @@ def _row_of(row: Sequence[str], right: Sequence[int], tag: str) -> str:
 
 
 def _class_of(text: str, *, is_right: bool = False, laid: bool = False) -> str:
-    """The attribute of an element that is flushed right, laid out, or says what is wrong."""
+    """Return the class attribute of a cell that is right-aligned, laid out, or names a fault."""
     names = ["right"] * is_right + ["laid"] * laid + ["wrong"] * isinstance(text, Wrong)
     return f' class="{" ".join(names)}"' if names else ""
 
 
 def _data_of(columns: Columns, name: str) -> str:
-    """Columns as JSON in the page: its script makes the table, and draws it if it has sizes."""
+    """Return columns as JSON for the page; its script makes the table, and draws any sizes."""
     data = {
         "head": list(columns.head),
         "right": list(columns.right),
@@ -126,9 +126,9 @@ def _data_of(columns: Columns, name: str) -> str:
 
 
 def _encoded(column: Sequence[str | float | None]) -> dict[str, object]:
-    """A column in few bytes: numbers, or each text once, or what it does not share with the last.
+    """Encode a column compactly: numbers, each text once, or each text's new part.
 
-    The script counts in UTF-16, so that the shared start is counted so too.
+    The shared start is counted in UTF-16 units, as the script counts.
     """
     if column and not isinstance(column[0], str):
         return {"numbers": list(column)}
@@ -146,7 +146,7 @@ def _encoded(column: Sequence[str | float | None]) -> dict[str, object]:
 
 
 def _shared_start(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common start of two texts."""
     pairs = zip(one, other, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 

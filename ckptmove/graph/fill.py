@@ -12,7 +12,7 @@ from .traversal import held_by, nodes_of
 
 
 def fill(draft: CheckpointGraph) -> None:
-    """Read the bytes in the tree of a draft that were passed over; UnsupportedError if too many."""
+    """Read the bytes in the tree of a draft that were skipped; UnsupportedError if too many."""
     if not draft.blobs:
         return
     room = MAX_NBYTES
@@ -28,7 +28,7 @@ def fill(draft: CheckpointGraph) -> None:
 
 
 def stored_blob(draft: CheckpointGraph, blob: Blob) -> StorageBytes:
-    """Where the bytes of a blob come from, as a storage."""
+    """Return the origin of a blob's bytes, as a storage."""
     if blob.content is not None:
         return StorageBytes("bytes", "cpu", "uint8", blob.nbytes, content=blob.content)
     window = draft.blobs[id(blob)]
@@ -41,7 +41,7 @@ def stored_blob(draft: CheckpointGraph, blob: Blob) -> StorageBytes:
 
 
 def blobs_of(draft: CheckpointGraph) -> list[Blob]:
-    """The long bytes in the tree of a draft, each once."""
+    """Return the long bytes in the tree of a draft, each once."""
     root = draft.graph.root
     found = {id(root): root} if isinstance(root, Blob) else {}
     for node in nodes_of(root, compact=False):

@@ -1,4 +1,4 @@
-"""A hash of what the leaves of a tree show: equal for a graph and for what is read of its text.
+"""A hash of the leaves of a tree: equal for a graph and for the graph read from its text.
 
 Tensors count by their dtype, shape and device, not by how their storages are divided among files.
 """
@@ -13,17 +13,17 @@ from .canonical import Graph
 
 
 class Fingerprint:
-    """The hash of the plain tensors, storages and long bytes of a graph, as they are added."""
+    """The running hash of the plain tensors, storages and long bytes of a graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._order = array("Q")  # the number of what each shows
-        #: what leaves show → its number; as text, since sizes can be chosen to have all one hash
+        self._order = array("Q")  # for each leaf, the number of its content
+        #: content → its number; as text, because sizes can be chosen to have equal hashes
         self._numbers: dict[str, int] = {}
         self._compact: dict[tuple[int, str, str], int] = {}  # by form, dtype and device
 
     def add(self, node: Node) -> None:
-        """Count the next leaf."""
+        """Add the next leaf."""
         if not isinstance(node, PlainTensor) or compact_form(node) is None:
             self._order.append(self._number(node))
             return
@@ -48,8 +48,8 @@ class Fingerprint:
         return self._numbers.setdefault(str(said), len(self._numbers))
 
     def digest(self) -> bytes:
-        """The hash of what was added."""
-        from hashlib import sha256  # here, since only conversions need it
+        """Return the hash of the added leaves."""
+        from hashlib import sha256  # imported only here: only conversions need it
 
         hashed = sha256(self._order)
         hashed.update(ascii(list(self._numbers)).encode("ascii"))

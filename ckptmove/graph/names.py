@@ -18,16 +18,16 @@ from .edit.numpy_arrays import ArrayBytes
 from .fill import blobs_of
 from .normalize import LONGEST_INLINE
 
-#: How names end of what no state dict holds.
+#: The suffix of names of tensors outside a state dict.
 _BESIDE = "~extra"
 
 
 def names_of(
     contents: Contents, draft: CheckpointGraph, arrays: Mapping[int, ArrayBytes]
 ) -> list[tuple[str, Node]]:
-    """Each tensor and storage under each of its names, in order; then other long arrays and bytes.
+    """Yield tensors and storages under all names, in order; then other long arrays and bytes.
 
-    `arrays`: `id()` of an array → its bytes, which have its name.
+    `arrays`: `id()` of an array → its bytes, which get the array's name.
     """
     nodes = [arrays[id(node)].blob if id(node) in arrays else node for node in contents.nodes]
     listed = list(zip(contents.tensors, nodes, strict=True))
@@ -45,10 +45,10 @@ def names_of(
 
 
 def _own_names(listed: Sequence[tuple[TensorEntry, Node]]) -> tuple[list[str], str] | None:
-    """The names within the one state dict that all tensors belong to, if there is one.
+    """Return the names inside the only state dict, if all tensors belong to one.
 
-    Where it is there twice, it is still one: the same tensors under the same names. With the names
-    is what those of the tensors begin with besides.
+    A second copy with the same tensors under the same names does not count. Also returns the prefix
+    that the tensors' full names have.
     """
     names: list[str] = []
     own: dict[str, int] = {}

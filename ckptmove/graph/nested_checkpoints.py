@@ -1,4 +1,4 @@
-"""Replace bytes in a graph by the checkpoints that they hold."""
+"""Replace bytes in a graph with the checkpoints that they hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .traversal import replace_nodes
 
 
 def show_within(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> None:
-    """Replace bytes that hold checkpoints, and have a wanted name, by what these hold.
+    """Replace bytes that have a wanted name and hold checkpoints with the saved objects.
 
     The draft is one made with `nested`.
     """
@@ -26,12 +26,12 @@ def show_within(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> None:
 
 
 def names_within(draft: CheckpointGraph) -> list[str]:
-    """The names of bytes that hold checkpoints, without those within others."""
+    """Return the names of bytes that hold checkpoints, without nested ones."""
     return [name for name, _ in _places(draft, lambda name: False)]
 
 
 def _places(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Node]]:
-    """Bytes that hold checkpoints, and their names; of those in such bytes only where wanted."""
+    """Yield bytes that hold checkpoints, with their names; nested ones only if wanted."""
     within = draft.graph.within
     met: set[int] = set()
     todo: list[tuple[Node, Path]] = [(draft.graph.root, ())]

@@ -1,4 +1,4 @@
-"""Replace calls that old protocols use for plain values by these values.
+"""Replace calls that old protocols use for plain values with these values.
 
 Protocols up to 2 spell bytes as `_codecs.encode(text, 'latin1')`, sets as `set([…])`, names within
 a class as `getattr(class, name)`, and `__newobj_ex__` as a function. Both spellings mean the same,
@@ -17,16 +17,16 @@ from ..pickles.opcodes.literals import may_be_checkpoint
 from ..pickles.opcodes.plain_tensors import compact_form
 from ..sources.source import MAX_NBYTES, Readable
 
-#: Bytes within a tree that are longer are a thing of their own.
+#: Longer bytes in a tree are tensors of their own.
 LONGEST_INLINE = 4096
 _READ = 1 << 20
 _ENCODINGS = ("latin1", "latin-1")
 
 
 def normalize(node: Node, is_only_here: Callable[[List], bool]) -> Node:
-    """What a node stands for, or the node itself, which may be changed.
+    """Return the value that a node stands for, or the node itself, which may be changed.
 
-    `is_only_here` says whether nothing but one tuple of arguments holds a list.
+    `is_only_here` tells whether a list is held only by one tuple of arguments.
     """
     if isinstance(node, bytes):
         return _as_bytes(node)
@@ -64,9 +64,9 @@ def _as_bytes(content: bytes) -> bytes | Blob:
 
 
 def text_of(blob: Blob, window: Readable | None) -> str | None:
-    """The text that long bytes are, as Python 2 kept it; None where they are no UTF-8.
+    """Return the text of long bytes, as Python 2 kept it; None if they are not UTF-8.
 
-    `window` holds bytes that were passed over. UnsupportedError if they are too many.
+    `window` reads bytes that were skipped. UnsupportedError if they are too many.
     """
     if not blob.string:
         return None
@@ -95,7 +95,7 @@ def _encode(items: Items) -> bytes | None:
 
 
 def _nested_name(node: Call) -> Node:
-    """A name within a class, or the call if it is none."""
+    """Return a name inside a class, or the call itself."""
     parts: list[str] = []
     inner: Node = node
     while isinstance(inner, Call) and inner.qualname == "builtins.getattr":

@@ -2,9 +2,9 @@
 
 Tensors of one storage that have bytes in common form a cluster. If one contiguous tensor covers the
 cluster, that tensor is written and the others are views of it. A tensor alone in its cluster is
-written by itself, its elements one after the other. For other clusters, and for storages that
-something else than a plain tensor refers to, the bytes of the cluster are written as a flat tensor,
-and all are views of it. Bytes of a storage that no tensor uses are not written.
+written by itself, its elements one after the other. For other clusters, and for storages that other
+objects than plain tensors refer to, the bytes of the cluster are written as a flat tensor, and all
+are views of it. Bytes of a storage that no tensor uses are not written.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .plain_tensors import data_of, flags_of, is_bare_tensor, is_plain
 from .traversal import nodes_of
 
 _SHARED = ("keep", "duplicate", "error")
-_LARGEST_EXPANDED = 1 << 30  # bytes of a tensor that shows the same ones again and again
-_MOST_EXPANDED = 256  # how many times they may be shown in a larger one
+_LARGEST_EXPANDED = 1 << 30  # most bytes of a tensor that repeats the same bytes
+_MOST_EXPANDED = 256  # most repetitions in a larger one
 _WIDEST = 16  # bytes of the largest element
 
 
@@ -38,49 +38,49 @@ class Part(NamedTuple):
     """A tensor of the target file."""
 
     name: str
-    #: as written: some dtypes, and so shapes, are carried by others
+    #: as written: some dtypes, and so shapes, are stored as others
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-    #: what has its bytes
+    #: the storage with its bytes
     stored: StorageBytes
-    #: where in the storage they begin, if they follow each other there
+    #: their offset in the storage, if they are contiguous
     start: int = 0
-    #: what to gather from the storage, if they do not
+    #: the view to gather from the storage, if not
     view: View | None = None
 
 
 class TensorView(NamedTuple):
-    """How a plain tensor is seen in a part: the whole of it, or a view of its bytes."""
+    """A plain tensor as the whole of a part, or as a view of its bytes."""
 
     #: the name of the part
     part: str
-    #: what it shows, counted from the start of the part; None for all of it
+    #: the view, from the start of the part; None for the whole part
     view: View | None
 
 
 @dataclass
 class Parts:
-    """What a file of tensors holds of a draft."""
+    """The parts of a file of tensors that hold a draft."""
 
     #: the tensors to be written
     parts: list[Part] = field(default_factory=list)
-    #: `id()` of the node of a plain tensor → how it is seen
+    #: `id()` of the node of a plain tensor → its view
     shown: dict[int, TensorView] = field(default_factory=dict)
-    #: id of a storage that is referred to as such → the part that holds it
+    #: id of a storage with direct references → the part that holds it
     whole: dict[str, str] = field(default_factory=dict)
     #: `id()` of bytes within the graph → the part that holds them
     blobs: dict[int, str] = field(default_factory=dict)
-    #: of these, the bytes of arrays that the part has in another order → their own
+    #: those bytes of arrays that the part has in another order → their own order
     orders: dict[int, Order] = field(default_factory=dict)
-    #: parts that repeat what others hold
+    #: parts that repeat bytes of others
     duplicates: list[str] = field(default_factory=list)
     #: names of tensors that share bytes with one that is written → its name
     shared: dict[str, str] = field(default_factory=dict)
 
 
 class Use(NamedTuple):
-    """A plain tensor in a graph, or an array's bytes, and its names: the first is its own."""
+    """A plain tensor in a graph, or an array's bytes, with its names; the first is the main one."""
 
     node: Node
     names: list[str]
@@ -102,8 +102,8 @@ def parts_of(
 
     `names` has each tensor and bare storage, in order; a node may come under several. `shared` is
     `keep` to write shared bytes once, `duplicate` to write them under each name too, or `error` to
-    refuse them. `bare` says that nothing will tell of views: then each that differs is a tensor of
-    its own. `blob` tells where the bytes of a blob come from.
+    refuse them. `bare`: the file will have no record of views, so each different view is written as
+    a separate tensor. `blob` returns the origin of a blob's bytes.
     """
     return _Division(draft, shared, bare, blob, arrays).run(names)
 
@@ -130,8 +130,8 @@ class _Division:
         self.found = Parts()
         #: `id()` of a node → the node, and its names
         self.nodes: dict[int, tuple[Node, list[str]]] = {}
-        self.met: set[int] = set()  # what was looked into
-        self.looks: dict[str, View] = {}  # how a composite tensor sees a storage of its own
+        self.met: set[int] = set()  # visited nodes
+        self.looks: dict[str, View] = {}  # views of storages in composite tensors
 
     def run(self, names: Iterable[tuple[str, Node]]) -> Parts:
         self.collect(names)
@@ -151,7 +151,7 @@ class _Division:
     # -- what there is -------------------------------------------------------------------------
 
     def collect(self, names: Iterable[tuple[str, Node]]) -> None:
-        """Find every plain tensor and storage, and what it is called."""
+        """Find every plain tensor and storage, with its names."""
         listed = list(names)
         claimed = {id(node) for _, node in listed if is_plain(node)}
         for name, node in listed:
@@ -164,7 +164,7 @@ class _Division:
                 self.note_look(node)
                 self.note_inside(name, node, claimed)
         compact = (id(n) for n, _ in self.nodes.values() if compact_form(n) is not None)
-        self.met.update(compact)  # of which nothing is inside
+        self.met.update(compact)  # it has no inner tensors
         self.note_inside("unnamed", self.draft.graph.root, claimed)
 
     def note(self, name: str, node: Node) -> None:
@@ -175,14 +175,14 @@ class _Division:
             known[1].append(name)
 
     def note_look(self, node: Node) -> None:
-        """How a tensor that is more than a view, a quantized one for instance, sees its storage."""
+        """Note the view of a storage by a tensor that is not plain, for example a quantized one."""
         tensor = self.recogniser.tensor(node) if isinstance(node, Call) else None
         if tensor is not None and tensor.storage is not None:
             view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset)
             self.looks.setdefault(tensor.storage, view)
 
     def note_inside(self, name: str, root: Node, claimed: set[int]) -> None:
-        """What a composite tensor is made of, where that has no name of its own."""
+        """Note the parts of a composite tensor that have no name of their own."""
         skipped: set[int] = set()
         for node in nodes_of(root, skip=skipped, met=self.met):
             if compact_form(node) is not None and id(node) in self.nodes:
@@ -197,7 +197,7 @@ class _Division:
                 skipped.add(id(node))
 
     def storage_of(self, node: Call) -> str:
-        """The id of the storage that a plain tensor is seen in."""
+        """Return the id of a plain tensor's storage."""
         if isinstance(node, PlainTensor) and compact_form(node) is not None:
             return self.draft.graph.ids[id(node.storage)].id
         tensor = self.recogniser.tensor(node)
@@ -206,7 +206,7 @@ class _Division:
         return tensor.storage
 
     def view(self, node: Call) -> View:
-        """What a plain tensor shows; what many have in common is there once."""
+        """Return the view of a plain tensor; equal ones are shared."""
         if not isinstance(node, PlainTensor) or (form := compact_form(node)) is None:
             return self.other_view(node)
         storage = self.draft.graph.ids[id(node.storage)]
@@ -231,7 +231,7 @@ class _Division:
         return Use(node, names, view, start, max(start, end))
 
     def name(self, wanted: str) -> str:
-        """A name that no other tensor of the file has."""
+        """Return a name that no other tensor of the file has."""
         name = wanted = allowed_name(wanted)
         while name in self.taken:
             self.last[wanted] = self.last.get(wanted, 1) + 1
@@ -246,7 +246,7 @@ class _Division:
     ) -> None:
         """Divide one storage."""
         if raw is None and len(held) == 1 and len(held[0][1]) == 1:
-            # as all would be in the end that nothing shares bytes with
+            # shortcut for tensors that share no bytes
             node, names = held[0]
             view = self.view(node)
             part = self.part(stored, view, _start(view), names[0])
@@ -278,13 +278,13 @@ class _Division:
             if raw is None:
                 return
         owner = next((use for use in uses if _covers(use, start, end)), None)
-        if any(start % _nbytes(use.view) for use in uses):  # no dtype's elements begin there
+        if any(start % _nbytes(use.view) for use in uses):  # no dtype is aligned to this offset
             start, owner = start - start % _WIDEST, None
         if owner is None and raw is None and len({use.view for use in uses}) == 1:
             self.alone(stored, uses)
             return
         if owner is None:
-            # not the tensor's own name: under that, others expect it in its shape
+            # not the tensor's own name, under which readers expect its shape
             part = self.flat(stored, start, end, raw or f"{uses[0].names[0]}~bytes")
         else:
             part = self.part(stored, owner.view, owner.start, owner.names[0])
@@ -297,7 +297,7 @@ class _Division:
             self.note_shared(stored, use, part.name, owner is use)
 
     def alone(self, stored: StorageBytes, uses: list[Use]) -> None:
-        """Write what shows the same bytes in the same way, its elements one after the other."""
+        """Write tensors with the same view as one part, its elements in row-major order."""
         part = self.part(stored, uses[0].view, uses[0].start, uses[0].names[0])
         for n, use in enumerate(uses):
             self.show(use, part.name, None)
@@ -314,7 +314,7 @@ class _Division:
             )
 
     def note_shared(self, stored: StorageBytes, use: Use, part: str, owns: bool) -> None:
-        """The further names of shared bytes, which become duplicates if that is wanted."""
+        """Note the further names of shared bytes, which become duplicates if wanted."""
         for name in use.names[1:] if owns else use.names:
             if name == part:
                 continue
@@ -330,7 +330,7 @@ class _Division:
     # -- the tensors that are written ----------------------------------------------------------
 
     def part(self, stored: StorageBytes, view: View, start: int, name: str) -> Part:
-        """A tensor as it is."""
+        """Return a part for a whole tensor."""
         dtype, shape, nbytes, is_flat = _look_of(view)
         check_expanded(name, nbytes, stored)
         gathered = None if is_flat else view
@@ -339,7 +339,7 @@ class _Division:
         return part
 
     def flat(self, stored: StorageBytes, start: int, end: int, name: str) -> Part:
-        """Bytes of a storage as they lie there, in the shape that a composite tensor gives them."""
+        """Return a part for contiguous bytes of a storage, in a composite tensor's shape."""
         look = self.looks.get(stored.id)
         if look is not None and BITS[look.dtype] >= 8 and _is_contiguous(look):
             nbytes = nbytes_of(prod(look.shape), look.dtype)
@@ -386,7 +386,7 @@ def check_expanded(name: str, nbytes: int, stored: StorageBytes) -> None:
 
 
 def _clusters(uses: list[Use]) -> list[list[Use]]:
-    """Those that have bytes in common, in the order of the storage."""
+    """Yield groups of tensors that share bytes, in the order of the storage."""
     clusters: list[list[Use]] = []
     end = -1
     for use in sorted(uses, key=lambda use: use.start):
@@ -398,21 +398,21 @@ def _clusters(uses: list[Use]) -> list[list[Use]]:
 
 
 def _covers(use: Use, start: int, end: int) -> bool:
-    """Whether a tensor shows just these bytes, one after the other."""
+    """Whether a tensor covers exactly these bytes, in row-major order."""
     return _look_of(use.view).is_flat and (use.start, use.end) == (start, end)
 
 
 class _Look(NamedTuple):
-    """How what a tensor shows is written."""
+    """How the view of a tensor is written."""
 
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-    #: whether its elements follow each other in the storage as they are
+    #: whether its elements are contiguous in the storage and need no change
     is_flat: bool
 
 
-@lru_cache(1 << 10)  # so few, since sizes can be chosen to have all one hash
+@lru_cache(1 << 10)  # limited, because sizes can be chosen to have equal hashes
 def _look_of(view: View) -> _Look:
     dtype, last = CARRIERS.get(view.dtype, (view.dtype, 0))
     shape = (*view.shape, last) if last else view.shape
@@ -421,17 +421,17 @@ def _look_of(view: View) -> _Look:
 
 
 def _start(view: View) -> int:
-    """Where what a tensor shows begins in the storage."""
+    """Return the offset of a tensor's view in the storage."""
     return view.offset * BITS[view.dtype] // 8
 
 
 def _nbytes(view: View) -> int:
-    """Bytes of one of its elements."""
+    """Return the size of an element in bytes."""
     return max(1, BITS[view.dtype] // 8)
 
 
 def allowed_name(wanted: str) -> str:
-    """The name of a tensor as a file of tensors alone can hold it."""
+    """Return a tensor's name in a form that a file of tensors can hold."""
     wanted = wanted.encode("utf-8", "backslashreplace").decode("utf-8")
     return {"": "tensor", "(root)": "tensor", "__metadata__": "__metadata__~"}.get(wanted, wanted)
 

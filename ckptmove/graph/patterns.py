@@ -19,15 +19,15 @@ _SECTIONS = frozenset(each.value for each in Section)
 
 
 def covers(pattern: str, name: str) -> bool:
-    """Whether a glob matches a name, or one above it."""
+    """Whether a glob matches a name, or a name above it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def no_match(pattern: str) -> RefusedError:
-    """The error for a glob that matches nothing."""
+    """Return the error for a glob that matches nothing."""
     return RefusedError(f"no name in it matches {pattern!r}", hint="ckptmove inspect lists names")
 
 
 def is_name(pattern: str) -> bool:
-    """Whether a pattern can only be the name of one thing, and of no section."""
+    """Whether a pattern can only be an exact name, not the name of a section."""
     return pattern not in _SECTIONS and not _GLOB & {*pattern}

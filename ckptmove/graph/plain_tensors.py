@@ -1,11 +1,11 @@
-"""Tell the plain tensors of a canonical graph, and what they say besides what they show."""
+"""Recognize the plain tensors of a canonical graph, and their further properties."""
 
 from __future__ import annotations
 
 from ..pickles.nodes import Call, Dict, Global, Node, Tuple
 from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
 
-#: What rebuilds them, in torch._utils; the second where the dtype has no storage class.
+#: The functions in torch._utils that rebuild them; the second if the dtype has no storage class.
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
 FLAGS = ("conj", "neg")
 _PARAMETERS = {f"torch._utils._rebuild_parameter{end}" for end in ("", "_with_state")}
@@ -25,14 +25,14 @@ def is_plain(node: Node) -> bool:
 
 
 def data_of(node: Node) -> Node:
-    """What a parameter is a parameter of; of all else the node itself."""
+    """Return the data of a parameter; for other nodes, the node itself."""
     while isinstance(node, Call) and node.qualname in _PARAMETERS:
         node = node.args.items[0] if isinstance(node.args, Tuple) and node.args.items else None
     return node
 
 
 def flags_of(node: Call) -> dict[str, bool] | None:
-    """Which of `conj` and `neg` a plain tensor has set, or None if it has more to say."""
+    """Return the set flags of `conj` and `neg`, or None if a tensor has other attributes."""
     if compact_form(node) is not None:
         return {}
     items = node.args.items if isinstance(node.args, Tuple) else []
@@ -61,7 +61,7 @@ def is_untouched(node: Call) -> bool:
 
 
 def is_bare_tensor(node: Call) -> bool:
-    """Whether this is a plain tensor that has nothing to say besides what it shows."""
+    """Whether this is a plain tensor without further properties."""
     if compact_form(node) is not None:
         return True
     return is_plain(node) and flags_of(node) is not None and is_untouched(node)

@@ -17,10 +17,10 @@ def state_dict(
     ids: Mapping[int, StorageId],
     tensors: Mapping[int, TensorId],
 ) -> Graph:
-    """The tensors of a program as a state dict: what a module of the same parts would give.
+    """Return the tensors of a program as the state dict of a module with the same parts.
 
-    Those without bytes, which example inputs are, are left out. `nodes` are of the last of the
-    tensors; those before have none.
+    Tensors without bytes (example inputs) are left out. `nodes` belong to the last of the tensors;
+    earlier tensors have none.
     """
     root = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
     root.pairs = []

@@ -41,25 +41,25 @@ _FLAGS = ("conj", "neg", "grad")
 _TENSOR = {"$", "of", "dtype", "shape", "stride", "offset", *_FLAGS, "device", "storage"}
 _ORDERS = ("fortran", "big_endian")
 _LONGEST = 256  # characters of a device
-_MOST_AGAIN = 1 << 13  # terms that show all of a tensor again, as another object: a few are tied
-#: The dtypes that storages have.
+_MOST_AGAIN = 1 << 13  # most terms that repeat a whole tensor as another object
+#: The dtypes that storages can have.
 TYPED = frozenset(STORAGE_CLASSES.values())
 _UNTYPED = "untyped"
-_USUAL = TYPED - CARRIERS.keys()  # dtypes that the tensors of a file have for themselves
+_USUAL = TYPED - CARRIERS.keys()  # dtypes that tensors of a file can have directly
 
 
 class Speller:
-    """Spells what a file of tensors holds of a graph."""
+    """Writes the leaves of a graph as terms that refer to tensors of a file."""
 
     def __init__(self, graph: Graph, parts: Parts) -> None:
         self.graph = graph
         self.parts = parts
         self.dtypes = {part.name: part.dtype for part in parts.parts}
-        #: of what it gave terms for
+        #: of the leaves that were written
         self.fingerprint = Fingerprint(graph)
 
     def leaf(self, node: Node) -> dict[str, Any] | None:
-        """The term of a node, or None if it is nothing that a file of tensors holds."""
+        """Return the term of a node, or None if a file of tensors does not hold it."""
         term = None
         if isinstance(node, Blob):
             name = self.parts.blobs.get(id(node))
@@ -116,7 +116,7 @@ class Speller:
 
 
 def _storage_and_grad(node: Call) -> tuple[Node, Node]:
-    """The node of a plain tensor's storage, and whether it requires a gradient."""
+    """Return the node of a plain tensor's storage, and whether it requires a gradient."""
     form = compact_form(node)
     if form is not None and isinstance(node, PlainTensor):
         return node.storage, form.requires_grad
@@ -125,7 +125,7 @@ def _storage_and_grad(node: Call) -> tuple[Node, Node]:
 
 
 def _dtype(node: Call, dtype: str | None) -> str:
-    """That of a plain tensor."""
+    """Return the dtype of a plain tensor."""
     if compact_form(node) is not None:
         return dtype or "uint8"
     items = node.args.items if isinstance(node.args, Tuple) else []
@@ -150,29 +150,29 @@ class Held(Protocol):
 
 
 class MissingTensor(CorruptError):
-    """Terms speak of a tensor that the file doesn't have."""
+    """Raised if a term names a tensor that the file doesn't have."""
 
 
 class Reader:
-    """Builds the nodes of what a file of tensors holds."""
+    """Builds nodes from terms and the tensors of a file."""
 
     def __init__(self, entries: Mapping[str, Held], folder: str = "") -> None:
-        """`entries` are the tensors by name; `folder` is what the ids of storages start with."""
-        #: where the nodes of storages are kept
+        """`entries` are the tensors by name; `folder` is the prefix of storage ids."""
+        #: keeps the nodes of storages
         self.graph = Graph(None)
         self.entries = entries
         self._folder = folder
         #: the names of tensors that terms refer to
         self.used: set[str] = set()
-        #: `id()` of long bytes → their tensor, and their order, where that is not the tensor's
+        #: `id()` of long bytes → their tensor, and their order, if it differs from the tensor's
         self.blobs: dict[int, tuple[str, Order | None]] = {}
-        #: whether the file tells of a tree
+        #: whether the file has a tree
         self.terms = False
         self._again = 0
         self._dtypes: dict[str, str | None] = {}
 
     def leaf(self, term: dict[str, Any]) -> Node:
-        """The node of a term that `Speller.leaf` gave.
+        """Return the node for a term of `Speller.leaf`.
 
         MissingTensor if the file doesn't have the tensor, CorruptError if the term contradicts it.
         """
@@ -213,10 +213,10 @@ class Reader:
         return blob
 
     def check_arrays(self, root: Node) -> None:
-        """Compare numpy's arrays with the tensors whose bytes they are made of.
+        """Compare numpy arrays with the tensors that hold their bytes.
 
-        CorruptError if dtypes or shapes differ, or what is made of a tensor's bytes is no array,
-        though the tensor is more than a row of bytes.
+        CorruptError if dtypes or shapes differ, or if the object made from a tensor's bytes is not
+        an array, although the tensor is more than a row of bytes.
         """
         typed = {known: name for known, (name, order) in self.blobs.items() if order is not None}
         for known, (name, _) in self.blobs.items():
@@ -241,16 +241,16 @@ class Reader:
         return (dtype, shape, order) == (entry.dtype, tuple(entry.shape), order_of(array))
 
     def whole(self, name: str, location: object = "cpu") -> Call:
-        """A tensor of the file as it is."""
+        """Return a whole tensor of the file."""
         entry = self.entries[name]
         storage = self._storage(name, entry.dtype if entry.dtype in TYPED else None, location)
         stride = contiguous_stride(entry.shape)
         return self.graph.tensor(storage, entry.dtype, entry.shape, stride, 0)
 
     def tensor(self, name: str, said: Mapping[str, Any]) -> Call:
-        """A tensor of the file, or a view of one, by what its term says of it."""
+        """Return a tensor of the file, or a view of one, from the fields of its term."""
         entry = self.entries[name]
-        is_whole = len(said) == (3 if "device" in said else 2)  # "$" and "of": so are nearly all
+        is_whole = len(said) == (3 if "device" in said else 2)  # "$" and "of": usual
         if is_whole and entry.dtype in _USUAL and len(entry.shape) <= MOST_DIMENSIONS:
             return self.whole(name, said.get("device", "cpu"))
         dtype = said.get("dtype", entry.dtype)
@@ -258,7 +258,7 @@ class Reader:
         if not _is_among(dtype, BITS) or not all(isinstance(flag, bool) for flag in flags.values()):
             raise self._malformed(name)
         shape, offset = self._shape(name, dtype, said), said.get("offset", 0)
-        sizes = [*shape, offset] if "shape" in said else [offset]  # others are those of the header
+        sizes = [*shape, offset] if "shape" in said else [offset]  # others come from the header
         if len(shape) > MOST_DIMENSIONS or not _are_sizes(sizes):
             raise self._malformed(name)
         stride = tuple(said["stride"]) if "stride" in said else contiguous_stride(shape)

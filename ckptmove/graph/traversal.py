@@ -1,4 +1,4 @@
-"""What the nodes of a graph hold, and all nodes that can be reached."""
+"""The children of nodes, and all nodes that can be reached in a graph."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def nodes_of(
     *,
     compact: bool = True,
 ) -> Iterator[Composite]:
-    """Every composite node that can be reached, each once, in the order of a pickle.
+    """Yield every composite node that can be reached, each once, in the order of a pickle.
 
-    `enter` is called with each before what it holds is looked at. `skip` has the `id()` of nodes
-    not to be looked into; it is asked after a node was given. `met` has the `id()` of nodes that
-    were reached before and are left out; the others are added. Without `compact`, compact tensors
-    are left out that others hold, with their storages if these are compact as well: they hold
-    nothing further.
+    `enter` is called with each node before its children are visited. `skip` has the `id()` of nodes
+    whose children are not visited; it is checked after the node was yielded. `met` has the `id()`
+    of nodes that were reached before and are left out; other nodes are added to it. Without
+    `compact`, compact tensors inside other nodes are left out, with their storages if these are
+    compact too, because they have no further children.
     """
     met = set() if met is None else met
     todo: list[Any] = [root] if type(root) in _COMPOSITE else []
@@ -46,7 +46,7 @@ def nodes_of(
             continue
         if type(node) is PlainTensor and compact_form(node) is not None:
             if compact or not is_compact(node.storage):
-                todo.append(node.storage)  # as below, but at once: there may be very many
+                todo.append(node.storage)  # as below, but faster: there may be very many
         elif type(node) is not StorageReference or not is_compact(node):
             held = parts_of(held_by(node))
             if not are_plain(held) and not _COMPOSITE.isdisjoint(map(type, held)):
@@ -55,12 +55,12 @@ def nodes_of(
 
 
 def _is_inert(node: Node) -> bool:
-    """Whether this is a tensor of which all is said by its form and its storage."""
+    """Whether this is a tensor that its form and its storage describe completely."""
     return type(node) is PlainTensor and compact_form(node) is not None and is_compact(node.storage)
 
 
 def replace_nodes(root: Node, new: Mapping[int, Node]) -> Node:
-    """Put others in the place of nodes, by their `id()`; gives the root as it is then."""
+    """Replace nodes, by their `id()`; return the new root."""
 
     def replaced(node: Node) -> Node:
         while id(node) in new:
@@ -82,7 +82,7 @@ def replace_nodes(root: Node, new: Mapping[int, Node]) -> Node:
 
 
 def held_by(node: Composite) -> Sequence[Node]:
-    """Everything that a node holds; of a compact tensor, but its storage, and nothing of that."""
+    """Return all children of a node; for a compact tensor, only its storage."""
     if type(node) is StorageReference and is_compact(node):
         return ()
     if isinstance(node, Call):

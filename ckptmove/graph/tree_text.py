@@ -28,9 +28,9 @@ _VERSION = 1
 
 
 def tree_text(graph: Graph, parts: Parts, most_characters: int | None = None) -> tuple[str, bytes]:
-    """The tree of a graph whose tensors are written as these parts, and its fingerprint.
+    """Return the tree of a graph whose tensors are written as these parts, and its fingerprint.
 
-    TooLong if it has more characters than it may.
+    TooLong if it has too many characters.
     """
     speller = Speller(graph, parts)
     root = to_terms(graph.root, speller.leaf, most_characters, check_texts)
@@ -41,7 +41,7 @@ def tree_text(graph: Graph, parts: Parts, most_characters: int | None = None) ->
 
 
 def fingerprint_of(entries: Mapping[str, Held], text: str) -> bytes:
-    """The fingerprint of a tree, by what is told of it; raises as `read_tree`, or MissingTensor."""
+    """Return the fingerprint of a tree from its text; raises as `read_tree`, or MissingTensor."""
     reader = Reader(entries)
     fingerprint = Fingerprint(reader.graph)
 
@@ -61,11 +61,11 @@ def read_tree(
     others: Mapping[str, str] | None = None,
     folder: str = "",
 ) -> tuple[Reader, Node]:
-    """What read the tree of a file of tensors, and the root: without a tree, a dict of the tensors.
+    """Return the reader of a file's tree, and the root; without a tree, a dict of the tensors.
 
-    `text` is what the metadata tell of the tree. `others`: further names of tensors → their name; a
-    tree says such things itself. `folder`: what the ids of storages start with. Warnings are added.
-    UnsupportedError if the tree was written by a newer version.
+    `text` is the tree in the metadata. `others`: further names of tensors → their main name, for
+    files without a tree. `folder`: the prefix of storage ids. Warnings are added. UnsupportedError
+    if the tree was written by a newer version.
     """
     if text is not None:
         try:

@@ -76,7 +76,7 @@ class _Node:
     """A module, or a tensor in one."""
 
     name: str = ""  #: dotted
-    devices: dict[str, None] = field(default_factory=dict)  #: devices of its tensors, including tied ones
+    devices: dict[str, None] = field(default_factory=dict)  #: of its tensors, also tied ones
     numbered: bool = False  #: whether it contains repeated layers
     children: dict[Key, _Node] = field(default_factory=dict)  #: by key
     tensors: int = 0  #: the number of tensors; tied ones count once

@@ -1,13 +1,13 @@
-"""Call the parameters of optimizers by numbers, as `Optimizer.load_state_dict` needs, or by names.
+"""Identify parameters of optimizers by numbers, as `Optimizer.load_state_dict` needs, or by names.
 
     {state: {0: {exp_avg, …}, …}, param_groups: [{lr, …, params: [0, …]}, …]}    state_dict()
     {state: {"fc.weight": {…}}, param_groups: [{…, params: ["fc.weight", …]}]}   get_state_dict()
     {"state.fc.weight.exp_avg": …, "param_groups.fc.weight.lr": …}               the same, flattened
 
-Numbers count the parameters over all groups, in the order of the optimizer; both forms list them
-so. The flattened form has no groups: those are put together that have equal options. A number says
-nothing of a name but for `param_names` in the groups (torch 2.6 and newer), or for the shapes of
-the state and the order of the model's parameters, if these leave no choice.
+Numbers count the parameters over all groups, in the order of the optimizer; both forms list them in
+this order. The flattened form has no groups: parameters with equal options are grouped again. The
+name for a number is known only from `param_names` in the groups (torch 2.6 and newer), or from the
+shapes of the state and the order of the model's parameters, if only one assignment fits.
 
 Source: torch/optim/optimizer.py; torch/distributed/checkpoint/state_dict.py.
 """
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 
 def groups_of(optimizer: Mapping) -> list[Mapping] | None:
-    """The groups of an optimizer's state dict; None if it is none."""
+    """Return the groups of an optimizer's state dict; None for other values."""
     groups = optimizer.get(_GROUPS)
     items = groups.items if isinstance(groups, List) else []
     found: list[Mapping] = [each for each in items if isinstance(each, Mapping)]
@@ -41,7 +41,7 @@ def groups_of(optimizer: Mapping) -> list[Mapping] | None:
 
 
 def params_of(optimizer: Mapping) -> list[Node] | None:
-    """What the groups of an optimizer call its parameters; None if it is no optimizer."""
+    """Return the identifiers of an optimizer's parameters; None if it is not an optimizer."""
     groups = groups_of(optimizer)
     if groups is None:
         return None
@@ -50,7 +50,7 @@ def params_of(optimizer: Mapping) -> list[Node] | None:
 
 
 def call_parameters(draft: CheckpointGraph, ids: OptimizerIds) -> None:
-    """Have all optimizers of a draft call their parameters so; warns if there is none.
+    """Convert the identifiers in all optimizers of a draft; warns if there is no optimizer.
 
     RefusedError if a name or number can't be known.
     """
@@ -74,7 +74,7 @@ def call_parameters(draft: CheckpointGraph, ids: OptimizerIds) -> None:
 
 
 def group_flattened(draft: CheckpointGraph) -> None:
-    """Give the optimizers of a draft that were flattened their state and groups again, by name."""
+    """Restore state and groups of flattened optimizers in a draft, by name."""
     for node in list(nodes_of(draft.graph.root)):
         if isinstance(node, Dict) and _is_flat(node):
             _group(draft, node)
@@ -115,7 +115,7 @@ def _node(draft: CheckpointGraph, key: int | str) -> Node:
 
 
 def _names(draft: CheckpointGraph, node: Mapping, numbers: Sequence[Node]) -> list[str]:
-    """The names of the parameters that an optimizer numbers."""
+    """Return the names of the parameters that an optimizer numbers."""
     groups = groups_of(node) or []
     told = [group.get(_NAMES) for group in groups]
     lists = [each.items for each in told if isinstance(each, List)]
@@ -151,7 +151,7 @@ def _params(group: Mapping) -> List:
 
 
 def _shape(draft: CheckpointGraph, state: Node, number: Node) -> Shape | None:
-    """The shape of a parameter, as far as its state tells."""
+    """Return the shape of a parameter, as far as its state tells."""
     pairs = state.pairs if isinstance(state, Mapping) else []
     held = next((value for key, value in pairs if type(key) is int and key == number), None)
     values = [value for _, value in held.pairs] if isinstance(held, Mapping) else []
@@ -166,9 +166,9 @@ def _shape_of(draft: CheckpointGraph, node: Node) -> Shape | None:
 
 
 def _candidates(draft: CheckpointGraph) -> list[tuple[str, Shape]]:
-    """The tensors of the one model that may be parameters, in order; of tied ones the first.
+    """Return the model's possible parameters, in order; only the first of tied tensors.
 
-    There are none if several models may be meant.
+    Empty if several models may be meant.
     """
     found: list[tuple[str, Shape]] = []
     homes, met = set[object](), set[object]()
@@ -188,7 +188,7 @@ def _candidates(draft: CheckpointGraph) -> list[tuple[str, Shape]]:
 def _in_order(
     shapes: Sequence[Shape | None], candidates: Sequence[tuple[str, Shape]]
 ) -> list[str] | None:
-    """The names of parameters that come in the order of the model, if there is but one way."""
+    """Return the names of parameters in the order of the model, if only one assignment fits."""
     first = _leftmost(shapes, candidates)
     last = _leftmost(shapes[::-1], candidates[::-1])
     return first if first is not None and last is not None and first == last[::-1] else None
@@ -209,7 +209,7 @@ def _leftmost(
 def _by_shape(
     shapes: Sequence[Shape | None], sizes: Sequence[int], candidates: Sequence[tuple[str, Shape]]
 ) -> list[str] | None:
-    """The names of parameters in several groups, if all of one shape are in one of them."""
+    """Return the names of parameters in several groups, if all of one shape are in one group."""
     group_of = [n for n, size in enumerate(sizes) for _ in range(size)]
     names: list[str | None] = [None] * len(shapes)
     for shape in set(shapes):
@@ -226,7 +226,7 @@ def _by_shape(
 
 
 def _is_flat(node: Dict) -> bool:
-    """Whether a dict is an optimizer of which each value has a key of its own."""
+    """Whether a dict is a flattened optimizer: each value has its own key."""
     keys = [str(key) if isinstance(key, str) else "" for key, _ in node.pairs]
     return any(key.startswith(f"{_GROUPS}.") for key in keys) and all(
         key.startswith((f"{_STATE}.", f"{_GROUPS}.")) for key in keys
@@ -234,7 +234,7 @@ def _is_flat(node: Dict) -> bool:
 
 
 def _group(draft: CheckpointGraph, node: Dict) -> None:
-    """Give an optimizer that was flattened its state and groups again."""
+    """Restore the state and groups of a flattened optimizer."""
     text = draft.graph.text
     options: dict[str, list[tuple[str, Node]]] = {}
     for key, value in node.pairs:
@@ -269,7 +269,7 @@ def _group(draft: CheckpointGraph, node: Dict) -> None:
 
 
 def _comparable(node: Node) -> str:
-    """What two options are equal by."""
+    """Return a key by which two options are compared."""
     if isinstance(node, (Tuple, List)):
         return f"({', '.join(map(_comparable, node.items))})"
     if node is None or isinstance(node, (bool, int, float, str)):

@@ -1,4 +1,4 @@
-"""Remove from a tree what the user's globs do not select, or exclude."""
+"""Remove the entries of a tree that the user's globs do not select, or exclude."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from ...torch_pickle.values.tensors import Recogniser
 from ..patterns import covers, no_match
 from .model_weights import WEIGHTS, Weights, one_called, one_of
 
-#: The most places of what was met before: few objects can lie in very many.
+#: The most places of objects that were met before, which can be very many.
 _MOST_AGAIN = 200_000
-#: Keys of what an object is made of, which can't be taken out of it (`children.children_of`).
+#: Keys of an object's parts that can't be removed from it (`children.children_of`).
 _INNER = ("<args>", "<kwargs>", "<state>")
 
 
 class _Edge(NamedTuple):
-    """A place in the tree: of what lies in several places, one for each."""
+    """A place in the tree; an object in several places has one for each."""
 
-    #: index of the edge that leads to what holds it, or -1
+    #: index of the edge to its container, or -1
     parent: int
     holder: Items | MutableSequence[tuple[Node, Node]]
     slot: int
     node: Node
-    #: of the last step to it
+    #: the keys of the last step
     key: Key
     name: str
     #: whether it is selected
     chosen: bool
-    #: whether it is, with all that is below it
+    #: whether it is selected with everything below it
     excluded: bool
-    #: whether it stays with what holds it, since without it a module would be none
+    #: whether it stays with its container, because a module needs it
     stays: bool
 
 
@@ -50,14 +50,14 @@ def prune(
     exclude: Sequence[str],
     contents: Contents,
 ) -> tuple[list[str], Weights | None]:
-    """Take everything out of a tree that is not selected, or that is excluded.
+    """Remove everything from a tree that is not selected, or that is excluded.
 
-    Without patterns to select, all is selected; patterns to exclude win. Gives the names of what
-    was taken out, not repeating what was below them; and the one model that `model` speaks of,
-    where nothing is called so.
+    Without patterns to select, everything is selected; patterns to exclude win. Returns the names
+    of removed entries, without names below them; and the model that the pattern `model` means, if
+    no entry has that name.
 
-    RefusedError if a pattern speaks of nothing, or of an object in one of its places alone; if
-    nothing is left; or if `model` is selected and it is unknown which.
+    RefusedError if a pattern matches nothing, or matches an object in only one of its places; if
+    nothing is left; or if `model` is selected and several models could be meant.
     """
     pruning = _Pruning(root, recogniser, select, exclude, contents)
     return pruning.run(), pruning.model
@@ -69,7 +69,7 @@ def named_by(
     select: Sequence[str],
     contents: Contents,
 ) -> tuple[set[str], list[str]]:
-    """The names that patterns speak of, with those below them; and the patterns of nothing.
+    """Return the names that patterns match, with names below them; and patterns without a match.
 
     The name of the root is empty. Nothing is changed.
     """
@@ -92,7 +92,7 @@ class _Pruning:
         self.recogniser = recogniser
         self.contents = contents
         self.sections = {entry.name: entry.section for entry in contents.tensors}
-        for entry in contents.tensors:  # an object serves what the tensors in its arguments do
+        for entry in contents.tensors:  # an object has the section of the tensors in its arguments
             made = (n for n, key in enumerate(entry.path) if key in _INNER)
             for n in itertools.islice(made, 1):
                 self.sections.setdefault(spell(entry.path[:n]), entry.section)
@@ -111,19 +111,19 @@ class _Pruning:
                 self.model = one_called(self.contents, pattern.text)
         edges, silent = self.searched()
         if silent and silent[0] in WEIGHTS:
-            one_of(self.contents, Section(silent[0]))  # says what there is instead
+            one_of(self.contents, Section(silent[0]))  # the error names the alternatives
         if silent:
             raise no_match(silent[0])
         return self.cut(edges)
 
     def searched(self) -> tuple[list[_Edge], list[str]]:
-        """Every place in the tree, and the patterns that speak of none."""
+        """Return every place in the tree, and the patterns that match none."""
         edges = self.edges()
         return edges, [each.text for each in (*self.select, *self.exclude) if not each.heard]
 
     @property
     def is_all(self) -> bool:
-        """Whether a pattern speaks of the whole tree."""
+        """Whether a pattern matches the whole tree."""
         alone = {entry.section for entry in self.contents.tensors} == {self.whole}
         alone = alone and (self.whole is not Section.OTHER or self.is_leaf(self.root))
         found = [each for each in self.select if alone and each.section is self.whole]
@@ -132,14 +132,14 @@ class _Pruning:
         return bool(found)
 
     def edges(self) -> list[_Edge]:
-        """Every place in the tree that can be taken out, what holds it first.
+        """Return every removable place in the tree, each after its container.
 
-        RefusedError if they are absurdly many.
+        RefusedError if there are far too many.
         """
         found: list[_Edge] = []
         met: set[int] = set()
-        whole: set[int] = set()  # what is kept with all that is below it
-        within: set[int] = set()  # what is being looked into
+        whole: set[int] = set()  # kept with everything below
+        within: set[int] = set()  # being visited
         again = 0
         todo: list[tuple[int, Node, str, bool, Section] | int]
         todo = [(-1, self.root, "", self.is_all or not self.select, self.whole)]
@@ -161,7 +161,7 @@ class _Pruning:
             for holder, slot, key, child in _slots(node):
                 own = attributes is not None and holder is attributes.pairs
                 plain = f"{prefix}.{spell((key,))}" if prefix else spell((key,))
-                if own and key in FRAME:  # names are those of the state dict
+                if own and key in FRAME:  # names come from the state dict
                     plain = prefix
                 name = plain
                 if plain in self.contents.alike:
@@ -186,11 +186,11 @@ class _Pruning:
         return found
 
     def section(self, node: Node, name: str, around: Section) -> Section:
-        """What a part of the tree serves; what doesn't tell serves what is around it."""
+        """Return the section of a part of the tree; by default that of its container."""
         return self.sections.get(name) or self.contents.opened.get(id(node)) or around
 
     def is_leaf(self, node: Node) -> bool:
-        """Whether this is a tensor, or an object from which nothing can be taken out."""
+        """Whether this is a tensor, or an object without removable parts."""
         if not isinstance(node, Call):
             return isinstance(node, Persistent)
         return self.is_tensor(node) or next(_slots(node), None) is None
@@ -209,7 +209,7 @@ class _Pruning:
                 kept[edges[n].parent] = True
         for n, edge in enumerate(edges):
             kept[n] |= edge.stays and (edge.parent < 0 or kept[edge.parent])
-        places: dict[tuple[int, int], int] = {}  # of each, the first edge that leads there
+        places: dict[tuple[int, int], int] = {}  # first edge to each node
         gone = []
         for n, edge in enumerate(edges):
             if edge.parent >= 0 and not kept[edge.parent]:
@@ -232,41 +232,41 @@ class _Pruning:
 class _Pattern:
     """A glob, and whether it has matched anything.
 
-    The name of a section is no pattern of names (`by_name`) where the whole checkpoint is that
-    section, as the state dict of a Llama is, whose names begin with `model.`; or where what is so
-    called holds nothing of the model that it names.
+    The name of a section does not match names (`by_name`) if the whole checkpoint is that section,
+    as in the state dict of a Llama, whose names begin with `model.`; or if the entry with that name
+    holds nothing of the section.
     """
 
     def __init__(self, text: str, contents: Contents, whole: Section) -> None:
         self.text = text
-        #: whether it spoke of something
+        #: whether it matched
         self.heard = False
-        #: the name of the one model that is meant, or None for all of the section
+        #: the name of the intended model, or None for the whole section
         self.within: str | None = None
-        #: whether it speaks of what is so called
+        #: whether it matches names
         self.by_name = True
         found = [entry for entry in contents.tensors if entry.section.value == text]
-        #: that it speaks of too, if it is the name of one that has tensors
+        #: the section that it also matches, if it names one with tensors
         self.section = found[0].section if found else None
         if self.section is not None and self.section is whole and whole is not Section.OTHER:
             self.by_name = False
         elif self.section is Section.MODEL:
             self.by_name = any(covers(text, entry.name) for entry in found)
             self.section = None if self.by_name else self.section
-        elif text == Section.MODEL.value:  # what is so called may hold averages alone
+        elif text == Section.MODEL.value:  # the entry may hold only averages
             self.by_name = not any(
                 entry.section is Section.EMA and covers(text, entry.name)
                 for entry in contents.tensors
             )
 
     def names(self, name: str) -> bool:
-        """Whether it speaks of what has this name."""
+        """Whether it matches this name."""
         found = self.by_name and covers(self.text, name)
         self.heard |= found
         return found
 
     def serves(self, name: str, section: Section, *, leaf: bool) -> bool:
-        """Whether it speaks of what serves a section; of what serves none, tensors alone."""
+        """Whether it matches entries of a section; without a section, it matches only tensors."""
         if section is not self.section or (section is Section.OTHER and not leaf):
             return False
         inside = self.within in (None, "(root)", name) or name.startswith(f"{self.within}.")
@@ -275,7 +275,7 @@ class _Pattern:
 
 
 def _path_to(edges: Sequence[_Edge], n: int) -> Path:
-    """The keys that lead to a place."""
+    """Return the keys that lead to a place."""
     keys: list[Key] = []
     while n >= 0:
         keys.append(edges[n].key)
@@ -286,7 +286,7 @@ def _path_to(edges: Sequence[_Edge], n: int) -> Path:
 def _slots(
     node: Node,
 ) -> Iterator[tuple[Items | MutableSequence[tuple[Node, Node]], int, Key, Node]]:
-    """What a node holds that can be taken out: where it is held, its key, and itself."""
+    """Yield the removable children of a node: container, key and child."""
     if isinstance(node, (List, Tuple)):
         for n, item in enumerate(node.items):
             yield node.items, n, n, item

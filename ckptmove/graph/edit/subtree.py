@@ -32,10 +32,10 @@ _Rename = Callable[[str], str]
 
 
 def subtree(root: Node, name: str) -> tuple[Node, Path, list[str]]:
-    """What is saved under a name, its path, and the names of all else that is beside it.
+    """Return the node with a name, its path, and the names of everything beside it.
 
-    Keys may be quoted, as `paths.spell_apart` does. RefusedError if nothing has that name, or
-    several things have, so that their keys have to be quoted.
+    Keys may be quoted, as `paths.spell_apart` does. RefusedError if no entry or several entries
+    have that name; then their keys must be quoted.
     """
     found: dict[int, Sequence[tuple[Node, Path]]] = {}
     todo: list[tuple[Node, str, tuple[tuple[Node, Path], ...]]] = [(root, name, ())]
@@ -63,7 +63,7 @@ def subtree(root: Node, name: str) -> tuple[Node, Path, list[str]]:
         node, keys = taken[-1]
         child = next(child for each, child in _children(node) if each == keys)
         return child, _path_of(taken), beside(taken)
-    own = attributes_of(root) is None  # a module has many attributes that nobody asks for
+    own = attributes_of(root) is None  # most attributes of a module are of no interest
     known = [
         spell(keys) for keys in (_keys_in_names(root) if own else _state(root)) if keys != _OF_TORCH
     ]
@@ -78,9 +78,9 @@ def _path_of(way: Sequence[tuple[Node, Path]]) -> Path:
 
 
 def way_to(root: Node, path: Path) -> list[tuple[Node, Path]]:
-    """The nodes on the way to what is under a path, and the keys from each; itself, without keys.
+    """Return the nodes on a path with the keys from each; the last is the entry, without keys.
 
-    It is empty where nothing is there.
+    Empty if the path does not exist.
     """
     todo: list[tuple[Node, int, tuple[tuple[Node, Path], ...]]] = [(root, 0, ())]
     while todo:
@@ -94,7 +94,7 @@ def way_to(root: Node, path: Path) -> list[tuple[Node, Path]]:
 
 
 def beside(way: Sequence[tuple[Node, Path]]) -> list[str]:
-    """The names of what is not taken on the way down: of each node, all but what some keys hold."""
+    """Return the names beside the path: for each node, all children except those of some keys."""
     paths: list[Path] = []
     prefix: Path = ()
     for node, taken in way:
@@ -108,9 +108,9 @@ def beside(way: Sequence[tuple[Node, Path]]) -> list[str]:
 
 
 def _keys_in_names(node: Node, taken: Path = ()) -> Iterator[Path]:
-    """The keys in names of what a node holds; a module holds what its state dict does.
+    """Return the keys in the names of a node's children; a module has those of its state dict.
 
-    What is under the `taken` keys is not looked into.
+    Children under the `taken` keys are not visited.
     """
     module = attributes_of(node) is not None
     for keys, child in _children(node):
@@ -121,7 +121,7 @@ def _keys_in_names(node: Node, taken: Path = ()) -> Iterator[Path]:
 
 
 def _state(module: Node) -> Iterator[Path]:
-    """The keys of what the state dict of a module is made of."""
+    """Return the keys of the parts of a module's state dict."""
     for keys, child in _children(module):
         if is_frame(keys):
             yield from (inner for inner, _ in _children(child))
@@ -138,7 +138,7 @@ def _children(node: Node) -> Iterator[tuple[Path, Node]]:
 def renaming(
     rename: Sequence[str], strip_prefix: str | None, add_prefix: str | None
 ) -> _Rename | None:
-    """What the user wants keys to be called, or None if nothing.
+    """Return a function that renames keys as the user wants, or None.
 
     `rename`: substitutions as sed spells them, `s/old/new/`, with `g` and `i`; in turn. The prefix
     to strip may lack its dot. UsageError if a substitution is malformed.
@@ -179,12 +179,12 @@ def _substitution(text: str) -> _Rename:
 
 
 def rename_keys(dicts: Sequence[MappingNode], renamed: _Rename) -> int:
-    """Rename the keys of state dicts, and of what they say about their modules; gives how many.
+    """Rename the keys of state dicts and of their `_metadata`; return how many.
 
     RefusedError if two keys would become one.
     """
     changed = 0
-    told: dict[int, MappingNode] = {}  # which a copy of a state dict has in common with it
+    told: dict[int, MappingNode] = {}  # a copy of a state dict shares it
     for node in dicts:
         changed += _rename_pairs(node, renamed)
         state = node.state if isinstance(node, Call) else None
@@ -216,7 +216,7 @@ def _rename_pairs(node: MappingNode, renamed: _Rename) -> int:
 
 
 def _rename_metadata(metadata: MappingNode, renamed: _Rename) -> None:
-    """Its keys are names of modules, which the keys of their tensors begin with."""
+    """Rename the keys, which are names of modules: prefixes of the keys of tensors."""
     named: dict[str, tuple[Node, Node]] = {}
     for key, value in metadata.pairs:
         if isinstance(key, str):
@@ -227,7 +227,7 @@ def _rename_metadata(metadata: MappingNode, renamed: _Rename) -> None:
 
 
 def state_dicts(root: Node, recogniser: Recogniser) -> list[MappingNode]:
-    """The outermost state dicts of models in a tree."""
+    """Return the outermost state dicts of models in a tree."""
     found: list[MappingNode] = []
     met: set[int] = set()
     todo = [root]

@@ -98,8 +98,7 @@ class Task(NamedTuple):
 
     @property
     def by_tags(self) -> bool:
-        """Whether the result depends on the devices in the file, so that it must not be done
-        twice."""
+        """Whether the result depends on the devices in the file, so doing it twice is wrong."""
         return self.in_place and bool(self.options.get("map"))
 
 

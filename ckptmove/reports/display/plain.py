@@ -28,8 +28,8 @@ class Key(NamedTuple):
     name: str = ""  #: the key; by default the name of the field
     after: str = ""  #: the key before it; by default, fields keep their order
     plain: Callable[[Any], Any] | None = None  #: returns the value for JSON
-    gives: Any = None  #: the type of the result of `plain`; by default the field's
-    shown: Callable[[Any], object] | None = None  #: gets the object; returns whether the key is present
+    gives: Any = None  #: the type of `plain`'s result
+    shown: Callable[[Any], object] | None = None  #: from the object: is the key present?
     omitted: bool = False  #: whether the key is never present
 
 

@@ -327,7 +327,7 @@ def test_of_very_many_other_files_some_are_looked_into_and_that_is_said(tmp_path
         (tmp_path / f"b{n}.raw").write_bytes(b"x")
     found = ckptmove.inspect(tmp_path)
     assert [each.name for each in found.files if each.format] == ["a-state", "model.pt"]
-    assert [each for each in found.warnings if "201 files in it are not called like" in each]
+    assert [each for each in found.warnings if "201 files in it are not named like" in each]
 
 
 @pytest.mark.parametrize("name", ["model_best.pth.tar", "agent.pkl"])

@@ -206,7 +206,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
         lambda s: s["model"].update({"0.weight": s["model"]["0.weight"].double()}),
         "is float64, and must be float32",
     ),
-    "module": (lambda s: s.update(module={"a": 1}), "'module' would be in the place"),
+    "module": (lambda s: s.update(module={"a": 1}), "'module' has a name that DeepSpeed uses"),
 }
 
 

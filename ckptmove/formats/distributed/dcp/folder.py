@@ -177,6 +177,7 @@ class DcpContainer(PartsContainer):
         # the chunks of each storage that are not empty
         self._chunks: dict[str, dict[Box, Lies]] = {}
         self._items: dict[str, list[tuple[Box, Item]]] = {}
+        self._strips: dict[str, Sequence[Strip]] = {}
         self._announced = False
         graph, parts = Graph(None), dict[str, Container]()
         leaves = list[tuple[tuple[str | int, ...], Node]]()
@@ -243,7 +244,7 @@ class DcpContainer(PartsContainer):
         id = self._base + name
         self._chunks[id] = {box: tensor.chunks[box] for box in filled}
         nbytes = nbytes_of(sum(box.numel for box in filled), tensor.dtype)
-        at = self.joined.add(nbytes, partial(self._strips, id))
+        at = self.joined.add(nbytes, partial(self._strips_of, id))
         return Storage(id, "cpu", nbytes, tensor.dtype, Extent(at, nbytes))
 
     @staticmethod
@@ -265,7 +266,9 @@ class DcpContainer(PartsContainer):
             ]
         return self._items[storage]
 
-    def _strips(self, storage: str) -> Sequence[Strip]:
+    def _strips_of(self, storage: str) -> Sequence[Strip]:
+        if storage in self._strips:
+            return self._strips[storage]
         tensor = self._saved(storage)
         strips = [strip_of(item, tensor, box) for box, item in self.items_of(storage)]
         woven = [each for each in strips if isinstance(each.source, Packed) and each.is_woven]
@@ -276,6 +279,7 @@ class DcpContainer(PartsContainer):
                 f"of which {MOST_OPEN} can be read at a time",
                 hint="save it again without compression",
             )
+        self._strips[storage] = strips
         return strips
 
     def proofs(self, storage: str) -> Sequence[Proof]:
@@ -285,7 +289,8 @@ class DcpContainer(PartsContainer):
             self._check_equal()
             self._announced = True
         found = list[Proof]()
-        for (box, item), strip in zip(self.items_of(storage), self._strips(storage), strict=True):
+        items, strips = self.items_of(storage), self._strips_of(storage)
+        for (box, item), strip in zip(items, strips, strict=True):
             if item.crc32 and strip.source is item.source:
                 lies = self._chunks[storage][box]
                 said = f"{storage} in {lies.file}"

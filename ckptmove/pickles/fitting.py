@@ -19,8 +19,10 @@ from .scan import (
     BININT1,
     BININT2,
     BINPUT,
+    INTS,
     LONG_BINGET,
     LONG_BINPUT,
+    PUTS,
     Scan,
     argument,
     end_of,
@@ -30,6 +32,7 @@ Pieces = dict[int, tuple[int, bytes]]  # offset → end offset, new bytes
 # bytes → the offsets of opcodes whose size can change by so many bytes
 _Coins = dict[int, list[int]]
 
+_INTS_BY_WIDTH = {1: BININT1, 2: BININT2, 4: BININT}
 _SEARCHED = 24  # how many bytes of additional change are tried in each direction
 _WIDE = {BINGET: LONG_BINGET, BINPUT: LONG_BINPUT}
 _NARROW = {LONG_BINGET: BINGET, LONG_BINPUT: BINPUT}
@@ -157,11 +160,40 @@ class _Fitting:
         """The opcode at `at` in a form that is `by` bytes longer, or shorter if negative."""
         end, code = end_of(self.data, at), self.data[at]
         width = end - at - 1 + by
-        if code in (BININT, BININT1, BININT2):
-            code = {1: BININT1, 2: BININT2, 4: BININT}[width]
-        else:
-            code = (_WIDE if by > 0 else _NARROW)[code]
-        return end, bytes([code]) + argument(self.data, at).to_bytes(width, "little")
+        code = _INTS_BY_WIDTH[width] if code in INTS else (_WIDE if by > 0 else _NARROW)[code]
+        return end, _opcode(code, argument(self.data, at), width)
+
+
+def balanced(data: bytes, pieces: Pieces) -> Pieces:
+    """Resize the numbers right after changed strings so that the total length stays the same.
+
+    In the persistent id of a storage, the number of elements follows the device.
+    """
+    found: Pieces = {}
+    known: dict[tuple[bytes, int], bytes | None] = {}  # there are few different ones, many times each
+    for at, (end, new) in pieces.items():
+        by = end - at - len(new)
+        while by and data[end] in PUTS:
+            end = end_of(data, end)
+        if by and data[end] in INTS and end not in pieces:
+            old = data[end : end_of(data, end)]
+            if (old, by) not in known:
+                known[old, by] = _int_resized(old, by)
+            resized = known[old, by]
+            if resized is not None:
+                found[end] = end + len(old), resized
+    return found
+
+
+def _int_resized(old: bytes, by: int) -> bytes | None:
+    """An opcode that pushes the same number and is `by` bytes longer, or None if there is none."""
+    width, value = len(old) - 1 + by, argument(old, 0)
+    code = _INTS_BY_WIDTH.get(width)
+    return None if code is None or value >> 8 * width else _opcode(code, value, width)
+
+
+def _opcode(code: int, value: int, width: int) -> bytes:
+    return bytes([code]) + value.to_bytes(width, "little")
 
 
 class Cover:

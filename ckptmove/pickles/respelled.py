@@ -18,11 +18,10 @@ from ..plans.plan import Edit
 from .scan import (
     BINGET,
     BININT,
-    BININT1,
-    BININT2,
     BINPUT,
     FRAME,
     GET,
+    INTS,
     LONG_BINGET,
     LONG_BINPUT,
     MEMOIZE,
@@ -37,7 +36,6 @@ from .scan import (
 
 _TEXTS = frozenset(b"X\x8c\x8d")
 _GETS, _PUTS = frozenset((BINGET, LONG_BINGET)), frozenset((BINPUT, LONG_BINPUT))
-_INTS = frozenset((BININT1, BININT2, BININT))
 _POP, _POP_MARK, _DUP = b"012"
 #: Opcodes that number slots by counting, write them as lines, or say how many bytes follow; and
 #: opcodes after which an earlier value is on top of the stack again, where a PUT would memoize it.
@@ -56,10 +54,7 @@ class _Opcodes(NamedTuple):
     get: int | None  # the slot
     number: int | None
     puts: tuple[int, ...]
-
-    @property
-    def pushes(self) -> bool:
-        return self[:3] != (None, None, None)
+    pushes: bool
 
 
 class _Change(NamedTuple):
@@ -136,11 +131,12 @@ class _Proof:
         data, position, changed = self.data, 0, set[int]()
         for edit in self.edits:
             start, end, _ = edit
-            if start > position:
-                for _ in self._rows(position, start):
-                    pass
-            elif start < position:
+            while position < start and data[position] in _PUTS:  # often all: soon told
+                position = end_of(data, position)
+            if start < position:
                 raise _UnprovedError
+            for _ in self._rows(position, start):
+                pass
             position = end
             kind = self._kind(edit)
             self.changes.append(kind)
@@ -257,7 +253,7 @@ def _read(raw: bytes) -> _Opcodes:
         text = raw[1 + count_nbytes(code) : at].decode("utf-8", "surrogatepass")
     elif code in _GETS:
         at, get = end_of(raw, 0), argument(raw, 0)
-    elif code in _INTS:
+    elif code in INTS:
         at = end_of(raw, 0)
         number = int.from_bytes(raw[1:at], "little", signed=code == BININT)
     puts = []
@@ -268,7 +264,8 @@ def _read(raw: bytes) -> _Opcodes:
         at = end_of(raw, at)
     if at != len(raw):
         raise _UnprovedError
-    return _Opcodes(text, get, number, tuple(puts))
+    pushes = (text, get, number) != (None, None, None)
+    return _Opcodes(text, get, number, tuple(puts), pushes)
 
 
 def _memory(slots: Iterable[int]) -> re.Pattern[bytes]:

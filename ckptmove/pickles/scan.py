@@ -17,7 +17,7 @@ PUTS = frozenset((BINPUT, LONG_BINPUT, MEMOIZE, PUT))
 _SHORT = 8  # the most characters of a storage's number
 _GETS = frozenset((BINGET, LONG_BINGET, GET))
 BININT1, BININT2, BININT = ord("K"), ord("M"), ord("J")
-_INTS = frozenset((BININT1, BININT2, BININT))
+INTS = frozenset((BININT1, BININT2, BININT))
 LITERALS = frozenset(b"XUT\x8c\x8dVS")  # the opcodes that push a string
 FRAME, STOP = 0x95, ord(".")
 
@@ -54,7 +54,7 @@ class Scan:
             elif code in _GETS:
                 gets.append(position)
                 get_slots.append(argument(data, position))
-            elif code in _INTS:
+            elif code in INTS:
                 self.ints.append(position)
             elif code == FRAME:
                 self.frames.append(position)

@@ -17,7 +17,7 @@ from functools import partial
 
 from ..errors import UnsupportedError
 from ..plans.plan import Edit
-from .fitting import Cover, fit
+from .fitting import Cover, balanced, fit
 from .nodes import Call, Text, Tuple
 from .scan import (
     BINGET,
@@ -289,9 +289,30 @@ class _Edits:
         ]
 
     def reach_old_length(self) -> bool:
-        """Change nearby opcodes to restore the old length; False if that is not possible."""
-        excess = sum(len(new) - (end - at) for at, (end, new) in self.pieces.items())
-        excess += sum(self.growths.values())
+        """Change nearby opcodes to restore the old length; False if that is not possible.
+
+        First resize the numbers that follow changed strings; then any other opcodes, if needed.
+        """
+        excess = self._excess()
+        if not excess:
+            return True
+        unbalanced = self.pieces
+        if not self.growths:  # after what grows inside come the bytes of an argument
+            self.pieces = {**unbalanced, **balanced(self.data, unbalanced)}
+        if self._fit(self._excess()):
+            return True
+        self.pieces = unbalanced
+        return self._fit(excess)
+
+    def _excess(self) -> int:
+        """How many bytes longer the pickle is now; negative if it is shorter."""
+        grown = sum([len(new) - (end - at) for at, (end, new) in self.pieces.items()])
+        return grown + sum(self.growths.values())
+
+    def _fit(self, excess: int) -> bool:
+        """Make it `excess` bytes shorter; False if that is not possible."""
+        if not excess:
+            return True
         for scan in self.survey.parts(_AT_FIRST + _PER_BYTE * abs(excess)):
             more = fit(scan, self.pieces, partial(self._unused_puts, scan), excess)
             # A PUT is removed only if changes of the opcodes in the whole pickle are not enough.

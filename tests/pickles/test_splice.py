@@ -22,7 +22,7 @@ from torch import _weights_only_unpickler
 
 from ckptmove.errors import UnsupportedError
 from ckptmove.pickles.compare import difference
-from ckptmove.pickles.fitting import _change
+from ckptmove.pickles.fitting import _change, balanced
 from ckptmove.pickles.nodes import Call, List, Text, Tuple
 from ckptmove.pickles.splice import Respelling, splice
 from ckptmove.pickles.walk import walk
@@ -348,6 +348,28 @@ def test_a_device_made_in_another_way_is_refused(args: bytes) -> None:
 
 
 # The choice of what to drop and widen
+
+
+@pytest.mark.parametrize("by", [-3, -2, -1, 1, 2, 3])
+@pytest.mark.parametrize("number", [0, 255, 256, 65535, 65536, -1, -(1 << 31)])
+@pytest.mark.parametrize("code", ["K", "M", "J"])
+def test_the_number_after_a_string_makes_up_for_its_change(code: str, number: int, by: int) -> None:
+    width = {"K": 1, "M": 2, "J": 4}[code]
+    try:
+        spelled = code.encode() + number.to_bytes(width, "little", signed=code == "J")
+    except OverflowError:
+        return
+    text = b"X\6\0\0\0cuda:1"
+    data = b"\x80\2(" + text + b"q\0r\1\1\0\0" + spelled + b"t."
+    pieces = {3: (3 + len(text), text + b"x" * -by if by < 0 else text[:-by])}
+    found = balanced(data, pieces)
+    fits = width + by in (1, 2, 4) and 0 <= number < 1 << 8 * (width + by)
+    assert len(found) == fits
+    for at, (end, new) in found.items():
+        assert at == data.index(spelled + b"t.")
+        assert len(new) - (end - at) == by
+        assert walk(data[:at] + new + data[end:]).root.items[1] == number  # type: ignore[union-attr]
+    assert not balanced(data, pieces | {data.index(spelled + b"t."): (len(data) - 2, b"")})
 
 
 @pytest.mark.parametrize("coins", [(2, 5), (1, 2, 3), (3, 5), (4, 5), (3, 4, 5), (1, 4, 5)])

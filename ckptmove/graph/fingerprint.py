@@ -1,4 +1,4 @@
-"""A hash of the leaves of a tree: equal for a graph and for the graph read from its text.
+"""A summary of the leaves of a tree: equal for a graph and for the graph read from its text.
 
 Tensors count by their dtype, shape and device, not by how their storages are divided among files.
 """
@@ -11,9 +11,12 @@ from ..pickles.nodes import Blob, Call, Node, Persistent
 from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
 from .canonical import Graph
 
+#: The number of what each leaf shows, and what the numbers stand for.
+Content = tuple["array[int]", list[str]]
+
 
 class Fingerprint:
-    """The running hash of the plain tensors, storages and long bytes of a graph."""
+    """The running summary of the plain tensors, storages and long bytes of a graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -34,6 +37,10 @@ class Fingerprint:
             number = self._compact[alike] = self._number(node)
         self._order.append(number)
 
+    def add_tensor(self, dtype: str, shape: tuple[int, ...], device: str) -> None:
+        """Count a plain tensor that requires no gradient."""
+        self._order.append(self._number_of(("tensor", dtype, shape, device, False)))
+
     def _number(self, node: Node) -> int:
         said: tuple[object, ...] = ()
         if isinstance(node, Blob):
@@ -45,12 +52,11 @@ class Fingerprint:
             tensor = self.graph.recogniser.tensor(node)
             assert tensor is not None
             said = "tensor", *tensor[:3], tensor.requires_grad
+        return self._number_of(said)
+
+    def _number_of(self, said: tuple[object, ...]) -> int:
         return self._numbers.setdefault(str(said), len(self._numbers))
 
-    def digest(self) -> bytes:
-        """Return the hash of the added leaves."""
-        from hashlib import sha256  # imported only here: only conversions need it
-
-        hashed = sha256(self._order)
-        hashed.update(ascii(list(self._numbers)).encode("ascii"))
-        return hashed.digest()
+    def content(self) -> Content:
+        """Return the summary of the added leaves, without the graph."""
+        return self._order, list(self._numbers)

@@ -170,6 +170,7 @@ class Reader:
         self.terms = False
         self._again = 0
         self._dtypes: dict[str, str | None] = {}
+        self._locations: dict[str, str] = {}
 
     def leaf(self, term: dict[str, Any]) -> Node:
         """Return the node for a term of `Speller.leaf`.
@@ -288,17 +289,20 @@ class Reader:
         return entry.shape[:-1] if last else entry.shape
 
     def _storage(self, name: str, dtype: str | None, location: object) -> Persistent:
+        nbytes, tag = self.entries[name].nbytes, self.location_of(name, dtype, location)
+        return self.graph.storage(self._folder + name, dtype, nbytes, tag)
+
+    def location_of(self, name: str, dtype: str | None, location: object) -> str:
+        """The location of a storage; CorruptError if its terms disagree on it, or on its dtype."""
         if not isinstance(location, str) or len(location) > _LONGEST:
             raise self._malformed(name)
         if self._dtypes.setdefault(name, dtype) != dtype:
             raise CorruptError(f"its tree says that {name!r} is of several dtypes")
-        nbytes = self.entries[name].nbytes
-        if dtype is not None and nbytes % storage_element_nbytes(dtype):
+        if dtype is not None and self.entries[name].nbytes % storage_element_nbytes(dtype):
             raise CorruptError(f"its tree says that {name!r} is of another dtype than it can be")
-        node = self.graph.storage(self._folder + name, dtype, nbytes, location)
-        if self.graph.ids[id(node)].location != location:
+        if self._locations.setdefault(name, location) != location:
             raise CorruptError(f"its tree says that {name!r} is on several devices")
-        return node
+        return location
 
     def _malformed(self, name: str) -> CorruptError:
         return CorruptError(f"its tree describes {name!r} in an unknown way")

@@ -9,15 +9,15 @@ the file and kept the text: then the tensors are read and the tree is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CorruptError, UnsupportedError
-from ..pickles.nodes import Dict, Node
+from ..pickles.nodes import Call, Dict, Node
 from ..pickles.terms import check_texts, from_terms, parse_term, term_json, to_terms
 from .canonical import Graph
-from .fingerprint import Fingerprint
-from .tensor_terms import Held, MissingTensor, Reader, Speller
+from .fingerprint import Content, Fingerprint
+from .tensor_terms import TYPED, Held, MissingTensor, Reader, Speller
 
 if TYPE_CHECKING:
     from .parts import Parts
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 #: The key of the metadata.
 TREE = "ckptmove"
 _VERSION = 1
+_COUNTED = Call(None, None, "", 0)  # stands for a tensor that a fingerprint has
 
 
-def tree_text(graph: Graph, parts: Parts, most_characters: int | None = None) -> tuple[str, bytes]:
+def tree_text(
+    graph: Graph, parts: Parts, most_characters: int | None = None
+) -> tuple[str, Content]:
     """Return the tree of a graph whose tensors are written as these parts, and its fingerprint.
 
     TooLong if it has too many characters.
@@ -37,21 +40,35 @@ def tree_text(graph: Graph, parts: Parts, most_characters: int | None = None) ->
     said = {"version": _VERSION, "root": root}
     if parts.duplicates:
         said["duplicates"] = sorted(parts.duplicates)
-    return term_json(said), speller.fingerprint.digest()
+    return term_json(said), speller.fingerprint.content()
 
 
-def fingerprint_of(entries: Mapping[str, Held], text: str) -> bytes:
+def fingerprint_of(entries: Mapping[str, Held], text: str) -> Content:
     """Return the fingerprint of a tree from its text; raises as `read_tree`, or MissingTensor."""
-    reader = Reader(entries)
-    fingerprint = Fingerprint(reader.graph)
+    reader = _FingerprintReader(entries)
+    _read_tree(reader, text)
+    return reader.fingerprint.content()
 
-    def leaf(term: dict[str, Any]) -> Node:
-        node = reader.leaf(term)
-        fingerprint.add(node)
+
+class _FingerprintReader(Reader):
+    """Reads only what a fingerprint needs: it makes no nodes for whole tensors of the file."""
+
+    def __init__(self, entries: Mapping[str, Held]) -> None:
+        super().__init__(entries)
+        self.fingerprint = Fingerprint(self.graph)
+
+    def leaf(self, term: dict[str, Any]) -> Node:
+        node = super().leaf(term)
+        if node is not _COUNTED:
+            self.fingerprint.add(node)
         return node
 
-    _read_tree(reader, text, leaf)
-    return fingerprint.digest()
+    def whole(self, name: str, location: object = "cpu") -> Call:
+        entry = self.entries[name]
+        dtype = entry.dtype if entry.dtype in TYPED else None
+        device = self.location_of(name, dtype, location)
+        self.fingerprint.add_tensor(entry.dtype, tuple(entry.shape), device)
+        return _COUNTED
 
 
 def read_tree(
@@ -70,7 +87,7 @@ def read_tree(
     if text is not None:
         try:
             reader = Reader(entries, folder)
-            return reader, _read_tree(reader, text, reader.leaf)
+            return reader, _read_tree(reader, text)
         except MissingTensor as error:
             warnings.append(f"{error}: its tree is ignored")
     reader, root = Reader(entries, folder), Dict()
@@ -80,7 +97,7 @@ def read_tree(
     return reader, root
 
 
-def _read_tree(reader: Reader, text: str, leaf: Callable[[dict[str, Any]], Node]) -> Node:
+def _read_tree(reader: Reader, text: str) -> Node:
     said = parse_term(text)
     if not isinstance(said, dict) or not {"version", "root"} <= said.keys():
         raise CorruptError("its tree is malformed")
@@ -89,7 +106,7 @@ def _read_tree(reader: Reader, text: str, leaf: Callable[[dict[str, Any]], Node]
     duplicates = said.get("duplicates", [])
     if not _are_names(duplicates) or not said.keys() <= {"version", "root", "duplicates"}:
         raise CorruptError("its tree is malformed")
-    entries, root = reader.entries, from_terms(said["root"], leaf)
+    entries, root = reader.entries, from_terms(said["root"], reader.leaf)
     strays = entries.keys() - reader.used - set(duplicates)
     if strays or not set(duplicates) <= entries.keys():
         stray = sorted(strays or set(duplicates) - entries.keys())[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -129,7 +130,7 @@ class Plan(NamedTuple):
             (write.at, write.at + len(write.data), None) for write in self.writes
         ]
         cuts += [(sum_.at, sum_.at + sum_.nbytes, sum_) for sum_ in self.checksums]
-        cuts.sort(key=lambda cut: cut[:2])
+        cuts.sort(key=itemgetter(0, 1))
         n = 0
         for copy in self.copies:
             shift = copy.source_at - copy.at

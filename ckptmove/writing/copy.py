@@ -103,14 +103,19 @@ class Run:
         gap = copy.at - self.end if self._content else 0
         if max(gap, copy.nbytes) > _SMALL or len(self._content) > _RUN:
             return False
-        pieces = list(self._sources[copy.source].pieces(copy.source_at, copy.nbytes))
-        if not all(isinstance(each.source, File) for each in pieces):
-            return False
+        source = self._sources[copy.source]
+        if isinstance(source, File):
+            content = self._files.read(source, copy.source_at, copy.nbytes)
+        else:
+            pieces = list(source.pieces(copy.source_at, copy.nbytes))
+            if not all(isinstance(each.source, File) for each in pieces):
+                return False
+            content = b"".join([self._files.read(*piece) for piece in pieces])
         if not self._content:
             self._start = copy.at
-        self._content += bytes(gap)
-        for source, at, nbytes in pieces:
-            self._content += self._files.read(source, at, nbytes)
+        if gap:
+            self._content += bytes(gap)
+        self._content += content
         return True
 
     def put(self, writes: deque[Write]) -> bool:

@@ -261,5 +261,7 @@ class Measured:
 
     def add(self, at: int, view: memoryview) -> None:
         """Add bytes that start at an offset."""
+        if not self.crcs:
+            return
         for n, start, end in self.within(at, at + len(view)):
             self.crcs[n] = extend_crc32(self.crcs[n], view[start - at : end - at])

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 from ...errors import CorruptError, RefusedError, UnsupportedError
 from ...manifest.dtypes import SAFETENSORS, nbytes_of
 from ...pickles.terms import extent_of, has_long_number
+from ...pickles.terms.spelling import has_surrogates
 from ...sources.source import Readable
 
 #: The size of the length field of the header, in bytes.
@@ -296,15 +297,20 @@ def lay_out(tensors: Sequence[Sized], metadata: Mapping[str, str] | None = None)
     said: dict[str, Json] = {}
     if metadata is not None:
         said[METADATA] = {key: metadata[key] for key in sorted(metadata)}
-        for key, value in metadata.items():
-            _check_text(key + value, f"the metadata {quote(key)}")
     ordered, end = sorted(tensors, key=_order), 0
     for tensor in ordered:
         start, end = end, end + tensor.nbytes
         if tensor.name in said and tensor.name != METADATA:
             raise RefusedError(f"two tensors would be named {quote(tensor.name)}")
         said[tensor.name] = _entry_json(tensor, start, end)
-    text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    try:
+        text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    except UnicodeEncodeError as error:
+        texts = [(key + value, f"metadata {quote(key)}") for key, value in (metadata or {}).items()]
+        texts += [(each.name, f"name {quote(each.name)}") for each in ordered]
+        what = next(what for text, what in texts if has_surrogates(text))
+        message = f"safetensors can't spell the {what}: it holds an unpaired surrogate"
+        raise UnsupportedError(message) from error
     padded = text + b" " * (-len(text) % _ALIGNMENT)
     if len(padded) > LONGEST:
         raise RefusedError(
@@ -340,18 +346,8 @@ def _entry_json(tensor: Sized, start: int, end: int) -> dict[str, Json]:
     name, shape = tensor.name, list(tensor.shape)
     if name == METADATA:
         raise UnsupportedError(f"safetensors can't hold a tensor named {METADATA!r}")
-    _check_text(name, f"the name {quote(name)}")
     if tensor.dtype == _FLOAT4:
         if not shape:
             raise UnsupportedError(f"safetensors can't hold {quote(name)}, a single pair of float4")
         shape[-1] *= 2
     return {"dtype": _NAMES[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
-
-
-def _check_text(text: str, what: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UnsupportedError(
-            f"safetensors can't spell {what}: it holds an unpaired surrogate"
-        ) from error

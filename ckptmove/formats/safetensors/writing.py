@@ -15,6 +15,7 @@ from ...errors import UnsupportedError, WriteError
 from ...graph.draft import CheckpointGraph, Pieces
 from ...graph.edit.numpy_arrays import bytes_of_arrays
 from ...graph.fill import stored_blob
+from ...graph.fingerprint import Content
 from ...graph.names import names_of
 from ...graph.parts import Part, Parts, parts_of
 from ...graph.tensor_terms import MissingTensor
@@ -111,7 +112,7 @@ def _lost_layouts(parts: Parts) -> Iterator[str]:
         yield f"written contiguous, without strides, conj and neg bits of their own: {few(names)}"
 
 
-def _is_as_planned(entries: Mapping[str, Entry], text: str, expected: bytes | None) -> bool:
+def _is_as_planned(entries: Mapping[str, Entry], text: str, expected: Content | None) -> bool:
     """Whether the text of a tree, when it is read, gives the planned tree."""
     try:
         return fingerprint_of(entries, text) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from ..errors import CorruptError
 from ..manifest.manifest import Role, Section
@@ -12,7 +13,7 @@ from ..pickles.hash_costs import check_keys
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.pairs import keys_of
-from ..pickles.opcodes.plain_tensors import PlainTensor, is_compact
+from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form, is_compact
 from ..placement.device import names_device
 from ..sources.budget import Budget
 from .children import TRANSPARENT, breadth, reachable, visits_of
@@ -102,6 +103,16 @@ def contents_of(
     return listing.contents
 
 
+class _Slots(NamedTuple):
+    """The state that an optimizer has of a parameter: plain tensors below a number."""
+
+    around: Context
+    depth: int
+    names: list[Node]
+    paths: list[Path]
+    within: Context
+
+
 class _Listing(TensorListing):
     def __init__(self, found: Whole, nbytes: int, recogniser: Recogniser, arrays: Arrays) -> None:
         """`nbytes`: the size of the data that describes the checkpoint."""
@@ -116,9 +127,7 @@ class _Listing(TensorListing):
         self.met_again: list[tuple[Path, Way | None, Path, Way | None]] = []
         self.ways: dict[int, Way] = {}  # container within a module → the way to its first place
         self.leads: dict[int, bool] = {}  # `id()` of a row → whether it has anything to list
-        #: the last optimizer slots: the context around them, their depth and keys, the context
-        #: inside
-        self.slots: tuple[Context, int, list[Node], Context] | None = None
+        self.slots: _Slots | None = None  # the last optimizer slots
         self.later: list[Iterator[Step]] = []  # the contents of modules other than their state
 
     def run(self, root: Node, path: Path, context: Context) -> None:
@@ -191,6 +200,8 @@ class _Listing(TensorListing):
 
     def enter(self, node: Tuple | List | Set | Dict | Call, path: Path, context: Context) -> None:
         """List the contents of a container or object, once."""
+        if type(node) is Dict and self.is_slot_again(node, path, context):
+            return
         if id(node) not in self.first:
             check_keys(node, self.budget)
         before = self.first.setdefault(id(node), path)
@@ -311,6 +322,31 @@ class _Listing(TensorListing):
             self.contents.remotes.append(remote)
             self.internal.add(id(remote))
 
+    def is_slot_again(self, node: Dict, path: Path, context: Context) -> bool:
+        """Whether a dict has the same tensors as the last optimizer slots; if so, list them next.
+
+        An optimizer has one such dict for each parameter: they share their context.
+        """
+        last = self.slots
+        if last is None or last.around is not context or last.depth != len(path):
+            return False
+        if type(path[-1]) is not int or id(node) in self.first or id(node) in self.pids:
+            return False
+        pairs, names, within = node.pairs, last.names, last.within
+        if len(pairs) != len(names) or within.section in _OPEN or within.way is not None:
+            return False
+        children = [child for _, child in pairs]
+        for (key, child), name in zip(pairs, names, strict=True):
+            if type(key) not in _TEXTS or key != name or compact_form(child) is None:
+                return False
+        if any(map(is_cpu_generator_state, children)):
+            return False
+        self.first[id(node)] = path
+        self.take_steps(len(pairs))
+        self.contents.opened[id(node)] = within.section
+        self.push(self.list_plain(zip(last.paths, children, strict=True), path, within))
+        return True
+
     def within_slots(
         self, node: Dict, path: Path, context: Context, children: list[Node]
     ) -> Context:
@@ -323,9 +359,11 @@ class _Listing(TensorListing):
         if generator or len(children) != len(keys) or not _TEXTS.issuperset(map(type, keys)):
             return self.within(node, path, context, children)
         last = self.slots
-        if last is None or last[0] is not context or last[1:3] != (depth, keys):
-            last = self.slots = context, depth, keys, self.within(node, path, context, children)
-        return last[3]
+        if last is None or last.around is not context or last[1:3] != (depth, keys):
+            within = self.within(node, path, context, children)
+            paths: list[Path] = [(str(key),) for key in keys]
+            last = self.slots = _Slots(context, depth, keys, paths, within)
+        return last.within
 
     def within(
         self,

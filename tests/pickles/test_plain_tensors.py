@@ -122,6 +122,26 @@ def views() -> object:
     return [base, shared, shared[3], base.view(2, 300).T, torch.nn.Parameter(base)]
 
 
+def slots() -> object:
+    """The state of an optimizer: of each parameter the same, but for some."""
+    names = ("step", "exp_avg", "exp_avg_sq")
+    state: dict[object, dict[object, object]] = {
+        n: {name: torch.zeros(3 * (name != "step")) for name in names} for n in range(30)
+    }
+    state[3]["max_exp_avg_sq"] = torch.zeros(3)
+    state[5]["exp_avg"] = state[4]["exp_avg"]
+    state[7] = state[6]
+    state[9]["step"] = 3
+    state[11] = dict(reversed(state[11].items()))
+    state[13]["exp_avg"] = torch.get_rng_state()
+    state[15]["exp_avg"] = torch.zeros(3, dtype=torch.uint8)
+    state[17]["exp_avg"] = torch.nn.Parameter(torch.zeros(3))
+    state[19] = {n: value for n, value in enumerate(state[19].values())}
+    state["21"] = state.pop(21)
+    groups = [{"params": list(range(30)), "lr": 0.1}]
+    return {"optimizer": {"state": state, "param_groups": groups}, "state": {1: state[1]}, 2: state}
+
+
 def spelled(data: bytes, tag: str, *, exact: bool) -> bytes:
     """Another location for all but every third storage."""
     respelling = Respelling()
@@ -140,6 +160,7 @@ MAKERS: dict[str, Callable[[], object]] = {
     "tensors": lambda: tensors(120),
     "a model": trained,
     "views": views,
+    "slots": slots,
     "dtypes": lambda: [torch.zeros(2, dtype=d) for d in (torch.int8, torch.bool, torch.half) * 20],
 }
 

@@ -170,7 +170,7 @@ def balanced(data: bytes, pieces: Pieces) -> Pieces:
     In the persistent id of a storage, the number of elements follows the device.
     """
     found: Pieces = {}
-    known: dict[tuple[bytes, int], bytes | None] = {}  # there are few different ones, many times each
+    known: dict[tuple[bytes, int], bytes | None] = {}  # few, often
     for at, (end, new) in pieces.items():
         by = end - at - len(new)
         while by and data[end] in PUTS:

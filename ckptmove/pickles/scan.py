@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from functools import cache, cached_property
 
 from ..errors import CorruptError
@@ -197,7 +197,8 @@ def lines_of(code: int) -> int:
     return 2 if code in b"ci" else 1
 
 
-def row_of(left_out: Collection[int]) -> bytes:
+@cache
+def row_of(left_out: frozenset[int] | tuple[int, ...]) -> bytes:
     """A pattern for an opcode whose length is easy to tell, except the opcodes `left_out`.
 
     Its argument has a fixed length, or is a text of a few bytes, such as the number of a storage.

@@ -200,7 +200,7 @@ class _Listing(TensorListing):
 
     def enter(self, node: Tuple | List | Set | Dict | Call, path: Path, context: Context) -> None:
         """List the contents of a container or object, once."""
-        if type(node) is Dict and self.is_slot_again(node, path, context):
+        if type(node) is Dict and self.list_as_neighbor(node, path, context):
             return
         if id(node) not in self.first:
             check_keys(node, self.budget)
@@ -322,8 +322,8 @@ class _Listing(TensorListing):
             self.contents.remotes.append(remote)
             self.internal.add(id(remote))
 
-    def is_slot_again(self, node: Dict, path: Path, context: Context) -> bool:
-        """Whether a dict has the same tensors as the last optimizer slots; if so, list them next.
+    def list_as_neighbor(self, node: Dict, path: Path, context: Context) -> bool:
+        """List a dict next if it has the same keys as the last optimizer slots; False if not.
 
         An optimizer has one such dict for each parameter: they share their context.
         """

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..errors import DeviceError
 
-#: What a user says a device is: its spelling, or anything that spells itself so.
+#: A device from the user: its text, or an object with such a text.
 Device = object
 
 _INDEXED = ("cuda", "xpu", "hpu", "mtia", "privateuseone")
@@ -25,10 +25,10 @@ _PLAIN = ("cpu", "mps", "meta")
 _THROUGH_CPU = ("xla", "maia", "lazy", "vulkan", "ipu", "ort")
 _MAX_INDEX = 127  # c10::DeviceIndex is a signed byte
 _LONGEST_TAG = 64  # characters; no location of a storage is as long
-_MOST_KNOWN = 1 << 10  # strings of which it is known whether they may be tags
+_MOST_KNOWN = 1 << 10  # cached strings
 _MOST_DIGITS = 3  # Python itself refuses to read a number of thousands
 
-#: What names a device without an index.
+#: Names of devices without an index.
 _NAMES = frozenset((*_PLAIN, *_INDEXED, *_RENAMED, "xla"))
 
 _TAG = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]*))?")
@@ -36,7 +36,7 @@ _WRITTEN_LIKE = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda",
 
 
 def parse(device: object) -> str:
-    """The tag that torch writes for the device a user gave, e.g. `mps:0` → `mps`.
+    """Return the tag that torch writes for a user's device, e.g. `mps:0` → `mps`.
 
     Args:
         device: its spelling, or an object that spells itself so, such as a `torch.device`.
@@ -92,10 +92,9 @@ def is_tag(text: str) -> bool:
 
 
 def with_index(device: object) -> str:
-    """The device to compute on that a user means, e.g. `cuda` → `cuda:0`.
+    """Return the compute device that a user means, e.g. `cuda` → `cuda:0`.
 
-    Raises:
-        DeviceError: it is no device, or one on which nothing can be computed.
+    Raises: DeviceError: it is not a device, or not one for computing.
     """
     tag = parse(device)
     if tag == "meta":
@@ -140,7 +139,7 @@ class TagMap(NamedTuple):
 
     @lru_cache(_MOST_KNOWN)  # noqa: B019 (it keeps a few rules alive)
     def of(self, tag: str) -> str | None:
-        """The new tag, or None where no rule speaks."""
+        """Return the new tag, or None if no rule matches."""
         for pattern, new in self.rules:
             if pattern == tag:
                 return new

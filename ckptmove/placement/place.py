@@ -35,16 +35,16 @@ _WHY = {
 
 @dataclass
 class Moves:
-    """What changes its device: by the id of a storage, or the index in a list of the manifest."""
+    """The changes of devices, by the id of a storage or the index in a list of the manifest."""
 
     storages: dict[str, str] = field(default_factory=dict)  #: id → new location
-    tensors: dict[int, str] = field(default_factory=dict)  #: those that store their own device
+    tensors: dict[int, str] = field(default_factory=dict)  #: tensors that store their own device
     meshes: dict[int, str] = field(default_factory=dict)  #: device mesh → new kind of device
     remotes: dict[int, str] = field(default_factory=dict)  #: device of a shard → new device
-    values: dict[int, str] = field(default_factory=dict)  #: values that are to be rewritten
+    values: dict[int, str] = field(default_factory=dict)  #: values to rewrite
     rewritable: list[int] = field(default_factory=list)  #: values that `values` would rewrite
     unchanged: list[int] = field(default_factory=list)  #: other values that name a moved device
-    kept: list[Kept] = field(default_factory=list)  #: what torch has a device of its own for
+    kept: list[Kept] = field(default_factory=list)  #: tensors that torch keeps where they are
     unmatched: list[str] = field(default_factory=list)  #: rules that match nothing, a sentence each
     warnings: list[str] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class Moves:
         return totals
 
     def values_by_outcome(self, manifest: Manifest) -> dict[str, tuple[NamedDevice, ...]]:
-        """The user's values that name devices, by what becomes of them; named as in the report."""
+        """The user's values that name devices, grouped by outcome as in the report."""
         named = manifest.values_naming_devices
         return {
             "values_naming_devices": tuple(v for n, v in enumerate(named) if n not in self.values),
@@ -77,7 +77,7 @@ class Moves:
 
 
 def place(manifest: Manifest, rules: Rules) -> Moves:
-    """Decide what moves; raises RefusedError if rules tear a storage or one tensor apart."""
+    """Decide what moves; raises RefusedError if rules split a storage or a tensor."""
     moves = Moves()
     targets = [_target(entry, rules, moves) for entry in manifest.tensors]
     _check_composites(manifest, targets)
@@ -98,7 +98,7 @@ def place(manifest: Manifest, rules: Rules) -> Moves:
 
 
 def _target(entry: TensorEntry, rules: Rules, moves: Moves) -> str:
-    """Where a tensor shall be, which may be where it is."""
+    """Return the target device of a tensor, which may be its present one."""
     wanted = rules.device_for(entry)
     if wanted is None or wanted == entry.device:
         return entry.device
@@ -113,7 +113,7 @@ def _target(entry: TensorEntry, rules: Rules, moves: Moves) -> str:
 
 
 def _stays(entry: TensorEntry, wanted: str, rules: Rules) -> bool:
-    """Whether torch keeps on the CPU what plays this role; an RNG state even comes back to it."""
+    """Whether torch keeps tensors with this role on the CPU; an RNG state even returns to it."""
     if entry.role in (Role.ARRAY, Role.UNTAGGED):
         return True
     at_home = entry.device == "cpu" or entry.role is Role.RNG_STATE
@@ -143,7 +143,7 @@ def _place_storages(manifest: Manifest, rules: Rules, targets: list[str], moves:
 
 
 def _check_composites(manifest: Manifest, targets: list[str]) -> None:
-    """Refuse to tear apart what is one tensor: its parts, and the device it has itself."""
+    """Refuse to split a composite tensor: its parts, and the device that it stores itself."""
     owners: dict[Path, str] = {}
     names = {entry.path: entry.name for entry in manifest.tensors}
     for entry, target in zip(manifest.tensors, targets, strict=True):
@@ -160,7 +160,7 @@ def _check_composites(manifest: Manifest, targets: list[str]) -> None:
 
 
 def _owner(part: TensorEntry, names: Mapping[Path, str]) -> Path:
-    """The path of the composite tensor that a tensor is a part of."""
+    """Return the path of the composite tensor that a tensor is a part of."""
     depths = range(len(part.path) - 1, 0, -1)
     return next((part.path[:n] for n in depths if names.get(part.path[:n]) == part.part_of), ())
 
@@ -183,7 +183,7 @@ def _place_meshes(manifest: Manifest, targets: list[str], moves: Moves) -> None:
 
 
 def _place_remotes(manifest: Manifest, rules: Rules, targets: list[str], moves: Moves) -> None:
-    """A sharded tensor says where each shard is; those of this file must be where it says."""
+    """Move the devices that sharded tensors name; RefusedError if rules contradict these."""
     if not manifest.remotes:
         return
     for n, device in enumerate(manifest.remotes):
@@ -201,7 +201,7 @@ def _place_remotes(manifest: Manifest, rules: Rules, targets: list[str], moves: 
 
 
 def _place_values(manifest: Manifest, moves: Moves) -> None:
-    """The user's own values that name a device from which everything moves to one other."""
+    """Sort the user's values that name a device from which everything moves to one other device."""
     moved: dict[str, set[str]] = defaultdict(set)
     for key, device in moves.storages.items():
         moved[manifest.storages[key].location].add(device)
@@ -212,7 +212,7 @@ def _place_values(manifest: Manifest, moves: Moves) -> None:
 
 
 def _place_programs(manifest: Manifest, rules: Rules, targets: list[str], moves: Moves) -> None:
-    """What a program says of devices goes where its tensors go, all that are on one alike."""
+    """Map the devices that a program names like its tensors, the same for all on one device."""
     values = [(n, value) for n, value in enumerate(manifest.values_naming_devices) if value.follows]
     if not values:
         return
@@ -243,13 +243,13 @@ def _place_programs(manifest: Manifest, rules: Rules, targets: list[str], moves:
 
 
 def _of_kind(goes: Mapping[str, Mapping[str, str]], kind: str) -> dict[str, str]:
-    """Where what is on devices of a kind goes."""
+    """Return the target of everything on devices of a kind."""
     found = (each for device, each in goes.items() if kind_of(device) == kind and device != kind)
     return {device: name for each in found for device, name in each.items()}
 
 
 def _note_values(manifest: Manifest, rules: Rules, moves: Moves) -> None:
-    """The user's own values that name a device that moves, and stay what they are."""
+    """Note the user's values that name a moved device and are not changed."""
     if not rules.values:
         rewrite = replace(moves, values={})
         _place_values(manifest, rewrite)
@@ -262,7 +262,7 @@ def _note_values(manifest: Manifest, rules: Rules, moves: Moves) -> None:
 
 
 def _left_devices(manifest: Manifest, moves: Moves) -> set[str]:
-    """The devices that something leaves; `cuda` too, if that goes to one of another kind."""
+    """Return devices that tensors leave; also `cuda`, if the target is of another kind."""
     went = [(manifest.storages[key].location, device) for key, device in moves.storages.items()]
     went += [(manifest.tensors[n].device, device) for n, device in moves.tensors.items()]
     left = {device for device, _ in went}
@@ -271,7 +271,7 @@ def _left_devices(manifest: Manifest, moves: Moves) -> set[str]:
 
 
 def _unmatched_rules(manifest: Manifest, rules: Rules) -> Iterator[str]:
-    """The rules that speak of nothing here, which is more often a slip than meant."""
+    """Return the rules that match nothing, which is usually a mistake."""
     for glob, device in rules.place:
         if not any(fnmatchcase(entry.name, glob) for entry in manifest.tensors):
             yield f"no tensor's name matches {glob!r}, which should move to {device}"
@@ -298,7 +298,7 @@ def _unused_in_device_map(manifest: Manifest, rules: Rules) -> Iterator[str]:
 def _consequences(
     manifest: Manifest, rules: Rules, targets: list[str], moves: Moves
 ) -> Iterator[str]:
-    """What the user may have to do about the result."""
+    """Yield hints about what the user may have to do with the result."""
     lost = sum(device == "meta" for device in moves.storages.values())
     if lost:
         yield (

@@ -17,7 +17,7 @@ from ..manifest.paths import Path as KeyPath
 from ..reports.display.phrases import class_name
 from .device import Device, TagMap, parse
 
-#: What `torch.compile` puts into the names of what is in a module.
+#: The prefix that `torch.compile` adds to names in a module.
 _WRAPPED = re.compile(r"\b_orig_mod\.")
 
 
@@ -25,23 +25,23 @@ _WRAPPED = re.compile(r"\b_orig_mod\.")
 class Rules:
     """Rules, checked."""
 
-    #: (glob on names, device); of several that match, the last.
+    #: (glob on names, device); the last matching glob wins.
     place: tuple[tuple[str, str], ...] = ()
     #: Module name → device; the longest prefix of a name wins.
     device_map: Mapping[str, str] = field(default_factory=dict)
     tags: TagMap = field(default_factory=lambda: TagMap(()))
-    everything: bool = False  #: move also what torch keeps on the CPU
-    values: bool = False  #: rewrite also the user's own values that name a moved device
-    #: Path of a tensor that is alive → where it must be, whatever the rules say.
+    everything: bool = False  #: also move tensors that torch keeps on the CPU
+    values: bool = False  #: also rewrite the user's values that name a moved device
+    #: Path of a tensor → its device, regardless of the rules.
     fixed: Mapping[KeyPath, str] = field(default_factory=dict)
 
     def device_for(self, entry: TensorEntry) -> str | None:
-        """The device that the rules name for a tensor, or None."""
+        """Return the device that the rules name for a tensor, or None."""
         named = self.device_by_name(entry)
         return self.tags.of(entry.device) if named is None else named
 
     def device_by_name(self, entry: TensorEntry) -> str | None:
-        """The device that a rule gives a tensor by its name, or None."""
+        """Return the device that a rule gives a tensor by name, or None."""
         if self.fixed and entry.path in self.fixed:
             return self.fixed[entry.path]
         for glob, device in reversed(self.place):
@@ -52,12 +52,11 @@ class Rules:
         return None if key is None else self.device_map[key]
 
     def map_key(self, entry: TensorEntry) -> str | None:
-        """The key of the device map that speaks for a tensor, or None.
+        """Return the key of the device map that applies to a tensor, or None.
 
-        It is the longest that begins the tensor's name, whole keys at a time, be it the name within
-        the model's state dict, as accelerate means it, or within the checkpoint; what
-        `torch.compile` puts into names may be left out. The empty key speaks for all that no other
-        does.
+        It is the longest key that is a prefix of the tensor's name, compared by whole parts. The
+        name may be that in the model's state dict, as in accelerate, or that in the checkpoint,
+        with or without the prefix of `torch.compile`. The empty key applies to all other tensors.
         """
         found: list[str] = []
         names = [each for each in (entry.name, entry.state_key) if each]
@@ -83,7 +82,7 @@ def rules_of(
     values: bool = False,
     tag_of: Callable[[Device], str] = parse,
 ) -> Rules:
-    """Check the rules of a user, by the names of `relocate`; `tag_of` gives a device's tag."""
+    """Check a user's rules, with the names of `relocate`; `tag_of` returns a device's tag."""
     if to is None and not map and not place and device_map is None:
         raise UsageError("the device is missing", hint="for example --to cuda:0")
     for name, value in (("map", map), ("place", place)):
@@ -119,7 +118,7 @@ def _device_map(
     import json
 
     try:
-        with open(given, encoding="utf-8") as file:  # noqa: PTH123 -- pathlib takes a while to import
+        with open(given, encoding="utf-8") as file:  # noqa: PTH123 -- pathlib is slow to import
             found = json.load(file)
     except OSError as error:
         raise UsageError(f"the device map can't be read: {error.strerror}", path=given) from error

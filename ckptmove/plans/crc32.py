@@ -1,4 +1,4 @@
-"""CRC-32s of bytes that come one after the other, and of stretches whose sums are known."""
+"""CRC-32s of a stream of bytes, and of adjacent ranges with known CRC-32s."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 
-_LARGE = 1 << 16  # bytes from which on it is worth to import what is faster
+_LARGE = 1 << 16  # from this size, importing a faster implementation pays off
 _POLYNOMIAL = 0xEDB88320  # of zlib's CRC-32, its bits reversed
 
 
 def extend_crc32(crc32: int, data: bytes | bytearray | memoryview) -> int:
-    """The CRC-32 of what has this one so far, 0 for nothing, and of the data after it."""
+    """Extend a CRC-32 (0 at the start) by the data that follows."""
     return zlib.crc32(data, crc32) if len(data) < _LARGE else _fastest()(data, crc32)
 
 
 @cache
 def _fastest() -> Callable[[bytes | bytearray | memoryview, int], int]:
-    """That of isal, which is ten times as fast as that of zlib, where it is installed."""
+    """Return the CRC-32 of isal, ten times as fast as zlib's, if it is installed."""
     try:
-        from isal.isal_zlib import crc32  # only here: small files need none of this
-    except (ImportError, OSError):  # an import opens files, and calls on these may fail
+        from isal.isal_zlib import crc32  # imported only here: small files do not need it
+    except (ImportError, OSError):  # an import opens files, which may fail
         return zlib.crc32
     return crc32
 
 
 def combine_crc32(first: int, second: int, nbytes: int) -> int:
-    """The CRC-32 of two stretches of bytes one after the other; `nbytes` is the size of the second.
+    """Return the CRC-32 of two adjacent ranges; `nbytes` is the size of the second.
 
-    To add a zero byte is linear over GF(2): `nbytes` of them are a power of one matrix.
+    Adding a zero byte is linear over GF(2): adding `nbytes` of them is a power of one matrix.
     """
     if not first:  # as before the first of many
         return second
@@ -43,7 +43,7 @@ def combine_crc32(first: int, second: int, nbytes: int) -> int:
 
 @cache
 def _zeros(n: int) -> Sequence[int]:
-    """The matrix that appends 2**n zero bits."""
+    """Return the matrix that appends 2**n zero bits."""
     if not n:
         return [_POLYNOMIAL, *(1 << bit for bit in range(31))]
     return _square(_zeros(n - 1))

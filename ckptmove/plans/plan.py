@@ -13,7 +13,7 @@ class Copy(NamedTuple):
     source_at: int
     nbytes: int
     at: int
-    source: int = 0  #: which of the sources, here and below
+    source: int = 0  #: the number of the source, here and below
 
 
 class Write(NamedTuple):
@@ -29,21 +29,21 @@ class Gather(NamedTuple):
     at: int
     nbytes: int
     source: int
-    source_at: int  #: of the region in which the view lies
+    source_at: int  #: of the region that contains the view
     source_nbytes: int
-    dtype: str  #: of its elements, by torch's name
+    dtype: str  #: torch's name of the dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int  #: from the start of the region, in elements
     conj: bool = False  #: whether to negate the imaginary part
     neg: bool = False  #: whether to negate the value
-    big_endian: bool = False  #: whether the region's elements are
-    to: str | None = None  #: the dtype that they are cast to; None keeps their bits
-    content: bytes | memoryview | None = None  #: the region, where no source has it as it is
+    big_endian: bool = False  #: whether the region's elements are big-endian
+    to: str | None = None  #: the dtype to cast to; None keeps the bits
+    content: bytes | memoryview | None = None  #: the bytes of the region, if no source has them
 
 
 class CrcRange(NamedTuple):
-    """A range of the destination whose CRC-32 is wanted once its bytes are there."""
+    """A range of the destination whose CRC-32 is computed after writing."""
 
     at: int
     nbytes: int
@@ -55,23 +55,23 @@ class Checksum(NamedTuple):
     at: int
     nbytes: int
     crc32: int
-    name: str  #: of the record, for the message
-    source_at: int  #: where the same bytes lie in the source
+    name: str  #: the name of the record, for messages
+    source_at: int  #: the offset of the same bytes in the source
     source: int = 0
 
 
 class SourceChecksum(NamedTuple):
-    """The zip CRC-32 that a range of a source must have, where no copy has all of the range."""
+    """The zip CRC-32 that a range of a source must have, if no copy covers the whole range."""
 
     source_at: int
     nbytes: int
     crc32: int
-    name: str  #: of the record, for the message
+    name: str  #: the name of the record, for messages
     source: int = 0
 
 
 class Proof(NamedTuple):
-    """A checksum that a source has of a range of it, which is some of a storage."""
+    """A checksum in a source for a range of it that holds a part of a storage."""
 
     nbytes: int
     crc32: int
@@ -83,7 +83,7 @@ class Proof(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A copied range of the destination, to be verified by its checksum or against its source."""
+    """A copied range of the destination, to verify by its checksum or against its source."""
 
     at: int
     nbytes: int
@@ -98,7 +98,7 @@ class Plan(NamedTuple):
     #: `clone` (a copy of the source), `patch` (a copy with some bytes replaced) or `relay` (laid
     #: out anew)
     method: str
-    nbytes: int  #: its size
+    nbytes: int  #: the size of the file
     copies: tuple[Copy, ...]  #: in the order of the destination, without overlaps
     writes: tuple[Write, ...]  #: over and between the copies
     #: of ranges that lie within one copy and outside the writes, in order
@@ -110,13 +110,13 @@ class Plan(NamedTuple):
     #: CRC-32s of the measures → the last writes, outside of all measures, in places where nothing
     #: else is
     seal: Callable[[Sequence[int]], Sequence[Write]] | None = None
-    source_checksums: tuple[SourceChecksum, ...] = ()  #: of what no copy has
-    #: whether all bytes have to come through here, to be summed; else a store may copy them itself
+    source_checksums: tuple[SourceChecksum, ...] = ()  #: for ranges that no copy covers
+    #: whether all bytes must be read here for checksums; otherwise a store may copy them itself
     reads_all: bool = False
 
     @property
     def keeps_length(self) -> bool:
-        """Whether nothing of the source moves: it is patched, if anything."""
+        """Whether all bytes of the source keep their offsets."""
         return self.method != "relay"
 
     @property
@@ -144,7 +144,7 @@ class Plan(NamedTuple):
                 if checksum is not None:
                     yield Check(start, stop - start, start + shift, checksum, copy.source)
                 at = max(at, stop)
-                if stop > end:  # it goes on in what the next copy brings
+                if stop > end:  # it continues in the next copy
                     break
                 n += 1
             if at < end:
@@ -152,15 +152,15 @@ class Plan(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """Put `new` in the place of the bytes `[start, end)` of a source."""
+    """Replace the bytes `[start, end)` of a source by `new`."""
 
     start: int
     end: int
-    new: bytes | Plan  #: the bytes, or the plan that makes them of those that are there
+    new: bytes | Plan  #: the bytes, or the plan that makes them from the old ones
 
     @property
     def growth(self) -> int:
-        """How many bytes it adds to the source."""
+        """The number of bytes it adds to the source."""
         new = len(self.new) if isinstance(self.new, bytes) else self.new.nbytes
         return new - (self.end - self.start)
 
@@ -193,7 +193,7 @@ def _keeps_length(edit: Edit) -> bool:
 
 
 def _apply_moving(start: int, nbytes: int, edits: list[Edit]) -> Plan:
-    """As `apply_edits`, where what follows a change has to move."""
+    """As `apply_edits`, if bytes after a change must move."""
     copies, writes, checksums = [], [], []
     done = at = 0  # in the source, in the destination
     for edit in (*edits, Edit(nbytes, nbytes, b"")):

@@ -11,16 +11,16 @@ __all__ = ["Missing", "Place", "choose", "mask_secrets", "open_source", "place_o
 
 
 def place_of(path: StrPath) -> Place:
-    """Where a path or a URL leads."""
+    """Return the place of a path or a URL."""
     return choose(path, LocalPlace, _remote)
 
 
 def _remote(url: str) -> Place:
-    from .remote_place import RemotePlace  # what has no URL needs none of this
+    from .remote_place import RemotePlace  # imported only for URLs
 
     return RemotePlace(url)
 
 
 def open_source(path: StrPath) -> Source:
-    """Open a file, or what a URL names, for reading. Raises as `Place.open`."""
+    """Open a file, or the object of a URL, for reading. Raises as `Place.open`."""
     return place_of(path).open()

@@ -1,8 +1,8 @@
 """Limit how much memory one file can make us allocate, in proportion to its size.
 
 A file of a few bytes can ask for any amount of memory: an empty list takes one byte of a pickle and
-hundreds in memory, and deflate shrinks some records a thousand times. What libraries write stays
-far below the limits here. Each kind also has a minimum, because small files may be dense.
+hundreds in memory, and deflate shrinks some records a thousand times. Files of libraries stay far
+below the limits here. Each kind also has a minimum, because small files may be dense.
 
 One budget serves a whole file, with everything nested in it. A limit grows with the bytes read so
 far, so that a file that is too dense is refused early.
@@ -17,21 +17,21 @@ from ..errors import CorruptError
 
 #: Pickles that follow each other in the same bytes; of all bytes of a file together.
 MOST_PICKLES = 10_000
-#: What to say of a file for which the memory does not suffice.
+#: The message for a file that needs more memory than there is.
 NO_MEMORY = "needs more memory than this process can get"
 
-_UNPACKED_FLOOR = 1 << 18  # bytes of records that are packed more tightly than usual, together
+_UNPACKED_FLOOR = 1 << 18  # bytes of all records that are packed more tightly than usual
 _UNPACKED_SHARE = 32  # bytes for each stored one; a repetitive pickle of real tensors has ten
 _CONTENT_FLOOR = 32 << 20  # bytes of tensors that are inflated in memory
 _CONTENT_SHARE = 8  # for each stored byte
-_KEY_ITEMS = 1 << 14  # of the tuples in keys that are larger than usual
+_KEY_ITEMS = 1 << 14  # items of tuples in keys that are larger than usual
 _USUAL_KEY = 32
-_SMALLEST = 8  # bytes of an object in an index, beside what any pickle may have
+_SMALLEST = 8  # bytes of an object in an index, beyond the allowance of any pickle
 
-#: The kinds of what a pickle builds, or asks for.
+#: The kinds of objects that a pickle builds, or memory that it needs.
 CONTAINERS, TUPLES, TEXTS, PAIRS, NAMES, STORAGES, SCATTERED, IDLE, VALUES, BLOBS = range(10)
 
-#: Of each kind: how many any file may have; bytes of pickles for each more; what it is.
+#: For each kind: the number that any file may have; bytes of pickles per further one; its name.
 _SHARES: tuple[tuple[int, int, str], ...] = (
     (1 << 16, 16, "lists, dicts and objects"),  # a tensor has two or three objects in 90 bytes
     (1 << 17, 16, "tuples"),  # a tensor has four in 90 bytes
@@ -46,12 +46,12 @@ _SHARES: tuple[tuple[int, int, str], ...] = (
 )
 
 
-#: Of each kind, how many bytes of a pickle allow for one more.
+#: For each kind, the bytes of a pickle that allow one more.
 SHARES = [share for _, share, _ in _SHARES]
 
 
 class Budget:
-    """How many more things of each kind may be built of a file."""
+    """Counts how many more objects of each kind a file may build."""
 
     def __init__(self) -> None:
         self._walked = 0  # bytes of pickles
@@ -62,42 +62,42 @@ class Budget:
         self._following = MOST_PICKLES - 1
 
     def rooms(self) -> list[int]:
-        """For each kind, how many there may be of it in the next pickle, whatever its length."""
+        """Return, for each kind, how many the next pickle may have, regardless of its length."""
         walked = self._walked
         pairs = zip(_SHARES, self._used, strict=True)
         return [floor + walked // share - used for (floor, share, _), used in pairs]
 
     def allow_small_objects(self, nbytes: int) -> None:
-        """Have a pickle of so many bytes consist of small objects, as an index of items does."""
+        """Allow a pickle of this size to consist of small objects, as an index of items does."""
         for kind in (CONTAINERS, TUPLES, PAIRS):
             self._used[kind] -= nbytes // _SMALLEST
 
     def take(self, walked: int, used: list[int]) -> None:
-        """Count what was built of a pickle, and the bytes that it took of its own."""
+        """Count the objects built from a pickle, and its bytes."""
         self._walked += walked
         self._used = [before + now for before, now in zip(self._used, used, strict=True)]
 
     def take_key(self, items: int) -> bool:
-        """Whether tuples in a key may have so many items; those of an unusual one are counted."""
+        """Whether tuples in a key may have this many items; unusual numbers are counted."""
         self._key_items -= max(0, items - _USUAL_KEY)
         return self._key_items >= 0
 
     def follow(self) -> bool:
-        """Whether a pickle that follows another may be read; if so, that is counted."""
+        """Whether a pickle that follows another may be read; if so, count it."""
         self._following -= 1
         return self._following >= 0
 
     def unpack(self, stored_nbytes: int, nbytes: int) -> bool:
-        """Whether a record that is to be parsed may be inflated; if so, that is counted."""
+        """Whether a record to parse may be inflated; if so, count it."""
         self._unpacked -= max(0, nbytes - stored_nbytes * _UNPACKED_SHARE)
         return self._unpacked >= 0
 
     def may_unpack(self, stored_nbytes: int, nbytes: int) -> bool:
-        """Whether a record that is to be parsed may be inflated; nothing is counted."""
+        """Whether a record to parse may be inflated; does not count it."""
         return nbytes - stored_nbytes * _UNPACKED_SHARE <= self._unpacked
 
     def inflate(self, stored_nbytes: int, nbytes: int) -> bool:
-        """Whether the bytes of a tensor may be inflated in memory; if so, that is counted."""
+        """Whether the bytes of a tensor may be inflated in memory; if so, count them."""
         self._content -= max(0, nbytes - stored_nbytes * _CONTENT_SHARE)
         return self._content >= 0
 
@@ -110,9 +110,9 @@ class Boundless(Budget):
 
 
 def reserve(nbytes: int) -> None:
-    """Raise MemoryError unless this process can get so much memory.
+    """Raise MemoryError unless this process can allocate this much memory.
 
-    A library that is not written in Python may end the process where it can't get it.
+    A library in C or Rust may end the process if an allocation fails.
     """
     try:
         mmap(-1, max(1, nbytes)).close()
@@ -121,11 +121,11 @@ def reserve(nbytes: int) -> None:
 
 
 class Excess(CorruptError):
-    """A file would make us build far more than its bytes can need: no more of it is read."""
+    """Raised if a file would make us build far more than its bytes can need."""
 
 
 def excess(kind: int, nbytes: int) -> Excess:
-    """The error for a pickle of `nbytes` that has too many things of a kind."""
+    """Return the error for a pickle of `nbytes` that has too many objects of a kind."""
     return Excess(
         f"the pickle has far more {_SHARES[kind][2]} than its {nbytes:,} bytes can "
         "need: it would take too much memory"

@@ -1,4 +1,4 @@
-"""Keep what was fetched of objects: in a small cache that all share, and in sparse files."""
+"""Keep fetched bytes of objects: in a small common cache, and in sparse files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Spans:
         self._held: dict[int, bytes] = {}
 
     def find(self, start: int, nbytes: int) -> bytes | None:
-        """The bytes of a range, if one span has them all."""
+        """Return the bytes of a range, if one span has them all."""
         with _KEPT.guard:
             n = bisect_right(self._starts, start) - 1
             if n < 0:
@@ -37,7 +37,7 @@ class Spans:
             return held[start - at : start - at + nbytes]
 
     def add(self, start: int, data: bytes) -> bytes:
-        """Keep a span; gives it back. The oldest go, whosever they are."""
+        """Keep a span and return it; the oldest spans of any object are dropped."""
         with _KEPT.guard:
             if start in self._held:
                 self._drop(start)
@@ -51,7 +51,7 @@ class Spans:
         return data
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Drop all spans of this object."""
         with _KEPT.guard:
             for start in self._starts[::-1]:
                 self._drop(start)
@@ -86,10 +86,10 @@ class SparseCopy:
         except OSError as error:
             raise InputError(f"can't be copied here: {error.strerror}", path=path) from error
         self._path = path
-        self._there: list[tuple[int, int]] = []  # in order, no two touch
+        self._there: list[tuple[int, int]] = []  # in order; no two are adjacent
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The parts of a range that are not there yet."""
+        """Return the parts of a range that are not there yet."""
         gaps, at = list[tuple[int, int]](), start
         for n in range(bisect_right(self._there, start, key=_END), len(self._there)):
             since, until = self._there[n]
@@ -112,7 +112,7 @@ class SparseCopy:
                 view, at = view[done:], at + done
         except OSError as error:
             raise InputError(f"can't be copied here: {error.strerror}", path=self._path) from error
-        first = bisect_left(self._there, start, key=_END)  # of those that it touches
+        first = bisect_left(self._there, start, key=_END)  # of the adjacent ranges
         after = bisect_right(self._there, at, key=_START)
         if first < after:
             start, at = min(start, self._there[first][0]), max(at, self._there[after - 1][1])

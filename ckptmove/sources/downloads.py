@@ -14,17 +14,17 @@ from .place import EntryKind
 from .remote_place import RemotePlace
 from .source import Source
 
-_MOST_BESIDE = 16 << 20  # bytes of a file that is no weights, such as a model's configuration
+_MOST_BESIDE = 16 << 20  # largest file besides weights, such as a model's configuration
 
 
 class Downloads:
-    """Local copies of what URLs name. Used as a context, they are removed at the end."""
+    """Local copies of objects. As a context manager, it removes them at the end."""
 
     def __init__(self) -> None:
         self._ending = contextlib.ExitStack()
         self._room = ""
         self._here: dict[str, str] = {}  # URL → path
-        self._origins: dict[str, str] = {}  # folder → what it was before
+        self._origins: dict[str, str] = {}  # folder → its original URL
 
     def __enter__(self) -> Downloads:
         return self
@@ -33,11 +33,11 @@ class Downloads:
         self._ending.close()
 
     def here(self, path: StrPath) -> str:
-        """The local copy of a URL; any other path is given back."""
+        """Return the path of the local copy of a URL; any other path is returned unchanged."""
         return self._here.get(os.fspath(path), os.fspath(path))
 
     def with_original_names(self, text: str) -> str:
-        """The text with the paths of copies replaced by what they are copies of."""
+        """Replace the paths of copies in a text with the original URLs."""
         for folder, origin in self._origins.items():
             text = text.replace(folder, origin)
         return text
@@ -45,9 +45,9 @@ class Downloads:
     def take(
         self, url: str, sources: Sequence[Source], *, folder: bool, beside: bool
     ) -> tuple[str, ...]:
-        """Copy the sources of a URL, which lie in one folder; gives the paths of the copies.
+        """Copy the sources of a URL, which lie in one folder; return the paths of the copies.
 
-        `folder` says that the URL names that folder, `beside` to copy its other small files too.
+        `folder`: the URL names that folder; `beside`: also copy its other small files.
         """
         try:
             self._room = self._room or self._ending.enter_context(temporary_folder())

@@ -20,7 +20,7 @@ _AT_ONCE = 32  # requests
 
 
 class FetchPool(Generic[_T]):
-    """A few threads, each begun when there is something to do for it."""
+    """A few threads, each started when there is work for it."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -28,7 +28,7 @@ class FetchPool(Generic[_T]):
         self._todo: SimpleQueue[tuple[Future[_T], Callable[[], _T]] | None] = SimpleQueue()
 
     def submit(self, fetch: Callable[[], _T]) -> Future[_T]:
-        """Have something fetched; the future may be cancelled until it is begun."""
+        """Submit a fetch; its future may be cancelled until it is begun."""
         future: Future[_T] = Future()
         self._todo.put((future, partial(copy_context().run, fetch)))
         if len(self._threads) < self._count:
@@ -38,7 +38,7 @@ class FetchPool(Generic[_T]):
         return future
 
     def close(self) -> None:
-        """Begin nothing any more, and wait for nothing."""
+        """Begin no more fetches, and do not wait for those in progress."""
         while not self._todo.empty():
             waiting = self._todo.get()
             if waiting is not None:
@@ -55,13 +55,13 @@ class FetchPool(Generic[_T]):
                 future.set_result(fetch())
             except BaseException as error:
                 future.set_exception(error)
-            del todo, future, fetch  # what was fetched is not held until there is more to do
+            del todo, future, fetch  # release the result while waiting for more work
 
 
 def result_of(first: Future[_T], others: Iterable[Future[_T]]) -> _T:
-    """The result of the first future, or the error of any that fails before that.
+    """Return the result of the first future, or raise the error of any that fails before it.
 
-    A server may take long for one request, and it is known earlier that another was refused.
+    A server may take long for one request, while another was already refused.
     """
     waiting = {first, *others}
     while not first.done():

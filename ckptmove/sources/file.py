@@ -14,11 +14,11 @@ from ..system import files
 from ..system.locks import is_locked
 from .source import Source, check_range
 
-_TINY = 1 << 15  # bytes of a file that is read at once, and held while it is open
-#: Files that are open at once with a descriptor each; each of a thousand ranks may have one.
+_TINY = 1 << 15  # a file up to this size is read at once, and kept while it is open
+#: Most files that keep a descriptor open at the same time; a checkpoint may have thousands.
 _MOST_HELD = 100
 _SAVE_FIRST = "save it to a file first"
-_PATIENCE = 1.0  # seconds to wait for who changes a file in place: it takes a fraction of one
+_PATIENCE = 1.0  # seconds to wait for a change in place, which takes a fraction of a second
 
 
 class File(Source):
@@ -29,22 +29,22 @@ class File(Source):
     """
 
     __slots__ = ("_fd", "_is_counted", "_seen", "_stat", "_whole")
-    _held = 0  #: how many that were opened by their paths hold a descriptor
+    _held = 0  #: how many files opened by path keep a descriptor
 
     def __init__(self, fd: int, path: str) -> None:
-        self._fd = fd  # -1 if it is opened whenever it is read
+        self._fd = fd  # -1 if the file is opened again for each read
         self._is_counted = False
         self.path = path
         self._stat = os.fstat(fd)
         self.nbytes = self._stat.st_size
-        self._seen = (0, 0, 0)  # from where holes were looked for; the data that came next
-        self._whole: bytes | None = None  # a tiny file, once it was read; empty if it can't be
+        self._seen = (0, 0, 0)  # search start; data found
+        self._whole: bytes | None = None  # a tiny file, once read; empty on failure
 
     @classmethod
     def open(cls, path: StrPath) -> File:
         """Open a regular file; a symbolic link is followed, and a FIFO does not block.
 
-        Where very many are open, it holds no descriptor: a process may have few of these.
+        If very many files are open, it keeps no descriptor, because descriptors are limited.
         """
         path = os.fspath(path)
         try:
@@ -69,7 +69,7 @@ class File(Source):
         return found
 
     def hold_if_few(self) -> None:
-        """Hold the descriptor, or close it where very many are open, until it is read."""
+        """Keep the descriptor, or close it until the next read if very many files are open."""
         if File._held < min(_MOST_HELD, files.most_descriptors() // 4):
             File._held += 1
             self._is_counted = True
@@ -86,16 +86,16 @@ class File(Source):
 
     @property
     def fd(self) -> int:
-        """Its descriptor, which it holds from now on."""
+        """The descriptor, kept open from now on."""
         if self._fd < 0:
             self._fd = self._open_again()
         return self._fd
 
     @contextlib.contextmanager
     def descriptor(self) -> Iterator[int]:
-        """Its descriptor, which may be closed at the end; InputError if it can't be opened again.
+        """Yield the descriptor, which may be closed at the end; InputError if it can't be reopened.
 
-        CorruptError if another file is there by now, or it was written to.
+        CorruptError if the file was replaced or changed meanwhile.
         """
         if self._fd >= 0:
             yield self._fd
@@ -159,7 +159,7 @@ class File(Source):
                 left = left[nbytes:]
 
     def mappable(self, start: int, nbytes: int) -> int:
-        """As `Source.mappable`: its own."""
+        """As `Source.mappable`: its own descriptor."""
         return self.fd
 
     def same_file(self, path: StrPath) -> bool:
@@ -176,7 +176,7 @@ class File(Source):
 
     @property
     def mode(self) -> int:
-        """As `Source.mode`: its own."""
+        """As `Source.mode`: the mode of the file."""
         return stat.S_IMODE(self._stat.st_mode) & 0o777
 
     @property
@@ -187,7 +187,7 @@ class File(Source):
     def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """As `Source.data_ranges`, if the file system tells.
 
-        Its last answer is kept: it may look through the whole rest of the file for a hole.
+        The last answer is kept, because a search for a hole may go through the rest of the file.
         """
         at = start
         while at < end:
@@ -207,9 +207,9 @@ class File(Source):
             at = hole
 
     def wait_for_change(self) -> None:
-        """As `Source.wait_for_change`: who changes it has it locked.
+        """As `Source.wait_for_change`: a process that changes the file has it locked.
 
-        By another descriptor than ours, which may be a copy of the one that has the lock.
+        Tests with a new descriptor, because ours may be a copy of the one that has the lock.
         """
         until = time.monotonic() + _PATIENCE
         with contextlib.suppress(OSError):
@@ -221,7 +221,7 @@ class File(Source):
                 os.close(fd)
 
     def check_unchanged(self) -> None:
-        with self.descriptor() as fd:  # one that is opened anew is checked by that
+        with self.descriptor() as fd:  # a reopened file is checked when it is opened
             self._check_same(os.fstat(fd))
 
     def _check_same(self, now: os.stat_result) -> None:
@@ -231,7 +231,7 @@ class File(Source):
 
 
 def _unreadable(error: OSError, path: str) -> InputError:
-    """Why a file can't be opened, and what to do if it is not its own fault."""
+    """Return the error for a file that can't be opened, with a hint if the cause lies elsewhere."""
     if path == "-" and error.errno == errno.ENOENT:
         message = "standard input can't be read: ckptmove reads from any place of a file"
         return InputError(message, path=path, hint=_SAVE_FIRST)
@@ -241,5 +241,5 @@ def _unreadable(error: OSError, path: str) -> InputError:
 
 
 def _version(about: os.stat_result) -> tuple[int, int, int]:
-    """What differs once a file was written to."""
+    """Return values that change when a file is written to."""
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns

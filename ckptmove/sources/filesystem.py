@@ -19,10 +19,10 @@ from ..reports.display.phrases import format_error
 from .place import mask_secrets
 
 _T = TypeVar("_T")
-_PAUSES = (0.2, 0.6, 1.8, 5.4)  # seconds before it is asked again, or up to half as much more
-#: Seconds in which something has to come: a connection, or the next bytes of an answer.
+_PAUSES = (0.2, 0.6, 1.8, 5.4)  # seconds before each retry, plus up to half of that
+#: Time limit in seconds for a connection, and for the next bytes of an answer.
 PATIENCE = 30.0
-_CONNECTIONS = 32  # at once: S3 takes hundreds, and botocore makes ten
+_CONNECTIONS = 32  # concurrent requests: S3 takes hundreds; the default of botocore is ten
 _FINAL = (
     FileNotFoundError,
     PermissionError,
@@ -30,28 +30,27 @@ _FINAL = (
     NotADirectoryError,
     FileExistsError,
 )
-#: Of an OSError: what is wrong with the request, or with where it is sent.
+#: Numbers of OSErrors that mean a wrong request or a wrong address.
 _WRONG = {errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ENAMETOOLONG, errno.EMSGSIZE} | {
     getattr(errno, "EREMCHG", errno.EINVAL)
 }
-#: Where exceptions that tell of a network come from; of all else, only OSErrors are tried again.
+#: Packages whose exceptions are network errors; from others, only OSErrors are retried.
 _NETWORKS = {
     *("aiohttp", "aiobotocore", "botocore", "requests", "urllib3", "httpx", "httpcore"),
     *("asyncio", "fsspec"),
 }
-#: Of these, what no second try will mend.
+#: Names of their exceptions that no retry will fix.
 _HOPELESS = (
     *("NoCredentials", "PartialCredentials", "ProfileNotFound", "InvalidURL", "ParamValid"),
     *("ClientConnectorCertificate", "ClientConnectorSSL", "SSLError"),
 )
 _BUSY = {408, 425, 429}
-#: What is to be installed for a protocol, as an extra of ours.
+#: The extra of ckptmove to install for each protocol.
 _EXTRAS = {
     **{"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"},
     **{"hf": "hf", "az": "azure", "abfs": "azure", "abfss": "azure"},
 }
-#: What of an entry changes with the content of an object, in one store or another, and is told by
-#: listings too.
+#: Keys of an entry that change with the content of an object, and that listings have too.
 _TELLING = (
     *("size", "ETag", "etag", "generation", "md5Hash", "blob_id"),
     *("content_md5", "Content-MD5"),
@@ -63,15 +62,15 @@ _TIMES = (
 
 
 class Missing(InputError):
-    """There is no such object, or nothing that could hold it."""
+    """Raised if the object, or its bucket, does not exist."""
 
 
 class StorePath(NamedTuple):
-    """Where a URL leads."""
+    """The file system and the path of a URL."""
 
     url: str  #: as it was given
     fs: Any  #: an fsspec file system
-    path: str  #: as that has it
+    path: str  #: the path in that file system
 
 
 def open_store(url: str) -> StorePath:
@@ -96,13 +95,13 @@ def open_store(url: str) -> StorePath:
     except Exception as error:
         raise read_error(error, url) from error
     if is_s3(fs):
-        # only `with_retries` tries again: s3fs would send a part from where it was read to
+        # only `with_retries` retries: s3fs would send a part from where it was read to
         fs.retries = 1
     return StorePath(url, fs, path)
 
 
 def _options(protocol: str) -> dict[str, Any]:
-    """Options of a file system: the user's, and our limits for S3."""
+    """Return the options of a file system: the user's, and our limits for S3."""
     if protocol not in ("s3", "s3a"):
         return {}
     from fsspec.config import conf
@@ -117,19 +116,19 @@ def _options(protocol: str) -> dict[str, Any]:
 
 
 def registered_filesystems() -> dict[str, str]:
-    """The classes that fsspec opens protocols with here, as other processes find them."""
-    registry = sys.modules.get("fsspec.registry")  # if it is not there yet, nothing was registered
+    """Return fsspec's registered classes by protocol, in a form for other processes."""
+    registry = sys.modules.get("fsspec.registry")  # else nothing was registered
     if registry is None:
         return {}
     found = {name: str(each["class"]) for name, each in registry.known_implementations.items()}
     for name, each in registry.registry.items():
-        if each.__module__ != "__main__":  # which others cannot import
+        if each.__module__ != "__main__":  # other processes cannot import it
             found[name] = f"{each.__module__}.{each.__qualname__}"
     return found
 
 
 def register_filesystems(given: Mapping[str, str]) -> None:
-    """Register what `registered_filesystems` gave in another process, where it is not known."""
+    """Register the result of `registered_filesystems` of another process."""
     if given:
         from fsspec.registry import known_implementations, register_implementation
 
@@ -139,17 +138,17 @@ def register_filesystems(given: Mapping[str, str]) -> None:
 
 
 def is_s3(fs: Any) -> bool:
-    """Whether this is s3fs."""
+    """Whether a file system is s3fs."""
     return "s3" in protocols_of(fs) and hasattr(fs, "_call_s3")
 
 
 def is_web(fs: Any) -> bool:
-    """Whether this is what fsspec has for HTTP."""
+    """Whether a file system is fsspec's HTTP."""
     return "http" in protocols_of(fs) and hasattr(fs, "encode_url")
 
 
 def protocols_of(fs: Any) -> set[str]:
-    """The protocols that URLs of a store begin with."""
+    """Return the protocols of a store's URLs."""
     return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 
@@ -160,9 +159,9 @@ def _missing(protocol: str, url: str) -> UsageError:
 
 
 def with_retries(call: Callable[[], _T], url: str, stopped: threading.Event | None = None) -> _T:
-    """Call a store; after a transient error, call it again after longer and longer pauses.
+    """Call a store; after a transient error, retry with growing pauses.
 
-    Once `stopped` is set, it is not called again. Raises InputError.
+    After `stopped` is set, it is not retried. Raises InputError.
     """
     stopped = stopped or threading.Event()
     for pause in (*_PAUSES, None):
@@ -177,7 +176,7 @@ def with_retries(call: Callable[[], _T], url: str, stopped: threading.Event | No
                 if pause is None:
                     refused.hint = f"ckptmove tried {len(_PAUSES) + 1} times"
                 raise refused from why
-            import random  # here, since little is asked twice
+            import random  # imported only here: retries are rare
 
             if stopped.wait(pause * random.uniform(1.0, 1.5)):
                 raise read_error(why, url) from why
@@ -185,7 +184,7 @@ def with_retries(call: Callable[[], _T], url: str, stopped: threading.Event | No
 
 
 def _reason(error: Exception) -> Exception:
-    """The cause of an error: fsspec says of every failure of the web that there is no such file."""
+    """Return the cause of an error: fsspec's HTTP reports every failure as a missing file."""
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and _is_of_net(cause):
         return cause
@@ -197,7 +196,7 @@ def _is_of_net(error: BaseException) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error may be gone when it is tried again."""
+    """Whether a retry may succeed after an error."""
     status = status_of(error)
     if status is not None:
         return status in _BUSY or status >= 500
@@ -209,16 +208,16 @@ def is_transient(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The status of HTTP that an error tells of, if it does."""
+    """Return the HTTP status of an error, if it has one."""
     answer = getattr(error, "response", None)
     status = getattr(error, "status", None) or getattr(answer, "status_code", None)
-    if isinstance(answer, Mapping):  # as botocore has it
+    if isinstance(answer, Mapping):  # as in botocore
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status if type(status) is int and status >= 400 else None
 
 
 def read_error(error: BaseException, url: str) -> InputError:
-    """The error of a store that was read, as one of ours."""
+    """Convert an error of a store while reading into one of ours."""
     status = status_of(error)
     strerror = getattr(error, "strerror", None)
     said = mask_secrets(strerror if strerror and type(error) is OSError else format_error(error))
@@ -233,7 +232,7 @@ def read_error(error: BaseException, url: str) -> InputError:
 
 
 def info_of(place: StorePath) -> Mapping[str, Any]:
-    """The store's entry of an object now, past all caches. Raises InputError."""
+    """Return the store's present entry of an object, without caches. Raises InputError."""
 
     def info() -> Mapping[str, Any]:
         place.fs.invalidate_cache()
@@ -244,12 +243,12 @@ def info_of(place: StorePath) -> Mapping[str, Any]:
 
 
 def size_in(info: Mapping[str, Any]) -> int:
-    """The size that an entry tells, or 0."""
+    """Return the size in an entry, or 0."""
     return max(0, int(info.get("size") or 0))
 
 
 def mtime_of(info: Mapping[str, Any]) -> float:
-    """When the object of an entry was last changed, in seconds since 1970; 0 if it isn't told."""
+    """Return when an entry's object was last changed, in seconds since 1970; 0 if unknown."""
     for told in (info[key] for key in _TIMES if info.get(key) is not None):
         if isinstance(told, (int, float)):
             return float(told)
@@ -262,15 +261,15 @@ def mtime_of(info: Mapping[str, Any]) -> float:
 
 
 def stamp_of(info: Mapping[str, Any]) -> str:
-    """A text that changes if the object does, as far as its store tells."""
+    """Return a text that changes if the object does, as far as its store tells."""
     telling = [f"{key}={_plain(info[key])}" for key in _TELLING if info.get(key) is not None]
-    if len(telling) < 2:  # only its size
+    if len(telling) < 2:  # only the size is known
         telling += [f"{key}={_plain(info[key])}" for key in _TIMES if info.get(key) is not None]
     return " ".join(telling)
 
 
 def _plain(value: Any) -> Any:
-    """A value in one form, whether it comes from a listing or from a request for one object."""
+    """Return a value in one form, from a listing or from a request for one object."""
     if hasattr(value, "timestamp"):
         return value.timestamp()
     return value.strip('"') if isinstance(value, str) else value

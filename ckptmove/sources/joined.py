@@ -1,8 +1,8 @@
-"""Join ranges of files as one source, so that what lies in chunks reads like one storage.
+"""Join ranges of files into one source, so that chunks of a tensor read like one storage.
 
-A chunk of a tensor is a box of it. Its bytes follow each other in a file; in the tensor they are
-runs that lie apart, unless the box has all of the inner dimensions. Runs that touch are copied by
-the kernel (`pieces`); others are woven here, a block at a time.
+A chunk is a box of a tensor. Its bytes are contiguous in a file; in the tensor they are separate
+runs, unless the box spans all inner dimensions. Adjacent runs are copied by the kernel (`pieces`);
+others are interleaved here, a block at a time.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from ..plans.crc32 import combine_crc32, extend_crc32
 from ..plans.plan import Proof, SourceChecksum
 from .source import Piece, Source, check_range
 
-_BLOCK = 1 << 22  # bytes woven at once
+_BLOCK = 1 << 22  # bytes interleaved at once
 _ALIGNMENT = 64
-#: What Python calls integers of so many bytes.
+#: The type codes of Python's integers, by size in bytes.
 FORMATS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 class Filler(Protocol):
-    """What a strip comes from: a source, or elements that are put in order."""
+    """The origin of a strip: a source, or reordered elements."""
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
         """As `Source.read_into`."""
 
 
 class Strip(NamedTuple):
-    """Runs that follow each other in a source, and lie apart in what is joined. All in bytes."""
+    """Runs that are contiguous in a source, and separate in the joined bytes. All in bytes."""
 
-    source: Filler  #: a source, if there is but one run
+    source: Filler  #: a source, if there is only one run
     source_at: int
-    at: int  #: of the first run, in the region
-    run: int  #: the size of each
-    counts: tuple[int, ...] = ()  #: how many there are in each dimension, the outermost first
-    pitches: tuple[int, ...] = ()  #: how far apart they begin, likewise
+    at: int  #: offset of the first run in the region
+    run: int  #: the size of each run
+    counts: tuple[int, ...] = ()  #: the number of runs in each dimension, outermost first
+    pitches: tuple[int, ...] = ()  #: distance of their starts, likewise
 
     @property
     def end(self) -> int:
-        """Where the last run ends, in the region."""
+        """The end of the last run, in the region."""
         spans = zip(self.counts, self.pitches, strict=True)
         return self.at + self.run + sum((n - 1) * pitch for n, pitch in spans)
 
@@ -53,11 +53,11 @@ class Strip(NamedTuple):
         return prod(self.counts) > 1
 
     def lines(self) -> int:
-        """How many rows of runs there are, of which each has one pitch."""
+        """The number of rows of runs; each row has one pitch."""
         return prod(self.counts[:-1])
 
     def line_at(self, n: int) -> int:
-        """Where a row of runs begins, in the region."""
+        """Return the start of a row of runs in the region."""
         at = self.at
         outer = zip(self.counts[:-1], self.pitches[:-1], strict=True)
         for count, pitch in reversed(list(outer)):
@@ -71,11 +71,11 @@ class Region(NamedTuple):
 
     at: int
     nbytes: int
-    strips: Callable[[], Sequence[Strip]]  #: all that is in it, in order of their first bytes
+    strips: Callable[[], Sequence[Strip]]  #: its strips, in order of their first bytes
 
 
 class Joined(Source):
-    """Files joined; its regions are added one by one, and looked for when they are first read."""
+    """Joined files; regions are added one by one, and indexed at the first read."""
 
     __slots__ = ("_regions", "_runs", "_starts", "_strips", "_sums")
 
@@ -85,12 +85,12 @@ class Joined(Source):
         self._regions: list[Region] = []
         self._starts: list[int] = []
         self._strips: dict[int, Sequence[Strip]] = {}
-        #: of what was read in a row, by `id()` of a file and its start: the end, and the CRC-32
+        #: sequential reads, by `id()` of a file and start: the end, and the CRC-32
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}
         self._runs: dict[tuple[int, int], int] = {}  # by the end: the start
 
     def add(self, nbytes: int, strips: Callable[[], Sequence[Strip]]) -> int:
-        """Add a region that these strips fill; gives where it starts."""
+        """Add a region that these strips fill; return its start."""
         at = -(-self.nbytes // _ALIGNMENT) * _ALIGNMENT
         self._regions.append(Region(at, nbytes, strips))
         self._starts.append(at)
@@ -98,7 +98,7 @@ class Joined(Source):
         return at
 
     def close(self) -> None:
-        """As `Source.close`: its files are closed by who opened them."""
+        """As `Source.close`: its files are closed by the code that opened them."""
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
@@ -110,12 +110,12 @@ class Joined(Source):
                 weave(strip, low - region.at, part, self._read)
 
     def _read(self, strip: Strip, at: int, buffer: memoryview) -> None:
-        """Read from what a strip comes from, and sum it."""
+        """Read from the origin of a strip, and update its checksum."""
         strip.source.read_into(at, buffer)
         self.note(strip.source, at, buffer)
 
     def note(self, source: Filler, at: int, data: bytes | memoryview) -> None:
-        """Sum what was read of one of its files; what is read in a row is one run."""
+        """Update the checksum of bytes read from a file; sequential reads are one run."""
         key, end = id(source), at + len(data)
         start = self._runs.pop((key, at), at)
         until, crc32 = self._sums.get((key, start), (at, 0))
@@ -125,7 +125,7 @@ class Joined(Source):
         self._runs[key, end] = start
 
     def read_before(self, source: Source, at: int, nbytes: int) -> tuple[int, int]:
-        """Up to where a range of one of its files was read, and the CRC-32 of that."""
+        """Return how far a range of a file was read, and the CRC-32 of those bytes."""
         end, crc32 = at + nbytes, 0
         while at < end:
             until, more = self._sums.get((id(source), at), (at, 0))
@@ -136,7 +136,7 @@ class Joined(Source):
         return at, crc32
 
     def chunks(self, start: int, nbytes: int) -> Iterator[tuple[int, memoryview]]:
-        """As `Source.chunks`, in one buffer: to get a new one takes longer than to fill it."""
+        """As `Source.chunks`, in one buffer: allocating a new one takes longer than filling it."""
         buffer = bytearray(min(_BLOCK, nbytes))
         for at in range(start, start + nbytes, _BLOCK):
             view = memoryview(buffer)[: start + nbytes - at]
@@ -144,7 +144,7 @@ class Joined(Source):
             yield at, view
 
     def pieces(self, start: int, nbytes: int) -> Iterator[Piece]:
-        """As `Source.pieces`: of the files where they have the bytes in a row, else of itself."""
+        """As `Source.pieces`: of the files if they have contiguous bytes, otherwise of itself."""
         done = start
         for n, low, high in self._within(start, start + nbytes):
             region, strips = self._regions[n], self._strips_of(n)
@@ -163,14 +163,14 @@ class Joined(Source):
             yield Piece(self, done, start + nbytes - done)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """As `Readable.expect`, of what lies in a row in its files."""
+        """As `Readable.expect`, for contiguous ranges in its files."""
         for start, nbytes in ranges:
             for piece in self.pieces(start, nbytes):
                 if piece.source is not self:
                     piece.source.expect([(piece.at, piece.nbytes)])
 
     def check_unchanged(self) -> None:
-        """As `Source.check_unchanged`: its files are asked by who opened them."""
+        """As `Source.check_unchanged`: its files are checked by the code that opened them."""
 
     def same_file(self, path: StrPath) -> bool:
         """As `Source.same_file`: it is in no file."""
@@ -183,7 +183,7 @@ class Joined(Source):
 
     @property
     def own_nbytes(self) -> int:
-        """As `Source.own_nbytes`: all are those of its files."""
+        """As `Source.own_nbytes`: 0, because all bytes belong to its files."""
         return 0
 
     @property
@@ -192,7 +192,7 @@ class Joined(Source):
         return 0
 
     def _within(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """The regions that a range meets: which, and from where to where."""
+        """Yield the regions that a range overlaps, each with the overlap."""
         for n in range(max(0, bisect_right(self._starts, start) - 1), len(self._regions)):
             region = self._regions[n]
             low, high = max(start, region.at), min(end, region.at + region.nbytes)
@@ -208,7 +208,7 @@ class Joined(Source):
 
 
 def _meeting(strips: Sequence[Strip], start: int, end: int) -> Iterator[Strip]:
-    """The strips that may have bytes in a range of their region."""
+    """Return the strips that may have bytes in a range of their region."""
     first = 0
     if not any(strip.counts for strip in strips):
         first = max(0, bisect_right(strips, start, key=lambda strip: strip.at) - 1)
@@ -225,7 +225,7 @@ def weave(
     view: memoryview,
     read: Callable[[Strip, int, memoryview], None],
 ) -> None:
-    """Put what a strip has of the bytes from `start` of its region on into a view."""
+    """Copy a strip's bytes into a view that begins at `start` in its region."""
     end = start + len(view)
     if not strip.counts:
         low, high = max(start, strip.at), min(end, strip.end)
@@ -254,7 +254,7 @@ def _put_runs(
     view: memoryview,
     read: Callable[[Strip, int, memoryview], None],
 ) -> None:
-    """Put runs that are one pitch apart into a view, of which the first and last may stick out."""
+    """Copy runs at one pitch into a view; the first and last run may extend beyond it."""
     run, pitch = strip.run, strip.pitches[-1]
     before = max(0, -at)  # bytes of the first run that are not wanted
     after = max(0, at + (count - 1) * pitch + run - len(view))  # … and of the last
@@ -275,7 +275,7 @@ def _put_runs(
 
 
 def scatter(data: memoryview, view: memoryview, run: int, pitch: int, count: int) -> None:
-    """Put runs that follow each other into a view in which each begins a pitch after the last."""
+    """Copy contiguous runs into a view in which each begins a pitch after the last."""
     unit = gcd(run, pitch, 8)
     if run // unit > count:
         for n in range(count):
@@ -287,7 +287,7 @@ def scatter(data: memoryview, view: memoryview, run: int, pitch: int, count: int
 
 
 def read_before(sources: Sequence[Source], proof: SourceChecksum | Proof) -> tuple[int, int]:
-    """Up to where a range of a source was read, and the CRC-32 of that."""
+    """Return how far a range of a source was read, and the CRC-32 of those bytes."""
     found = (
         each.read_before(sources[proof.source], proof.source_at, proof.nbytes)
         for each in sources
@@ -297,12 +297,12 @@ def read_before(sources: Sequence[Source], proof: SourceChecksum | Proof) -> tup
 
 
 def crc32_of(source: Source, start: int, nbytes: int, crc32: int = 0) -> int:
-    """The CRC-32 of a range of a source, going on from one of what lies before."""
+    """Return the CRC-32 of a range of a source, continuing a given CRC-32."""
     for _, data in source.chunks(start, nbytes):
         crc32 = extend_crc32(crc32, data)
     return crc32
 
 
 def damage_error(name: str, source: Source) -> CorruptError:
-    """A record of a source does not add up to what it says."""
+    """Return the error for a record with a wrong checksum."""
     return CorruptError(f"the record {name!r} is damaged: its checksum is wrong", path=source.path)

@@ -1,9 +1,9 @@
-"""Remember what stores told of objects, so that each is asked about once for an item or a plan.
+"""Remember entries of objects, so that each is requested once per item or plan.
 
-A verb asks several times whether something is where it will write; a plan needs the size and the
-ETag of each of thousands of objects, and a listing tells a thousand at once. What is remembered may
-be out of date: who reads an object checks its ETag with each answer, and who writes one does it
-only where nothing is, if the store can promise that.
+A verb checks several times whether its destination exists; a plan needs the size and the ETag of
+thousands of objects, and a listing returns a thousand at once. Remembered entries may be out of
+date: a reader of an object checks its ETag with each answer, and a writer creates it only if the
+name is free, where the store can promise that.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .filesystem import Missing, StorePath, is_s3, with_retries
 
 About = Mapping[str, Any]
 _FOLDER: About = {"type": "directory", "size": 0}
-_FRESH = 5.0  # seconds for which one look tells what is there
-_KEPT = 32 << 20  # bytes of small objects that are kept for who reads them within that time
+_FRESH = 5.0  # seconds for which an entry counts as current
+_KEPT = 32 << 20  # bytes of small objects that are kept for a second reader within that time
 _FROM_STAMP = re.compile(r"size=(\d+) ETag=(\S+)")
 _KNOWN: ContextVar[KnownObjects | None] = ContextVar("_KNOWN", default=None)
 
 
 class KeptObjects:
-    """Small objects that were read whole a moment ago, each for one more reader."""
+    """Small objects that were just read whole, each kept for one more reader."""
 
     def __init__(self) -> None:
         self._found = dict[str, tuple[float, str, bytes]]()
@@ -40,30 +40,30 @@ class KeptObjects:
             self._found[url] = time.monotonic() + _FRESH, stamp, data
 
     def take(self, url: str, stamp: str) -> bytes | None:
-        """What was read of this version of an object, if that was just now."""
+        """Return the bytes of this version of an object, if it was just read."""
         until, of, data = self._found.pop(url, (0.0, "", b""))
         self._left += len(data)
         return data if of == stamp and time.monotonic() < until else None
 
 
 class KnownObjects:
-    """What stores told of objects, by their URLs; None where nothing is."""
+    """Entries of objects by URL; None for a missing object."""
 
     def __init__(self) -> None:
-        #: up to which size an object is fetched whole by what reads any of it
+        #: objects up to this size are fetched whole at the first read
         self.whole_nbytes = 0
-        #: objects that are being fetched whole, for who opens them next, by their URLs
+        #: objects that are being fetched whole for the next reader, by URL
         self.coming: dict[str, Future[bytes]] = {}
-        #: small objects that were just read, for what is done next
+        #: small objects that were just read, for the next step
         self.kept = KeptObjects()
-        #: what is remembered around it, for which what a listing lacks is not there
+        #: the enclosing memory, whose listings show which objects are missing
         self.around: KnownObjects | None = None
         self._seen: dict[str, tuple[float, About | None]] = {}
-        self._listed: dict[str, dict[str, About]] = {}  # of prefixes, all that is below
-        self._complete: dict[str, float] = {}  # until when nothing else is below a prefix
+        self._listed: dict[str, dict[str, About]] = {}  # by prefix: all entries below
+        self._complete: dict[str, float] = {}  # prefix → end of validity
 
     def find(self, url: str) -> tuple[bool, About | None]:
-        """Whether it is known what is there, and what."""
+        """Return whether the entry of a URL is known, and the entry."""
         url = url.rstrip("/")
         if url in self._seen:
             until, about = self._seen[url]
@@ -76,7 +76,7 @@ class KnownObjects:
         return self.around is not None and self.around.lacks(url), None
 
     def lacks(self, url: str) -> bool:
-        """Whether a listing that was made just now has neither an object nor a folder there."""
+        """Whether a recent listing has neither an object nor a folder there."""
         return any(
             time.monotonic() < until
             and url.startswith(f"{base}/")
@@ -85,7 +85,7 @@ class KnownObjects:
         )
 
     def below(self, url: str) -> dict[str, About] | None:
-        """All objects below a URL by their relative names, if they were listed."""
+        """Return all objects below a URL by their relative names, if they were listed."""
         url = url.rstrip("/")
         for base, found in self._listed.items():
             if url == base or url.startswith(f"{base}/"):
@@ -98,15 +98,15 @@ class KnownObjects:
         return None
 
     def put(self, url: str, about: About | None, seconds: float = _FRESH) -> None:
-        """Remember what is there now."""
+        """Remember the present entry of a URL."""
         self._seen[url.rstrip("/")] = time.monotonic() + seconds, about
 
     def forget(self, url: str) -> None:
-        """Have the store asked again what is there."""
+        """Forget the entry of a URL, so that the store is asked again."""
         self.put(url, None, 0.0)
 
     def put_stamp(self, url: str, stamp: str) -> bool:
-        """Remember an object by its stamp, if that tells enough to find out that it is another."""
+        """Remember an object by its stamp, if the stamp can show that it was replaced."""
         found = _FROM_STAMP.fullmatch(stamp)
         if found is not None:
             about = {"type": "file", "size": int(found[1]), "ETag": found[2]}
@@ -116,9 +116,9 @@ class KnownObjects:
     def put_listing(
         self, url: str, found: Iterable[tuple[str, About]], *, exclusive: bool = False
     ) -> None:
-        """Remember all that is below a URL, by relative names.
+        """Remember all entries below a URL, by relative names.
 
-        `exclusive`: the store writes only where nothing is, whatever came there meanwhile.
+        `exclusive`: the store creates an object only if the name is free at that moment.
         """
         below = dict(found)
         folders = dict[str, About]()
@@ -132,10 +132,9 @@ class KnownObjects:
 
 @contextlib.contextmanager
 def remembering() -> Iterator[KnownObjects]:
-    """Remember what is told of objects meanwhile, within this thread and what it starts.
+    """A context that remembers entries of objects, in this thread and threads it starts.
 
-    Of what is remembered around it, only objects that are `kept` are known, and for a moment what
-    is not there.
+    From an enclosing context, only `kept` objects are known, and for a moment missing objects.
     """
     known, around = KnownObjects(), _KNOWN.get()
     if around is not None:
@@ -146,7 +145,7 @@ def remembering() -> Iterator[KnownObjects]:
 
 @contextlib.contextmanager
 def recalling(known: KnownObjects) -> Iterator[None]:
-    """Go on with what was remembered."""
+    """A context that continues with an existing memory."""
     token = _KNOWN.set(known)
     try:
         yield
@@ -155,18 +154,18 @@ def recalling(known: KnownObjects) -> Iterator[None]:
 
 
 def known_objects() -> KnownObjects | None:
-    """What is remembered, if anything is."""
+    """Return the present memory, if there is one."""
     return _KNOWN.get()
 
 
 def known_about(url: str) -> About | None:
-    """What is remembered of the object or folder there."""
+    """Return the remembered entry of an object or folder."""
     known = _KNOWN.get()
     return None if known is None else known.find(url)[1]
 
 
 def look(place: StorePath, ask: Callable[[], About | None] | None = None) -> About | None:
-    """The store's entry of what is at a place, an object or a folder; None if nothing is.
+    """Return the store's entry of an object or folder at a place; None if there is none.
 
     `ask` asks the store, as `look_now` does. Raises as `with_retries`.
     """
@@ -184,23 +183,23 @@ def look(place: StorePath, ask: Callable[[], About | None] | None = None) -> Abo
 
 
 def look_now(place: StorePath) -> About | None:
-    """As `look`, past what is remembered. Raises what fsspec raises, such as FileNotFoundError."""
+    """As `look`, without the memory. Raises what fsspec raises, such as FileNotFoundError."""
     place.fs.invalidate_cache()
     if is_s3(place.fs):
-        with contextlib.suppress(PermissionError, _Unclear):  # who may not list may ask for one
+        with contextlib.suppress(PermissionError, _Unclear):  # reading may still be allowed
             return _listed_at(place)
     found: About = place.fs.info(place.path)
     return found
 
 
 class _Unclear(Exception):
-    """A listing does not tell what is at a place."""
+    """Raised if a listing does not show what is at a place."""
 
 
 def _listed_at(place: StorePath) -> About | None:
-    """What is at a place by one request: the object, and all of its folder that begins as it does.
+    """Look up a place by one request: a listing of all names that begin with its path.
 
-    `info` of s3fs takes two where nothing is.
+    For a missing object, `info` of s3fs needs two requests.
     """
     bucket, key, version = place.fs.split_path(place.path)
     if not key or version:

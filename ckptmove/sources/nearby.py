@@ -1,30 +1,30 @@
-"""Read many small ranges that lie close together: what follows each is read with it."""
+"""Read many small ranges that lie close together: each read includes the bytes that follow."""
 
 from __future__ import annotations
 
 from .source import Readable, Source, Window
 
 _BLOCK = 1 << 17  # bytes that are read at once
-_NEAR = 1 << 13  # how far apart two reads are that are close together
-_MOST_FILES = 16  # of which a block is held
-_MANY = 4  # reads in a row that are, after which more is read
-_AT_LEAST = 1 << 9  # bytes that are read at once: what ends a record, and the next one's header
+_NEAR = 1 << 13  # largest distance of two reads that count as close
+_MOST_FILES = 16  # files with a block in memory
+_MANY = 4  # close reads in a row before larger reads begin
+_AT_LEAST = 1 << 9  # bytes read at once: the end of a record, and the next header
 
 
 class NearbyReads:
-    """Reads what is asked for, and with it what follows where the last reads were close together.
+    """Reads a range, and also the bytes after it if the last reads were close together.
 
-    Large tensors lie between the headers of their records, small ones do not: then one read serves
-    a hundred headers. Of a file that is far away, nothing is read but what was announced.
+    Headers of small records lie close together, so one read serves a hundred headers; with large
+    tensors they do not. From a remote file, only announced ranges are read.
     """
 
     def __init__(self, source: Readable) -> None:
         self._source = source
         file = source.source if isinstance(source, Window) else source
         self._far = isinstance(file, Source) and file.fetch_stats is not None
-        #: what was read last of what follows each other, and where it starts
+        #: the last block, and its start
         self.block, self.start = b"", 0
-        self._last = self._near = 0  # where the last read was; how many in a row were close
+        self._last = self._near = 0  # end of the last read; number of close reads in a row
 
     def read(self, start: int, nbytes: int) -> bytes:
         """As `Readable.read`."""
@@ -42,7 +42,7 @@ class NearbyReads:
 
 
 class NearbyFiles:
-    """Reads small ranges of several files; of those read last with what follows."""
+    """Reads small ranges of several files; for the last files, with the bytes after them."""
 
     def __init__(self) -> None:
         self._readers: dict[int, NearbyReads] = {}  # by the `id()` of a file
@@ -50,7 +50,7 @@ class NearbyFiles:
     def read(self, file: Source, start: int, nbytes: int) -> bytes:
         """As `Source.read`."""
         reader = self._readers.pop(id(file), None) or NearbyReads(file)
-        self._readers[id(file)] = reader  # now the last
+        self._readers[id(file)] = reader  # now the latest
         if len(self._readers) > _MOST_FILES:
             del self._readers[next(iter(self._readers))]
         return reader.read(start, nbytes)

@@ -1,4 +1,4 @@
-"""Digests of objects, computed from the bytes as they pass: those that are sent, and those read."""
+"""Digests of objects, computed while their bytes are sent or read."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _COLLECTED: ContextVar[PassingDigests | None] = ContextVar("_COLLECTED", default
 
 
 class PassingDigests:
-    """The SHA-256 of objects that passed meanwhile, by their URLs."""
+    """The SHA-256 of objects that were sent or read in a context, by URL."""
 
     def __init__(self) -> None:
-        self.sent = dict[str, str]()  #: of those that were uploaded
+        self.sent = dict[str, str]()  #: digests of uploaded objects
         self._read = dict[str, RunningDigest]()
 
     def of_source(self, source: Source) -> str:
-        """The SHA-256 of a source: what did not pass yet in its order is read."""
+        """Return the SHA-256 of a source; reads the bytes that were not yet read in order."""
         return self._read.pop(source.path, RunningDigest()).finish(source)
 
     def reading(self, url: str) -> RunningDigest:
-        """The digest of an object, to be told what of it is read."""
+        """Return the running digest of an object; `add` gets the bytes that are read."""
         return self._read.setdefault(url, RunningDigest())
 
 
@@ -37,13 +37,13 @@ class RunningDigest:
         self._nbytes = 0
 
     def add(self, start: int, data: bytes | memoryview) -> None:
-        """Take bytes from an offset on into account, if they go on where the first ones end."""
+        """Add bytes at an offset, if they continue the bytes so far."""
         if start <= self._nbytes < start + len(data):
             self._sha256.update(memoryview(data)[self._nbytes - start :])
             self._nbytes = start + len(data)
 
     def finish(self, source: Source) -> str:
-        """The digest of all of it, with what the source has more."""
+        """Return the digest of the whole source, after reading the rest."""
         for at, data in source.chunks(self._nbytes, source.nbytes - self._nbytes):
             self.add(at, data)
         return self._sha256.hexdigest()
@@ -51,7 +51,7 @@ class RunningDigest:
 
 @contextlib.contextmanager
 def collecting_digests(wanted: bool) -> Iterator[PassingDigests]:
-    """Digests of what passes meanwhile; none if not `wanted`."""
+    """A context that collects digests of objects that are sent or read; none if not `wanted`."""
     found = PassingDigests()
     token = _COLLECTED.set(found if wanted else None)
     try:
@@ -61,12 +61,12 @@ def collecting_digests(wanted: bool) -> Iterator[PassingDigests]:
 
 
 def wanted_digests() -> PassingDigests | None:
-    """Where digests are collected, if they are; then all bytes have to pass."""
+    """Return the present collection of digests, if any; then all bytes must pass through here."""
     return _COLLECTED.get()
 
 
 def digest_parts(url: str, parts: Iterator[BytesIO]) -> Iterator[BytesIO]:
-    """The parts of an object that is sent, as they are; its digest is known after the last one."""
+    """Pass on the parts of an uploaded object; its digest is known after the last part."""
     found = _COLLECTED.get()
     if found is None:
         yield from parts
@@ -75,5 +75,5 @@ def digest_parts(url: str, parts: Iterator[BytesIO]) -> Iterator[BytesIO]:
     for part in parts:
         sha256.update(part.getbuffer())
         yield part
-        del part  # who took it may be done with it before there is another
+        del part  # the caller may release it before the next part exists
     found.sent[url] = sha256.hexdigest()

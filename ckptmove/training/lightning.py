@@ -22,7 +22,7 @@ from ..sources import place_of
 
 
 class SafetensorsIO(TorchCheckpointIO):
-    """Saves what the trainer gives, and loads it again; Lightning itself removes old ones."""
+    """Saves and loads the trainer's checkpoints; Lightning itself removes old ones."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -30,9 +30,9 @@ class SafetensorsIO(TorchCheckpointIO):
         """Write a checkpoint, which appears complete and verified, or not at all.
 
         Args:
-            checkpoint: what the trainer saves.
+            checkpoint: the trainer's checkpoint.
             path: the file, here or in a store; an older one is replaced.
-            storage_options: not taken, as by Lightning's own plugin.
+            storage_options: not supported, as in Lightning's own plugin.
 
         Raises:
             TypeError: there are `storage_options`.
@@ -41,7 +41,7 @@ class SafetensorsIO(TorchCheckpointIO):
         if storage_options is not None:
             raise TypeError("SafetensorsIO takes no storage_options")
         name = os.fspath(path)
-        if place_of(name).opens_by_path:  # a store has no folders to be made
+        if place_of(name).opens_by_path:  # a store needs no folders
             Path(name).parent.mkdir(parents=True, exist_ok=True)
         save(checkpoint, name, format="safetensors", force=True)
 
@@ -54,7 +54,7 @@ class SafetensorsIO(TorchCheckpointIO):
         """Load a checkpoint of any format that ckptmove reads; nothing in it is executed.
 
         Args:
-            path: the file; those that Lightning itself wrote are read, too.
+            path: the file; files that Lightning itself wrote are read, too.
             map_location: a device, as for `torch.load`; anything else gives tensors on the CPU,
                 from which the trainer takes them to its devices.
             weights_only: of no effect, as objects of unknown classes are never made.

@@ -1,4 +1,4 @@
-"""A callback for the `Trainer` of transformers: each of its checkpoints also as one safetensors.
+"""A callback for the `Trainer` of transformers: saves each checkpoint also as one safetensors file.
 
     trainer = Trainer(..., callbacks=[SafetensorsCallback()])
     trainer.train(resume_from_checkpoint=folder_of("run/checkpoint-500.safetensors"))
@@ -36,12 +36,12 @@ class SafetensorsCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         folder = Path(str(args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-        if folder.is_dir():  # it is not where only the model was to be saved
+        if folder.is_dir():  # missing if only the model is saved
             convert(folder, f"{folder}.safetensors", force=True)
 
 
 def folder_of(path: StrPath) -> str:
-    """The folder that the callback made this file of, unpacked beside it unless it is there.
+    """Return the folder that this file was made from; unpack it beside the file if it is missing.
 
     Raises as `ckptmove.convert`.
     """

@@ -49,12 +49,12 @@ class _NewRecord:
 
     @property
     def growth(self) -> int:
-        """By how many bytes what follows moves."""
+        """The number of bytes by which later records move."""
         return self.stored_nbytes - self.record.stored_nbytes
 
 
 def amend(archive: Archive, new: Mapping[str, Content]) -> Plan:
-    """How to write the zip with other content in some records: bytes, where they are compressed.
+    """Plan the zip with new content in some records; new content of compressed records is bytes.
 
     This is a patch if all new content takes as many bytes as the old. CorruptError if a record
     whose new content is a plan is damaged; UnsupportedError if the zip would reach 4 GiB, and has
@@ -73,7 +73,7 @@ def amend(archive: Archive, new: Mapping[str, Content]) -> Plan:
 
 
 class _Shifts:
-    """How far each byte of the zip moves."""
+    """The shift of each byte of the zip."""
 
     def __init__(self, changed: list[_NewRecord]) -> None:
         self._at = [each.at for each in changed]
@@ -82,7 +82,7 @@ class _Shifts:
             self._sums.append(self._sums[-1] + each.growth)
 
     def of(self, at: int) -> int:
-        """Where a byte goes; the start of a changed record goes where its new content starts."""
+        """Return the new offset of a byte; a changed record's start maps to its new content."""
         return at + self._sums[bisect_left(self._at, at)]
 
 
@@ -93,7 +93,7 @@ def _checksums(archive: Archive, new: Mapping[str, Content], shifts: _Shifts) ->
 
 
 def _record_edits(archive: Archive, changed: _NewRecord) -> Iterator[Edit]:
-    """A record's content, and what its local header and descriptor say of it."""
+    """Yield the edits of a record's content, local header and descriptor."""
     record, at, end = changed.record, changed.at, changed.at + changed.record.stored_nbytes
     head = archive.source.read(record.header_at, at - record.header_at)
     absent = record.flags & HAS_DESCRIPTOR and not any(
@@ -114,7 +114,7 @@ def _record_edits(archive: Archive, changed: _NewRecord) -> Iterator[Edit]:
 
 
 def _descriptors(archive: Archive, changed: _NewRecord, end: int) -> tuple[bytes, bytes]:
-    """What follows the content, and what shall follow it, in the same form."""
+    """Return the old descriptor and the new one, in the same form."""
     record = changed.record
     found = archive.source.read(end, min(24, archive.source.nbytes - end))
     for sizes in (struct.Struct("<I2Q"), struct.Struct("<3I")):
@@ -131,7 +131,7 @@ def _descriptors(archive: Archive, changed: _NewRecord, end: int) -> tuple[bytes
 
 
 def _directory_edit(archive: Archive, changed: dict[str, _NewRecord], shifts: _Shifts) -> Edit:
-    """The directory, with the new sizes and places."""
+    """Return the edit of the directory, with the new sizes and offsets."""
     at = archive.directory_at
     directory = bytearray(archive.source.read(at, archive.directory_nbytes))
     for record in archive.records.values():
@@ -150,7 +150,7 @@ def _directory_edit(archive: Archive, changed: dict[str, _NewRecord], shifts: _S
 
 
 def _end_edits(archive: Archive, shifts: _Shifts) -> Iterator[Edit]:
-    """Where the directory is, as the records at the end say it."""
+    """Yield the edits of the end records, which have the offset of the directory."""
     at = archive.directory_at + archive.directory_nbytes
     directory_at = shifts.of(archive.directory_at)
     tail = archive.source.read(at, min(END64.size + LOCATOR.size, archive.source.nbytes - at))
@@ -168,7 +168,7 @@ def _end_edits(archive: Archive, shifts: _Shifts) -> Iterator[Edit]:
 
 
 def _wide(data: bytes | bytearray, at: int, end: int) -> Iterator[int]:
-    """Where the values of the zip64 extra field lie, in their order."""
+    """Return the offsets of the values in the zip64 extra field, in order."""
     while at + 4 <= end:
         kind, nbytes = struct.unpack_from("<HH", data, at)
         if kind == 1:
@@ -178,7 +178,7 @@ def _wide(data: bytes | bytearray, at: int, end: int) -> Iterator[int]:
 
 
 def _put(data: bytearray, at: int, value: int, wide: Iterator[int] | None = None) -> None:
-    """Write a number of 4 bytes, or where it is too wide for that, into the zip64 extra field."""
+    """Write a number into its 4 bytes, or into the zip64 extra field if it is too wide."""
     if wide is not None and data[at : at + 4] == b"\xff\xff\xff\xff":
         place = next(wide, None)
         if place is not None:

@@ -1,10 +1,10 @@
 """Read the directory of a zip file strictly: it has one meaning, or it is an error.
 
-Zip readers disagree wherever a file contradicts itself, and what they disagree on is how files
-are smuggled past checks. So names that occur twice (torch looks them up without regard to case),
-entries that overlap, local headers that differ from the directory, encryption, unknown methods and
-sizes beyond the file are all refused. What torch itself writes or reads without doubt is accepted:
-data descriptors, zip64 with or without need, comments, a few bytes after the end.
+Zip readers disagree if a file contradicts itself, and such files can pass checks unnoticed. So
+names that occur twice (torch looks them up without regard to case), entries that overlap, local
+headers that differ from the directory, encryption, unknown methods and sizes beyond the file are
+all refused. What torch itself writes or reads without doubt is accepted: data descriptors, zip64
+with or without need, comments, a few bytes after the end.
 
 Source: PKWARE APPNOTE 6.3.10; what torch writes: caffe2/serialize/inline_container.cc and its
 miniz (third_party/miniz).
@@ -30,7 +30,7 @@ _ANY_REFUSED = 0x2061
 
 LOCAL = struct.Struct("<4s5H3I2H")
 CENTRAL = struct.Struct("<4s6H3I5H2I")
-SUM_AT = 16  # of the checksum, in an entry of the directory
+SUM_AT = 16  # offset of the checksum in a directory entry
 END = struct.Struct("<4s4H2IH")
 END64 = struct.Struct("<4sQ2H2I4Q")
 LOCATOR = struct.Struct("<4sIQI")
@@ -39,14 +39,14 @@ END64_MAGIC, LOCATOR_MAGIC, DESCRIPTOR_MAGIC = b"PK\6\6", b"PK\6\7", b"PK\7\10"
 _MAX16 = 0xFFFF
 _MAX_ENTRIES = 2_000_000
 _MAX_DIRECTORY_NBYTES = 512 << 20
-_DIRECTORY_ATTRIBUTE = 0x10  # of MS-DOS, which torch's zip reader minds
-_USUAL_EXTRA = 96  # bytes of an extra field that are read with the header; torch's are shorter
+_DIRECTORY_ATTRIBUTE = 0x10  # of MS-DOS, which torch's zip reader respects
+_USUAL_EXTRA = 96  # bytes of an extra field read with the header; torch's are shorter
 _DESCRIPTOR_NBYTES = 24  # the longest
 _EXTRA_FIELD, _NO_EXTRA = struct.Struct("<2H"), 4  # the head of a field in the extra field
 _WIDE_SIZES = struct.Struct("<QQ")
 _DESCRIPTOR, _WIDE_DESCRIPTOR = struct.Struct("<3I"), struct.Struct("<IQQ")
-_SHORTEST_ROW, _LONGEST_ROW = 1 << 4, 1 << 12  # entries that are taken at once
-_MAX_RATIO = 1032  # deflate can't do better
+_SHORTEST_ROW, _LONGEST_ROW = 1 << 4, 1 << 12  # entries parsed at once
+_MAX_RATIO = 1032  # the highest ratio of deflate
 
 
 class Archive:
@@ -57,14 +57,14 @@ class Archive:
     ) -> None:
         """Read the directory; the rest of the file is not touched.
 
-        `budget` limits all that is inflated in the file; without one it has a budget of its own.
-        `tail`: how many bytes at the end mostly have all of the directory; they are read first.
+        `budget` limits the bytes inflated from the file; without it, the archive makes its own.
+        `tail`: the number of bytes at the end to read first; they usually hold the whole directory.
         """
         self.source = source
         #: in directory order
         self.records = Records()
         self._budget = Budget() if budget is None else budget
-        self._granted: set[str] = set()  # compressed records whose size was counted
+        self._granted: set[str] = set()  # compressed records that were counted
         if tail is None or not self._is_within(tail):
             self._find_directory()
         self._read_directory()
@@ -72,7 +72,7 @@ class Archive:
     # -- the directory -------------------------------------------------------------------------
 
     def _is_within(self, tail: int) -> bool:
-        """Take the last end record, if so many bytes have it and all of the directory."""
+        """Find the directory in this many bytes at the end; return whether they hold it all."""
         window_at = max(0, self.source.nbytes - tail)
         window = self.source.read(window_at, self.source.nbytes - window_at)
         end = len(window) - END.size
@@ -86,7 +86,7 @@ class Archive:
         )
 
     def _find_directory(self) -> None:
-        """Take the last end record, as torch does, and no other may be there."""
+        """Use the last end record, as torch does; there must be no other."""
         source = self.source
         window_at = max(0, source.nbytes - END.size - _MAX16)
         window = source.read(window_at, source.nbytes - window_at)
@@ -105,7 +105,7 @@ class Archive:
             raise CorruptError("the file has two zip directories: readers would disagree on it")
 
     def _follows_another(self, window: bytes, window_at: int, end: int) -> bool:
-        """Whether the archive that ends there starts further on than at the start of the file."""
+        """Whether the archive that ends there starts after the start of the file."""
         _, _, _, _, _, nbytes, at, _ = END.unpack_from(window, end)
         locator = end - LOCATOR.size
         if locator >= 0 and window[locator : locator + 4] == LOCATOR_MAGIC:
@@ -114,7 +114,7 @@ class Archive:
         return start > 0 and self.source.read(start, 4) == LOCAL_MAGIC
 
     def _another_end(self, window: bytes, window_at: int) -> bool:
-        """Whether bytes before the end, outside of all records, could be taken for it."""
+        """Whether earlier bytes, outside of all records, could be taken for the end record."""
         at = window.find(END_MAGIC, max(0, self.directory_at - window_at))
         while at >= 0:
             if at + END.size <= len(window):
@@ -125,7 +125,7 @@ class Archive:
         return False
 
     def _locate(self, window: bytes, window_at: int, end: int) -> bool:
-        """Take the directory's place from the end record at `end`; whether it can be true."""
+        """Take the directory's place from the end record at `end`; return if it is possible."""
         _, disk, first_disk, here, entries, nbytes, at, _ = END.unpack_from(window, end)
         directory_end = window_at + end
         locator = end - LOCATOR.size
@@ -173,14 +173,14 @@ class Archive:
             raise CorruptError(f"the record {twice!r} occurs twice")
 
     def _take_row(self, directory: bytes, at: int, count: int) -> int:
-        """Add the records of plain entries that are alike; their size, or 0 if one is not."""
+        """Add the records of similar plain entries; return their size, or 0 if one differs."""
         row = None
         if directory.startswith(CENTRAL_MAGIC, at):
             row = row_at(directory, at, count, self.directory_at, _ANY_REFUSED)
         return row.nbytes if row and self.records.add_all(row.names, row.numbers) else 0
 
     def _take_entry(self, directory: bytes, at: int) -> int:
-        """Add the record of an entry; its size."""
+        """Add the record of an entry; return its size."""
         if at + CENTRAL.size > len(directory):
             raise CorruptError("the zip directory is truncated")
         nbytes = self._take_usual(directory, at)
@@ -192,7 +192,7 @@ class Archive:
         return nbytes
 
     def _take_usual(self, directory: bytes, at: int) -> int:
-        """Add the record of a plain entry, as nearly all are; its size, or 0 for any other.
+        """Add the record of a plain entry, as nearly all are; return its size, or 0 for others.
 
         What it takes `_entry` takes as well, and gives the same record.
         """
@@ -258,7 +258,7 @@ class Archive:
     # -- the records ---------------------------------------------------------------------------
 
     def data_at(self, record: Record) -> int:
-        """Offset of the record's first byte, from its local header, which must agree."""
+        """Return the offset of the record's first byte, from its local header, which must agree."""
         at = self.records.data_at(record.name)
         if not at:
             at = self._check_header(record, self.source.read)
@@ -321,7 +321,7 @@ class Archive:
             end, before = at + numbers[3], name
 
     def _usual_data_at(self, name: str, numbers: Sequence[int], nearby: NearbyReads) -> int:
-        """Where the content of a record lies whose local header was read with others; or 0.
+        """Return a record's content offset if its local header, read with others, is usual; or 0.
 
         That is as nearly all of many are; what it takes `_check_header` takes as well.
         """
@@ -345,7 +345,7 @@ class Archive:
             or nbytes >= MAX32
         ):
             return 0
-        if extra_nbytes:  # one field that is not of zip64: torch fills up with it
+        if extra_nbytes:  # one field that is not zip64: torch's padding
             kind, filled = _EXTRA_FIELD.unpack_from(block, extra_at)
             if kind == 1 or filled + _NO_EXTRA != extra_nbytes:
                 return 0
@@ -358,16 +358,16 @@ class Archive:
         return at
 
     def _beside_content(self) -> Iterator[tuple[int, int]]:
-        """Where headers lie, and descriptors, as far as the directory tells."""
+        """Return the ranges of headers and descriptors, as far as the directory tells."""
         for record in self.records.values():
             header = LOCAL.size + len(record.name)
             yield record.header_at, header + _USUAL_EXTRA
-            if record.flags & HAS_DESCRIPTOR:  # how long the extra field is, nobody knows yet
+            if record.flags & HAS_DESCRIPTOR:  # the length of the extra field is not yet known
                 end = record.header_at + header + record.stored_nbytes
                 yield end, _USUAL_EXTRA + _DESCRIPTOR_NBYTES
 
     def oddities(self) -> list[str]:
-        """What is odd about any zip file, a sentence each."""
+        """Return what is unusual about a zip file, a sentence each."""
         sums, sizes = self.records.column("crc32"), self.records.column("nbytes")
         unchecked = sum(size > 0 == crc32 for crc32, size in zip(sums, sizes, strict=True))
         odd = [f"{unchecked:,} of its records carry no checksum"] if unchecked else []
@@ -376,22 +376,22 @@ class Archive:
         return odd
 
     def read_parsed(self, record: Record) -> bytes:
-        """The content of a record that is to be parsed; the errors are those of `read`."""
+        """Return the content of a record to parse; raises as `read`."""
         if record.method == DEFLATED:
             self._grant(record, self._budget.unpack)
         return self.read(record, at_most=MAX_NBYTES)
 
     def may_be_parsed(self, record: Record) -> bool:
-        """Whether `read_parsed` would not find it packed too tightly."""
+        """Whether `read_parsed` would accept the compression of the record."""
         packed = record.method == DEFLATED and record.name not in self._granted
         return not packed or self._budget.may_unpack(self._stored_nbytes(record), record.nbytes)
 
     def _stored_nbytes(self, record: Record) -> int:
-        """Bytes that a record takes in the file itself: none where that had to be inflated."""
+        """Return the bytes that a record takes in the file; 0 if the file itself was inflated."""
         return record.stored_nbytes if self.source.start is not None else 0
 
     def _grant(self, record: Record, allows: Callable[[int, int], bool]) -> None:
-        """Count what a record takes when it is inflated, once; UnsupportedError if it is absurd."""
+        """Count the inflated size of a record, once; UnsupportedError if it is far too large."""
         if record.name not in self._granted:
             self._granted.add(record.name)
             if not allows(self._stored_nbytes(record), record.nbytes):
@@ -401,7 +401,7 @@ class Archive:
                 )
 
     def read(self, record: Record, *, at_most: int) -> bytes:
-        """The content of a record, checked against its checksum, and against `at_most` bytes."""
+        """Return the content of a record, checked against its checksum and `at_most` bytes."""
         longest = max(record.nbytes, record.stored_nbytes)
         if longest > at_most:
             raise UnsupportedError(
@@ -417,7 +417,7 @@ class Archive:
 
 
 def _descriptors(record: Record) -> tuple[bytes, ...]:
-    """What may follow the content of a record: the directory once more, in four usual forms."""
+    """Return the possible descriptors after a record's content, in four usual forms."""
     crc32, stored, nbytes = record.crc32, record.stored_nbytes, record.nbytes
     form = _WIDE_DESCRIPTOR.pack(crc32, stored, nbytes)
     if stored > MAX32 or nbytes > MAX32:

@@ -1,7 +1,7 @@
 """Read every record of a zip and check its CRC-32, which torch itself never does.
 
-What fills up to the alignment of a record has no checksum, but is known: torch writes an extra
-field `FB` of letters `Z`. Source: caffe2/serialize/inline_container.cc, `getPadding`.
+The padding before an aligned record has no checksum, but its content is known: torch writes an
+extra field `FB` of letters `Z`. Source: caffe2/serialize/inline_container.cc, `getPadding`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .members import Record
 from .rewrite import CENTRAL_CRC_AT, LOCAL_CRC_AT
 
 _STEP = 1 << 20  # bytes read at once
-_LENGTHS = struct.Struct("<2H")  # of the name and the extra fields, at the end of a local header
-_FIELD = struct.Struct("<2sH")  # the kind of an extra field, and how many bytes follow
+_LENGTHS = struct.Struct("<2H")  # lengths of name and extra field, at a local header's end
+_FIELD = struct.Struct("<2sH")  # the kind of an extra field, and the number of bytes that follow
 
 
 def damage(archive: Archive, report: Callable[[int], object]) -> Iterator[str]:
-    """What is wrong with the bytes of records, a sentence each. Memory does not grow with them.
+    """Yield the faults in the bytes of records, a sentence each, in bounded memory.
 
-    `report` is called with how many bytes were read since its last call.
+    `report` is called with the number of bytes read since its last call.
     """
     for record in archive.records.values():
         content_at = archive.data_at(record) - record.header_at
@@ -39,9 +39,9 @@ def damage(archive: Archive, report: Callable[[int], object]) -> Iterator[str]:
 
 
 def holds_patched(archive: Archive, written: Readable, changed: Sequence[Record]) -> bool:
-    """Whether a copy of a zip has the same directory, and sound new content in some records.
+    """Whether a copy of a zip has the same directory, and correct new content in some records.
 
-    These are stored, and have the old length, at the old place; only their checksums differ.
+    These are uncompressed, with the old length and offset; only their checksums differ.
     """
     source, at = archive.source, archive.directory_at
     if written.nbytes != source.nbytes:
@@ -67,13 +67,13 @@ def holds_patched(archive: Archive, written: Readable, changed: Sequence[Record]
 
 
 def _descriptor(archive: Archive, record: Record) -> tuple[int, int]:
-    """From where to where the magic and checksum of a descriptor may be, if there is one."""
+    """Return the range in which a descriptor's magic and checksum may be, if there is one."""
     end = archive.data_at(record) + record.stored_nbytes
     return end, end + (8 if record.flags & HAS_DESCRIPTOR else 0)
 
 
 def _is_filled(header: bytes) -> bool:
-    """Whether the extra field of a local header that torch fills up with is as torch writes it."""
+    """Whether the padding field of a local header is as torch writes it."""
     name_nbytes, _ = _LENGTHS.unpack_from(header, LOCAL.size - _LENGTHS.size)
     at = LOCAL.size + name_nbytes
     while at + _FIELD.size <= len(header):
@@ -88,7 +88,7 @@ def _is_filled(header: bytes) -> bool:
 def _read(
     archive: Archive, record: Record, first: bytes, report: Callable[[int], object]
 ) -> tuple[int, int, bool]:
-    """CRC-32 and size of the content, and whether it ends where it should; `first` is its start."""
+    """Return the content's CRC-32 and size, and whether it ends correctly; `first` is its start."""
     start = archive.data_at(record)
     machine = zlib.decompressobj(-zlib.MAX_WBITS) if record.method == DEFLATED else None
     crc32 = nbytes = 0

@@ -19,12 +19,12 @@ _STEP = 1 << 20
 
 
 def nbytes_of(content: Content) -> int:
-    """How long the content is."""
+    """Return the length of the content."""
     return len(content) if isinstance(content, bytes) else content.nbytes
 
 
 def checksum_of(archive: Archive, record: Record, content: Content) -> int:
-    """The CRC-32 of what the record shall hold; where a plan makes it, the record is read.
+    """Return the CRC-32 of a record's new content; for a plan, this reads the record.
 
     CorruptError if the record's own checksum is wrong: a new one would hide the damage.
     """
@@ -46,7 +46,7 @@ def _sum(parts: Iterator[bytes]) -> int:
 
 
 def _carried_out(archive: Archive, plan: Plan) -> Iterator[bytes]:
-    """What a plan makes, from its start to its end."""
+    """Yield the output of a plan, from start to end."""
     start = archive.source.start or 0
     pieces: list[tuple[int, int, int, bytes | memoryview]] = [
         (check.at, check.nbytes, check.source_at - start, b"") for check in plan.checks()
@@ -65,9 +65,9 @@ def _read(archive: Archive, at: int, nbytes: int) -> Iterator[bytes]:
 def checksums_that_stay(
     archive: Archive, new: dict[str, Content], places: dict[str, int]
 ) -> Iterator[Checksum]:
-    """The checksums of records whose bytes stay, and of what plans keep of the others.
+    """Return the checksums of unchanged records, and of parts that plans keep of the others.
 
-    `places`: the name of a record → where its content will be.
+    `places`: the name of a record → the new offset of its content.
     """
     start = archive.source.start or 0
     for name, (method, _, crc32, _, nbytes, _, _, data_at) in archive.records.rows():

@@ -1,8 +1,8 @@
-"""Take entries of a zip directory many at once: those of names of one length, as torch writes them.
+"""Parse many entries of a zip directory at once, if their names have one length, as torch's.
 
 torch numbers the records of tensors, so that thousands of entries in a row differ only in checksum,
-sizes, place and name. Every field of theirs is a column of bytes, a fixed step apart: what is the
-same in all is compared column by column, and what differs is unpacked in one go.
+sizes, place and name. Each of their fields is a column of bytes at a fixed step: equal fields are
+compared column by column, and the others are unpacked in one go.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ _NAME_AT, _LOCAL_NBYTES = 46, 30
 #: Of an entry the bytes that are to be as in the first: signature, flags, method, length of the
 #: name, of the extra field, of the comment, disk and attributes.
 _SAME = (*range(4), *range(8, 12), *range(28, 36), *range(38, 42))
-_ZERO = (10, 11, *range(30, 36), *range(38, 42))  # of these, what is 0 in a plain entry
+_ZERO = (10, 11, *range(30, 36), *range(38, 42))  # those that are 0 in a plain entry
 _FLAGS_AT, _NAME_NBYTES_AT = 8, 28
-_LONGEST_NAME = 128  # bytes: of longer ones a row would be large
+_LONGEST_NAME = 128  # bytes; longer entries would make a row too large
 
 
 class Row(NamedTuple):
     """Plain entries that follow each other."""
 
     names: list[str]
-    #: of each all that `Records` have besides its name
+    #: the fields of each record besides its name
     numbers: Iterable[tuple[int, ...]]
     nbytes: int
 
 
 def row_at(directory: bytes, at: int, count: int, directory_at: int, refused: int) -> Row | None:
-    """The next `count` entries, if they are plain and alike, none with one of the refused flags.
+    """Return the next `count` entries, if they are plain, alike, and without refused flags.
 
-    None if one of them needs a closer look. `directory_at` is where the directory lies in the file.
+    None if one of them must be parsed separately. `directory_at` is the directory's offset in the
+    file.
     """
     first = directory[at : at + _NAME_AT]
     if len(first) < _NAME_AT or any(first[n] for n in _ZERO):

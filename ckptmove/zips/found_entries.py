@@ -26,12 +26,12 @@ from .members import MAX32
 ODD_FLAGS = 0x2061  # encrypted, patched or masked
 LONGEST_NAME = 4096  # bytes
 _MOST_FIELDS = 64  # extra fields of a record that are looked at
-_TAIL = 1 << 16  # bytes at the end in which the end record is looked for
+_TAIL = 1 << 16  # bytes at the end that are searched for the end record
 _LONGEST_DIRECTORY = 64 << 20
 
 
 class FoundEntry(NamedTuple):
-    """What the directory says of a record."""
+    """A record as its directory entry describes it."""
 
     name: str
     method: int
@@ -41,7 +41,7 @@ class FoundEntry(NamedTuple):
 
 
 def directory_bytes(source: Readable) -> bytes:
-    """The bytes of the directory, as far as it can be found."""
+    """Return the bytes of the directory, as far as it can be found."""
     start = max(0, source.nbytes - _TAIL - END.size)
     tail = source.read(start, source.nbytes - start)
     end = tail.rfind(END_MAGIC)
@@ -61,12 +61,12 @@ def directory_bytes(source: Readable) -> bytes:
 
 
 def name_end(data: bytes, at: int) -> int:
-    """Where the name of the directory entry at an offset ends."""
+    """Return the end of the name in the directory entry at an offset."""
     return at + CENTRAL.size + int(CENTRAL.unpack_from(data, at)[10])
 
 
 def entry_nbytes(data: bytes, at: int) -> int:
-    """How long the directory entry at an offset claims to be, without its comment."""
+    """Return the claimed length of the directory entry at an offset, without its comment."""
     if at + CENTRAL.size > len(data):
         return CENTRAL.size
     name_nbytes, extra_nbytes = CENTRAL.unpack_from(data, at)[10:12]
@@ -74,7 +74,7 @@ def entry_nbytes(data: bytes, at: int) -> int:
 
 
 def entry_at(data: bytes, at: int) -> FoundEntry | None:
-    """The directory entry at an offset, if it can be one."""
+    """Return the directory entry at an offset, if it is possible."""
     if at + CENTRAL.size > len(data):
         return None
     fields = CENTRAL.unpack_from(data, at)
@@ -96,7 +96,7 @@ def entry_at(data: bytes, at: int) -> FoundEntry | None:
 
 
 def record_name(raw: bytes) -> str | None:
-    """The name of a record, if it can be one."""
+    """Return the name of a record, if it is possible."""
     try:
         name = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -105,7 +105,7 @@ def record_name(raw: bytes) -> str | None:
 
 
 def wide_field(extra: bytes) -> bytes:
-    """The content of the zip64 extra field, if there is one."""
+    """Return the content of the zip64 extra field, if there is one."""
     at = 0
     for _ in range(_MOST_FIELDS):
         if at + 4 > len(extra):

@@ -1,4 +1,4 @@
-"""Find the records of a damaged zip: by local headers, descriptors, and what its directory says.
+"""Find the records of a damaged zip by local headers, descriptors and directory entries.
 
 torch writes the size and the checksum of a record behind its content. So a record ends where a
 descriptor tells exactly the size of what lies before it. Where none does, it ends before the next
@@ -49,17 +49,17 @@ _MAGIC = re.compile(rb"PK(?:\x03\x04|\x07\x08|\x01\x02)")
 _STEP = 1 << 20  # bytes read at once
 _FIRST_STEP = 1 << 12  # bytes that are searched first
 _MOST_RECORDS = 1_000_000
-_READS = 4  # how often all of the file may be read
+_READS = 4  # how often the whole file may be read
 _LEAST_READ = 16 << 20
-_HIT = 256  # bytes that could be read while one magic number is looked at
-_RATIO = 64  # bytes that a byte of the file may become, all together
+_HIT = 256  # cost of checking one magic number, in bytes
+_RATIO = 64  # most inflated bytes per byte of the file, in total
 _MOST_COMPARED = 10_000  # records
-_FAR = 4 << 20  # bytes in which records of another writer are looked for
+_FAR = 4 << 20  # bytes that are searched for records of another writer
 _NUMBERED = re.compile(r"(.*/)(\d{1,8})")
 
 
 class Proof(Enum):
-    """What is known of the bytes of a record."""
+    """How well the bytes of a record are proven."""
 
     RIGHT = "its checksum is right"
     NONE = "it has no checksum"
@@ -68,22 +68,22 @@ class Proof(Enum):
 
 
 class FoundRecord(NamedTuple):
-    """A record, or what is left of one."""
+    """A record, or the rest of one."""
 
     name: str
     method: int
     data_at: int
-    #: bytes that are there, as the file keeps them
+    #: bytes that are present, as stored in the file
     stored_nbytes: int
     crc32: int
     proof: Proof
     header_at: int
-    #: whether something besides its own header tells that this is its name
+    #: whether more than its own header confirms its name
     is_named_twice: bool = False
 
 
 class _Header(NamedTuple):
-    """A local header, and where it lies."""
+    """A local header, and its offset."""
 
     name: str
     method: int
@@ -95,23 +95,23 @@ class _Header(NamedTuple):
 
 
 def find_records(source: Readable) -> dict[str, FoundRecord]:
-    """The records of a zip by name, in the order of the file.
+    """Return the records of a zip by name, in the order of the file.
 
-    Of two records with one name that differ, none is proven.
+    If two records with one name differ, neither is proven.
     """
     return _Scan(source).run()
 
 
 def has_two_layouts(source: Readable) -> bool:
-    """Whether a zip has records where its directory puts none, or other ones than it tells of.
+    """Whether a zip has records that its directory lacks, or that differ from the directory.
 
-    So it is where two programs wrote one file. The headers of the first records are looked at, and
-    a few MiB behind the first that is not as the directory says.
+    This happens if two programs write one file. It checks the headers of the first records, and a
+    few MiB after the first one that differs from the directory.
     """
     scan = _Scan(source)
     entries = sorted(scan.entries.values(), key=lambda each: each.header_at)[:_MOST_COMPARED]
     places = {each.name: each.header_at for each in entries}
-    zips = list[tuple[int, int]]()  # records that are zips, which have names of their own
+    zips = list[tuple[int, int]]()  # records that are zips with their own names
     first = wrong = others = 0
     for entry in entries:
         header = scan.header(entry.header_at)
@@ -140,7 +140,7 @@ def has_two_layouts(source: Readable) -> bool:
 
 
 def read_record(source: Readable, record: FoundRecord, at_most: int = MAX_NBYTES) -> bytes:
-    """What is left of the content of a record, at most so many bytes."""
+    """Return the remaining content of a record, at most this many bytes."""
     if record.method == STORED:
         return source.read(record.data_at, min(record.stored_nbytes, at_most))
     content = source.read(record.data_at, min(record.stored_nbytes, MAX_NBYTES))
@@ -182,12 +182,12 @@ class _Scan:
             if (before.crc32, before.stored_nbytes) != (record.crc32, record.stored_nbytes):
                 found[record.name] = before._replace(proof=Proof.WRONG)
         elif before.proof is not Proof.RIGHT and record.proof is Proof.RIGHT:
-            found[record.name] = record._replace(proof=Proof.NONE)  # one of two is not sure
+            found[record.name] = record._replace(proof=Proof.NONE)  # one of two is not certain
 
     # -- headers -------------------------------------------------------------------------------
 
     def magics(self, at: int) -> Iterator[tuple[int, bytes]]:
-        """Where the next magic numbers are, from here on; the first is mostly near."""
+        """Return the next magic numbers after an offset; the first is usually near."""
         step = _FIRST_STEP
         while at < self.source.nbytes and self.room > 0:
             data = self.source.read(at, min(step, self.source.nbytes - at))
@@ -215,7 +215,7 @@ class _Scan:
         return None
 
     def header(self, at: int) -> _Header | None:
-        """The local header there, if it can be one."""
+        """Return the local header there, if it is possible."""
         source = self.source
         if at + LOCAL.size > source.nbytes:
             return None
@@ -237,7 +237,7 @@ class _Scan:
         return _Header(name, method, flags, crc32, stored, data_at, at)
 
     def entry(self, at: int) -> FoundEntry | None:
-        """The directory entry there, if it can be one."""
+        """Return the directory entry there, if it is possible."""
         source = self.source
         nbytes = entry_nbytes(source.read(at, min(CENTRAL.size, source.nbytes - at)), 0)
         if at + nbytes > source.nbytes:
@@ -246,7 +246,7 @@ class _Scan:
         return entry_at(source.read(at, nbytes), 0)
 
     def directory(self) -> Iterator[FoundEntry]:
-        """What the directory says, as far as it makes sense."""
+        """Return the directory entries that make sense."""
         directory, position = directory_bytes(self.source), 0
         while position + CENTRAL.size <= len(directory) and self.room > 0:
             self.room -= entry_nbytes(directory, position)
@@ -254,14 +254,14 @@ class _Scan:
             behind = position + 4
             if entry is not None:
                 yield entry
-                behind = name_end(directory, position)  # its extra fields may tell a wrong length
+                behind = name_end(directory, position)  # its extra fields may have a wrong length
             found = directory.find(CENTRAL_MAGIC, behind)
             position = len(directory) if found < 0 else found
 
     # -- records -------------------------------------------------------------------------------
 
     def record(self, header: _Header) -> tuple[FoundRecord, int]:
-        """The record of a header, and from where on to look for the next one."""
+        """Return the record of a header, and the offset to search for the next one."""
         entry = self.entries.get(header.at)
         named = entry is not None and entry.name == header.name
         if entry is not None and named:
@@ -277,7 +277,7 @@ class _Scan:
     def proven(
         self, header: _Header, stored_nbytes: int, crc32: int, *, named: bool = False
     ) -> FoundRecord | None:
-        """The record, if it has such a size and checksum."""
+        """Return the record, if it has this size and checksum."""
         if header.data_at + stored_nbytes > self.source.nbytes:
             return None
         if (crc32 or not stored_nbytes) and self.sum(header, stored_nbytes) == crc32:
@@ -287,7 +287,7 @@ class _Scan:
         return None
 
     def measured(self, header: _Header) -> tuple[FoundRecord, int]:
-        """A record whose header tells its size."""
+        """Return a record whose header has its size."""
         there = min(header.stored_nbytes, self.source.nbytes - header.data_at)
         if there < header.stored_nbytes:
             return _make_record(header, there, 0, Proof.CUT), header.data_at
@@ -299,8 +299,8 @@ class _Scan:
         )
 
     def described(self, header: _Header) -> tuple[FoundRecord, int]:
-        """A record whose descriptor tells its size."""
-        next_at = None  # of what may be the next record, or the directory
+        """Return a record whose descriptor has its size."""
+        next_at = None  # of a possible next record, or the directory
         for at, magic in self.magics(header.data_at):
             if magic == DESCRIPTOR_MAGIC:
                 told = self.descriptor(at, at - header.data_at)
@@ -314,7 +314,7 @@ class _Scan:
         return _make_record(header, end - header.data_at, 0, Proof.CUT), end
 
     def descriptor(self, at: int, nbytes: int) -> int | None:
-        """The checksum that a descriptor tells of so many stored bytes; None if it is none."""
+        """Return the checksum in a descriptor for this many stored bytes; None if it is not one."""
         data = self.source.read(at + 4, min(20, self.source.nbytes - at - 4))
         for form in (struct.Struct("<IQQ"), struct.Struct("<III")):
             if len(data) >= form.size:
@@ -324,7 +324,7 @@ class _Scan:
         return None
 
     def by_entry(self, entry: FoundEntry) -> FoundRecord | None:
-        """A record whose header is damaged, where the directory says it is."""
+        """Return a record with a damaged header, at its offset in the directory."""
         lead = entry.header_at + LOCAL.size
         if lead > self.source.nbytes or self.room <= 0:
             return None
@@ -348,7 +348,7 @@ class _Scan:
         return Proof.RIGHT if self.sum(header, stored_nbytes) == crc32 else Proof.WRONG
 
     def sum(self, header: _Header, stored_nbytes: int) -> int:
-        """The checksum of the content of a record; -1 if it can't be had."""
+        """Return the checksum of a record's content; -1 if it can't be computed."""
         machine = zlib.decompressobj(-zlib.MAX_WBITS) if header.method == DEFLATED else None
         crc32, end = 0, header.data_at + stored_nbytes
         for at in range(header.data_at, end, _STEP):
@@ -378,9 +378,9 @@ def _make_record(header: _Header, stored_nbytes: int, crc32: int, proof: Proof) 
 
 
 def _with_order(found: dict[str, FoundRecord]) -> dict[str, FoundRecord]:
-    """Take the numbers of records as a proof of their names, where they follow each other.
+    """Accept consecutive numbers of records as a proof of their names.
 
-    A checksum is of the content alone: with a flipped bit in its name, a record would be another.
+    A checksum covers only the content: a flipped bit in the name would make it another record.
     """
     last: dict[str, int] = {}
     for record in sorted(found.values(), key=lambda each: each.header_at):

@@ -1,4 +1,4 @@
-"""Find where the zips start of which a file consists, one right behind the other."""
+"""Find the starts of zips that are concatenated in one file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _MOST = 1000  # zips in one file
 
 
 def zip_starts(source: Readable) -> list[int]:
-    """Where each zip starts, in the order of the file; empty unless the file has nothing else.
+    """Return the start of each zip, in order; empty if the file has other content.
 
-    So it is where several `torch.save` went into one open file. The offsets in each of these zips
-    count from its own start.
+    Several calls of `torch.save` to one open file write this. Offsets in each zip count from its
+    own start.
     """
     starts, end = list[int](), source.nbytes
     while end and len(starts) < _MOST:
@@ -25,7 +25,7 @@ def zip_starts(source: Readable) -> list[int]:
 
 
 def _start(source: Readable, end: int) -> int | None:
-    """Where the zip starts that ends there, without a comment; None if none does."""
+    """Return the start of the zip that ends there, without a comment; None if there is none."""
     at = max(0, end - END.size - LOCATOR.size - END64.size)
     tail = source.read(at, end - at)
     if not tail[-END.size :].startswith(END_MAGIC):

@@ -37,11 +37,11 @@ from .members import MAX32
 
 ALIGNMENT = 64
 _UTF8 = 0x0800
-_MADE_BY, _NEEDED = 798, 45  # of the zip64 end record, as miniz writes them
+_MADE_BY, _NEEDED = 798, 45  # of the zip64 end record, as in miniz
 
 
 class Member(NamedTuple):
-    """A record to be laid out; the fields are those of `archive.Record`."""
+    """A record to lay out; the fields are those of `archive.Record`."""
 
     name: str
     method: int
@@ -66,7 +66,7 @@ class LaidOut(NamedTuple):
 
 
 def lay_out(members: Sequence[Member], alignment: int = ALIGNMENT) -> list[LaidOut]:
-    """The place of each record, one after the other from offset 0."""
+    """Return the place of each record, in sequence from offset 0."""
     laid: list[LaidOut] = []
     at = 0
     for member in members:
@@ -99,7 +99,7 @@ def _lay(member: Member, at: int, alignment: int) -> LaidOut:
 
 
 def directory(laid: Sequence[LaidOut], at: int) -> bytes:
-    """The zip directory at that offset, for records in this order, and the end records."""
+    """Return the zip directory at this offset, for records in this order, and the end records."""
     entries = b"".join(_entry(each) for each in laid)
     count, end64_at = len(laid), at + len(entries)
     end64 = END64.pack(
@@ -112,7 +112,7 @@ def directory(laid: Sequence[LaidOut], at: int) -> bytes:
 
 
 def sums_in_directory(laid: Sequence[LaidOut]) -> Iterator[int]:
-    """Where the directory has the checksum of each record, counted from its start."""
+    """Return the offsets of the checksums of records, from the start of the directory."""
     at = SUM_AT
     for each in laid:
         yield at
@@ -149,5 +149,5 @@ def _flags(member: Member) -> int:
 
 
 def _version_needed(member: Member) -> int:
-    """The version of zip that a reader needs, as miniz says it."""
+    """Return the zip version that a reader needs, as miniz writes it."""
     return 0 if member.method == STORED else 20

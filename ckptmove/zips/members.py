@@ -1,4 +1,4 @@
-"""The members of a zip file, of which there may be hundreds of thousands: each a row of columns."""
+"""The members of a zip file, possibly hundreds of thousands, stored in columns."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..errors import CorruptError
 
 
 class Record(NamedTuple):
-    """A member of the archive, as its directory entry tells it."""
+    """A member of the archive, from its directory entry."""
 
     name: str
     #: STORED or DEFLATED
     method: int
     flags: int
-    #: of the content; 0 on a record with content means that none was computed
+    #: CRC-32 of the content; 0 for a record with content means that none was computed
     crc32: int
     #: bytes in the file
     stored_nbytes: int
@@ -37,22 +37,22 @@ class Record(NamedTuple):
 
 
 class Records(Mapping[str, Record]):
-    """The records by name, in directory order; each is made anew when it is asked for.
+    """The records by name, in directory order; a `Record` is made at each access.
 
-    So one takes a hundred bytes, and its name, instead of four hundred.
+    So a record takes a hundred bytes and its name, instead of four hundred.
     """
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
-        #: of each record, all that it has besides its name; then where its content lies, or 0
+        #: for each record, all fields besides its name, then the offset of its content, or 0
         self._numbers = array("Q")
 
     def append(self, record: Record) -> None:
-        """Add a record, whose name is new."""
+        """Add a record with a new name."""
         self.add(record.name, record[1:])
 
     def add(self, name: str, numbers: tuple[int, ...]) -> bool:
-        """Add a record: all that it has besides its name; False if there is one of that name."""
+        """Add a record with these fields; False if the name exists."""
         columns = self._numbers
         if self._rows.setdefault(name, len(columns)) != len(columns):
             return False
@@ -61,7 +61,7 @@ class Records(Mapping[str, Record]):
         return True
 
     def add_all(self, names: Sequence[str], numbers: Iterable[tuple[int, ...]]) -> bool:
-        """Add records, whose numbers end with `data_at`; False, and none is, if a name is known."""
+        """Add records, with fields that end with `data_at`; none, and False, if a name exists."""
         start = len(self._numbers)
         if len(set(names)) != len(names) or not self._rows.keys().isdisjoint(names):
             return False
@@ -70,9 +70,9 @@ class Records(Mapping[str, Record]):
         return True
 
     def alike(self) -> str | None:
-        """The first name that differs from one before it but in case; None if all differ."""
+        """Return the first name that equals an earlier one except for case, or None."""
         names = "\n".join(self._rows)
-        if names == names.casefold():  # no copy of each is made
+        if names == names.casefold():  # avoid a copy of each
             return None
         folded: set[str] = set()
         for name in self._rows:
@@ -83,36 +83,36 @@ class Records(Mapping[str, Record]):
         return None
 
     def data_at(self, name: str) -> int:
-        """Where the content of a record lies, or 0 if that was not noted."""
+        """Return the offset of a record's content, or 0 if it was not noted."""
         return self._numbers[self._rows[name] + _WIDTH - 1]
 
     def stored_at(self, name: str, nbytes: int) -> int:
-        """Where so many bytes of a record lie as they are; 0 if that is not known of it."""
+        """Return the offset of a stored record of this size; 0 if unknown."""
         row, numbers = self._rows.get(name, -1), self._numbers
         if row < 0 or numbers[row] or numbers[row + _NBYTES] != nbytes:  # 0 is STORED
             return 0
         return numbers[row + _WIDTH - 1]
 
     def stored_crc32(self, name: str) -> int:
-        """The checksum of a record whose content lies in the file as it is; 0 of another."""
+        """Return the checksum of a stored (uncompressed) record; 0 for others."""
         row, numbers = self._rows[name], self._numbers
         return 0 if numbers[row] else numbers[row + _CRC32]  # 0 is STORED
 
     def note_data_at(self, name: str, at: int) -> None:
-        """Note where it lies, as its local header says."""
+        """Note the offset of the content, from the local header."""
         self._numbers[self._rows[name] + _WIDTH - 1] = at
 
     def column(self, field: str) -> array[int]:
-        """What all records have in one of their fields, which is a number."""
+        """Return one numeric field of all records."""
         return self._numbers[Record._fields.index(field) - 1 :: _WIDTH]
 
     def rows(self) -> Iterator[tuple[str, array[int]]]:
-        """The records in directory order, as `by_header` gives them."""
+        """Return the records in directory order, in the form of `by_header`."""
         numbers = self._numbers
         return ((name, numbers[row : row + _WIDTH]) for name, row in self._rows.items())
 
     def by_header(self) -> Iterator[tuple[str, array[int]]]:
-        """The records in the order of their local headers: names, and all else, with `data_at`."""
+        """Return the records in order of their local headers: names, and fields with `data_at`."""
         headers = self.column("header_at")
         names = list(self._rows)
         order: Sequence[int] = range(len(names))
@@ -141,12 +141,12 @@ _NBYTES, _CRC32 = (Record._fields.index(name) - 1 for name in ("nbytes", "crc32"
 
 # -- the fields of their headers that have no fixed place: names, and zip64 ----------------------
 
-#: Stands for a number that is in the zip64 field.
+#: The placeholder of a number that is in the zip64 field.
 MAX32 = 0xFFFFFFFF
 
 
 def name_of(raw: bytes) -> str:
-    """The name of a record: UTF-8, or what DOS had."""
+    """Decode the name of a record: UTF-8, or the code page of DOS."""
     try:
         name = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -157,7 +157,7 @@ def name_of(raw: bytes) -> str:
 
 
 def widened(narrow: tuple[int, int, int], wide: bytes, name: str) -> list[int]:
-    """Sizes and offset of a directory entry, with those that do not fit it from its zip64 field."""
+    """Return sizes and offset of a directory entry, from the zip64 field if they do not fit."""
     values = []
     for value in narrow:
         if value == MAX32:
@@ -169,7 +169,7 @@ def widened(narrow: tuple[int, int, int], wide: bytes, name: str) -> list[int]:
 
 
 def zip64_of(extra: bytes, name: str) -> bytes:
-    """The zip64 extra field's content, or nothing."""
+    """Return the content of the zip64 extra field; empty if there is none."""
     position = 0
     while position + 4 <= len(extra):
         kind, nbytes = struct.unpack_from("<HH", extra, position)

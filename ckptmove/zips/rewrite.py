@@ -12,15 +12,15 @@ from .content import Content, checksum_of, checksums_that_stay, nbytes_of
 from .layout import Member, directory, lay_out
 from .members import Record
 
-#: Where the checksum is within a directory entry, and a local header.
+#: The offset of the checksum in a directory entry, and in a local header.
 CENTRAL_CRC_AT, LOCAL_CRC_AT = 16, 14
 
 
 def rewrite(archive: Archive, new: Mapping[str, Content], alignment: int) -> Plan:
-    """How to write the zip with other content in some records.
+    """Plan the zip with new content in some records.
 
-    This is a patch if all new content takes as many bytes as the old, else the zip laid out as
-    torch does. Pickles are stored, as torch has them; what else was compressed stays so.
+    This is a patch if all new content has the old length, otherwise the zip is laid out as torch
+    does. Pickles are stored uncompressed, as in torch; other compressed records stay compressed.
     CorruptError if a record whose new content is a plan is damaged.
     """
     if fits(archive, new):
@@ -29,7 +29,7 @@ def rewrite(archive: Archive, new: Mapping[str, Content], alignment: int) -> Pla
 
 
 def fits(archive: Archive, new: Mapping[str, Content]) -> bool:
-    """Whether all new content can take the place of the old."""
+    """Whether all new content fits into the place of the old."""
     return all(
         archive.records[name].method == STORED
         and (isinstance(content, bytes) or content.keeps_length)
@@ -39,7 +39,7 @@ def fits(archive: Archive, new: Mapping[str, Content]) -> bool:
 
 
 def patch(archive: Archive, new: Mapping[str, Content]) -> Plan:
-    """Clone the file; put contents of the same length in the place of the old ones."""
+    """Clone the file, and replace contents with new ones of the same length."""
     start = archive.source.start or 0
     edits = [
         edit
@@ -56,7 +56,7 @@ def patch(archive: Archive, new: Mapping[str, Content]) -> Plan:
 
 
 def _edits(archive: Archive, record: Record, content: Content) -> list[Edit]:
-    """The content, and its checksum wherever the zip repeats it."""
+    """Yield the content, and its checksum wherever the zip repeats it."""
     at = archive.data_at(record)
     old = struct.pack("<I", record.crc32)
     new = struct.pack("<I", checksum_of(archive, record, content))
@@ -75,7 +75,7 @@ def _edits(archive: Archive, record: Record, content: Content) -> list[Edit]:
 
 
 def _relay(archive: Archive, new: dict[str, Content], alignment: int) -> Plan:
-    """The records in their order, each in the place where torch would have put it."""
+    """Plan the records in order, each at the offset that torch would choose."""
     start = archive.source.start or 0
     records = sorted(archive.records.values(), key=lambda record: record.header_at)
     stored = {name: _pack(archive.records[name], content) for name, content in new.items()}
@@ -129,13 +129,13 @@ def _method(record: Record) -> int:
 
 
 def _pack(record: Record, content: Content) -> Content:
-    """The content as the file keeps it."""
+    """Return the content in its stored form."""
     if _method(record) == STORED or isinstance(content, Plan):
         return content
     return deflated(content)
 
 
 def deflated(content: bytes) -> bytes:
-    """Content as a record of method DEFLATED keeps it."""
+    """Compress content for a record of method DEFLATED."""
     machine = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     return machine.compress(content) + machine.flush()

@@ -77,8 +77,8 @@ ALIASES: dict[str, str] = {
     "chalf": "complex32",
 }
 
-#: The dtypes of safetensors, from the least aligned to the most, and torch's names of them. Those
-#: of the library's that are missing here (`F6_E2M3`, `F6_E3M2`) torch does not have.
+#: The dtypes of safetensors, from the least aligned to the most, with torch's names. The library
+#: also has `F6_E2M3` and `F6_E3M2`, which torch lacks.
 SAFETENSORS: dict[str, str] = {
     "BOOL": "bool",
     "F4": "float4_e2m1fn_x2",  # counted singly there, in pairs by torch
@@ -118,10 +118,10 @@ CARRIERS: dict[str, tuple[str, int]] = {
 
 
 def storage_element_nbytes(dtype: str) -> int:
-    """Bytes that a typed storage counts per element; sub-byte types count whole bytes."""
+    """Return the bytes per element of a typed storage; sub-byte types count whole bytes."""
     return max(1, BITS[dtype] // 8)
 
 
 def nbytes_of(elements: int, dtype: str) -> int:
-    """Bytes that `elements` densely packed elements take."""
+    """Return the bytes that `elements` densely packed elements take."""
     return (elements * BITS[dtype] + 7) // 8

@@ -1,12 +1,12 @@
-"""The files of a checkpoint that is a folder: what each of them is."""
+"""The files of a checkpoint that is a folder, each with its format and content."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Why a file was not read that should be there.
+#: The reason for a missing file.
 MISSING = "it is missing"
-#: Why a file was not read that is called like a checkpoint.
+#: The reason for a file with the name of a checkpoint that was not read.
 NO_PART = "it is no part of the checkpoint"
 
 
@@ -15,14 +15,15 @@ class FolderFile(NamedTuple):
 
     Attributes:
         name: relative to the folder, with `/`.
-        format: of the checkpoint in it; empty if it is none, or can't be read.
-        part: what the names of its tensors start with; empty if they are those of the checkpoint.
+        format: of the checkpoint in it; empty if it is not a checkpoint, or can't be read.
+        part: the prefix of its tensors' names; empty without a prefix.
         sections: the sections of its tensors.
         devices: the devices of its tensors; empty if the format stores none.
         tensors: how many there are.
-        nbytes: its size, with all that belongs to it.
+        nbytes: its size, with all files that belong to it.
         copy_of: the file that should hold the same weights, by its name; they were not compared.
-        not_read: why it could not be read, though it is called like a checkpoint, or belongs here.
+        not_read: why it could not be read, although it has the name of a checkpoint, or belongs
+            here.
     """
 
     name: str
@@ -37,13 +38,13 @@ class FolderFile(NamedTuple):
 
 
 class FileShare(NamedTuple):
-    """What one file of several has of the tensors of a checkpoint.
+    """The share that one of several files has of a checkpoint's tensors.
 
     Attributes:
-        name: relative to what all of the files are in, with `/`.
+        name: relative to the common folder of the files, with `/`.
         rank: the rank that wrote it, if its name tells.
-        tensors: of how many tensors it has bytes.
-        nbytes: how many bytes of theirs it has.
+        tensors: the number of tensors of which it has bytes.
+        nbytes: the number of these bytes.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """The manifest: what a checkpoint or a model in memory holds, in any format.
 
-All sizes and offsets are bytes, but for `TensorEntry.offset` and `stride`, which count elements as
-torch does. A path is the tuple of real keys that leads to a value (numbers of more than 60 bits,
-and keys that are no scalars, as text); a name is its dotted spelling.
+All sizes and offsets are bytes, except `TensorEntry.offset` and `stride`, which count elements as
+in torch. A path is the tuple of real keys that leads to a value (numbers of more than 60 bits, and
+keys that are not scalars, as text); a name is its dotted spelling.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from .folder_files import MISSING, FileShare, FolderFile
 from .other_records import Alias, Chunk, NamedDevice, OtherRecord
 from .paths import Path, PlainPath
 
-#: How many names `shared_with` gives at most: a checkpoint of slices would make it quadratic.
+#: Most names in `shared_with`: without a limit, a checkpoint of slices would make it quadratic.
 MOST_SHARED = 16
-_MOST_NAMED = 5  # of what is not where it must be
+_MOST_NAMED = 5  # of tensors on a wrong device
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Group = TypeVar("Group", str, tuple[str, ...])
 
-#: The device of what is stored without one.
+#: The device of tensors that are stored without one.
 NOT_STORED = "not stored"
 
 
@@ -99,7 +99,7 @@ class Storage(NamedTuple):
     extent: Extent | None
 
 
-class TensorEntry(NamedTuple):  # of which there may be very many: no dataclass is made as fast
+class TensorEntry(NamedTuple):  # there may be very many, and a dataclass is slower to make
     """One tensor under one path.
 
     Attributes:
@@ -177,8 +177,8 @@ class Manifest(Report):
         divisions: how a distributed checkpoint divides its tensors into chunks, by their names:
             `rows/4`, `2×2`, `one copy, rank 2`.
         mesh_shapes: the meshes of devices that have these chunks, where known: `2×4 (dp, tp)`.
-        tags: the devices that files of ranks say of tensors put together of several, by name.
-        chunks: those chunks, where they lie in their tensors and in which file, if asked for.
+        tags: the devices that files of ranks state for tensors merged from several files, by name.
+        chunks: those chunks, with their place in the tensor and their file, if requested.
         aliases: containers that are listed before under another path.
         globals: every name that unpickling would import.
         unknown_callables: the names among these that neither belong to torch nor are known to be
@@ -189,10 +189,10 @@ class Manifest(Report):
         meshes: the device type of each device mesh.
         remotes: the devices that sharded tensors name for their shards, on any machine.
         files: what each file is, if the checkpoint is a folder with several parts.
-        file_shares: of which tensors each file has bytes, if there are several.
-        lies_in: the file of each tensor then, by its name, or how many files it is divided over.
+        file_shares: each file's share of the tensors, if there are several.
+        lies_in: then, for each tensor by name, its file or the number of its files.
         warnings: what is unusual about the file, one sentence each.
-        fetched: what was fetched to know all this, if the file is in an object store.
+        fetched: how much was fetched for this manifest, if the file is in an object store.
         tree: the root of the saved object, as inert nodes (`ckptmove.pickles.nodes`).
         nested: objects that are saved in bytes within it: from `id()` of the node of these bytes to
             paths from there, and nodes.
@@ -235,7 +235,7 @@ class Manifest(Report):
         return f"<Manifest of {self.path!r}: {len(self.tensors):,} tensors, {self.verdict}>"
 
     def select(self, patterns: str | Iterable[str]) -> Self:
-        """Return the manifest with only tensors whose name matches a glob, or of such a section."""
+        """Return the manifest with only the tensors whose name or section matches a glob."""
         globs = (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
         def chosen(name: str) -> bool:
@@ -254,16 +254,16 @@ class Manifest(Report):
     # -- totals --------------------------------------------------------------------------------
 
     def device_of(self, entry: TensorEntry) -> str:
-        """The device that the file says a tensor is on, or `NOT_STORED`."""
+        """Return the device that the file states for a tensor, or `NOT_STORED`."""
         return NOT_STORED if self.is_untagged(entry) else entry.device
 
     def is_untagged(self, entry: TensorEntry) -> bool:
-        """Whether its file does not say on which device it is, as safetensors and those of DCP."""
+        """Whether a tensor's file stores no devices, as safetensors and DCP."""
         return entry.role is Role.UNTAGGED or entry.name in self.divisions
 
     @derived(after="tensors")
     def devices(self) -> dict[str, Total]:
-        """Totals by device, the largest first; `NOT_STORED` for what is stored without one."""
+        """Totals by device, the largest first; `NOT_STORED` for tensors stored without a device."""
         untagged = {each.storage for each in self.tensors if self.is_untagged(each)}
         return self.totals(
             self.device_of,
@@ -318,17 +318,17 @@ class Manifest(Report):
     def verdict(self) -> str:
         """One line: `uniform cuda:0`, or `mixed: cuda:0 98.7 %, cpu 1.3 % (2 optimizer steps)`.
 
-        What callables make that are not known is not in it, and it says so.
+        Objects made by unknown callables are not counted, and it says so.
         """
         said = self._where_tensors_are()
         makers = plural(len(self.unknown_makers), "unknown callable")
         return f"{said}; apart from what {makers} may make" if self.unknown_makers else said
 
     def _where_tensors_are(self) -> str:
-        """The devices of the tensors that are listed.
+        """Describe the devices of the listed tensors.
 
-        `stores no devices` where all is in files such as safetensors; `merged of files tagged
-        cuda:0, cuda:1` where tensors are put together of what ranks saved.
+        `stores no devices` if all files are such as safetensors; `merged of files tagged cuda:0,
+        cuda:1` if tensors are merged from files of ranks.
         """
         devices = self.devices
         if not devices:
@@ -353,7 +353,7 @@ class Manifest(Report):
         return "mixed: " + ", ".join(shares) + (f"; {merged}" if merged else "")
 
     def _explain_device(self, device: str) -> str:
-        """The common roles of tensors on a device, or that they have no values."""
+        """Return the common roles of tensors on a device, or a note that they have no values."""
         if device == "meta" and not self.devices[device].nbytes:
             return f" ({plural(self.devices[device].tensors, 'tensor')} without values)"
         roles = self._roles.get(device, {})
@@ -374,8 +374,8 @@ class Manifest(Report):
         """Return the tensors that are not on `device`, except those that belong on the CPU.
 
         RNG states and optimizer steps of a checkpoint for `cuda:0` are on the CPU, as torch keeps
-        them. What is stored without a device, as in safetensors, is loaded wherever one asks,
-        unless files that say other devices make it up. `cuda` matches each index.
+        them. Tensors stored without a device, as in safetensors, can be loaded anywhere, unless
+        they are merged from files that state other devices. `cuda` matches each index.
         """
         wanted = parse(device)
 
@@ -389,7 +389,7 @@ class Manifest(Report):
         )
 
     def _said_of(self, entry: TensorEntry) -> tuple[str, ...]:
-        """The devices that are said of a tensor."""
+        """Return the devices that are stated for a tensor."""
         return self.tags.get(entry.name) or (entry.device,) * (not self.is_untagged(entry))
 
     def require(self, device: str) -> None:

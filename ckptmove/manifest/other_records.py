@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides: records, aliases, chunks, values that name a device.
+"""Further content of a checkpoint: records, aliases, chunks, values that name a device.
 
 Records hold neither its object nor its tensors. A comparison must not ignore them, and a conversion
 must not lose them silently. So each container lists them, with their kind:
@@ -12,7 +12,7 @@ must not lose them silently. So each container lists them, with their kind:
               `sys_info`). They differ between two saves of the same object. Not compared.
 
 Records that describe only the layout of the format (`version`, `byteorder`, `.storage_alignment`)
-are not listed: what they say shows in everything else that is read.
+are not listed: their content shows in everything else that is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .paths import PlainPath
 
 
 class RecordKind(str, Enum):
-    """What a record is for."""
+    """The purpose of a record."""
 
     CODE = "code"
     DATA = "data"
@@ -39,25 +39,25 @@ class RecordKind(str, Enum):
 
     @property
     def is_content(self) -> bool:
-        """Whether two checkpoints differ if such a record does."""
+        """Whether a difference in such a record makes two checkpoints different."""
         return self in (RecordKind.CODE, RecordKind.DATA)
 
 
 class OtherRecord(NamedTuple):
     """A record, as a manifest lists it."""
 
-    name: str  #: of the record, without the folder that all of a torch zip are in
-    kind: RecordKind  #: what it is for
+    name: str  #: the name of the record, without the common folder of a torch zip
+    kind: RecordKind  #: its purpose
     nbytes: int  #: its size
 
 
 class HeldRecord(NamedTuple):
-    """A record, and the way to its content."""
+    """A record, with access to its content."""
 
-    record: OtherRecord  #: what it is
-    #: its bytes, to be compared; asked with True, without the devices that its code names.
+    record: OtherRecord  #: its description
+    #: its bytes, for comparison; with True, without the devices that its code names.
     content: Callable[[bool], Readable]
-    in_tree: bool = False  #: whether the saved object, as it is shown, holds these bytes as well
+    in_tree: bool = False  #: whether the displayed object holds these bytes too
 
 
 class Alias(NamedTuple):
@@ -111,5 +111,5 @@ class NamedDevice(Plain):
 
     @property
     def follows(self) -> bool:
-        """Whether it belongs to a program, and so goes where the tensors of the program go."""
+        """Whether it belongs to a program, and so moves with the tensors of the program."""
         return self.kind in ("graph", "autocast")

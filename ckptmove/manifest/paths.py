@@ -10,12 +10,12 @@ from ..reports.display.plain import Key as JsonKey
 Key = str | int | float | bool | bytes | None
 Path = tuple[Key, ...]
 
-#: How the spelling of a key begins that is no string, as a whole or in part.
+#: The start of the spelling of keys that are not, or not only, strings.
 _LIKE_A_SCALAR = re.compile(r"-?\d|b['\"]|(None|True|False|-?inf|nan)$")
 
 
 def spell(path: Path) -> str:
-    """A path as a dotted name; that of the root is `(root)`.
+    """Return a path as a dotted name; that of the root is `(root)`.
 
     Keys are not quoted, so two paths may have one name: see `spell_apart`.
     """
@@ -23,7 +23,7 @@ def spell(path: Path) -> str:
 
 
 def spell_apart(path: Path) -> str:
-    """A path as a unique dotted name: `("a.b", 0, "0")` is `"a.b".0."0"`."""
+    """Return a path as a unique dotted name: `("a.b", 0, "0")` is `"a.b".0."0"`."""
     return ".".join(map(_spell_quoted, path)) if path else "(root)"
 
 
@@ -42,13 +42,13 @@ def _spell_quoted(key: Key) -> str:
     plain = text and not any(c in text for c in '."()\\') and not _LIKE_A_SCALAR.match(text)
     if plain:
         return text
-    import json  # here, since most names need none
+    import json  # imported only here: most names do not need it
 
     return json.dumps(text, ensure_ascii=False)
 
 
 def path_json(path: Path) -> list[Key]:
-    """A path as JSON can have it."""
+    """Return a path in a form for JSON."""
     return [key if type(key) is str or _is_plain(key) else _spell_key(key) for key in path]
 
 
@@ -56,5 +56,5 @@ def _is_plain(key: Key) -> bool:
     return isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= 1024)
 
 
-#: A path that shows in JSON.
+#: A path that is shown in JSON.
 PlainPath = Annotated[Path, JsonKey(plain=path_json, gives=list[str | int | bool])]

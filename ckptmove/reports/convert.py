@@ -51,9 +51,9 @@ class ConvertReport(Report):
         cast: from `float32→bfloat16` to the number of tensors.
         renamed: the number of keys with a new name.
         kept: tensors that `to` matches and that stay, with the reason.
-        parts: for a folder, from each checkpoint in it to its new files. pickles: for a folder,
-        copied files that may be pickles, each with the reason why it is not converted; without
-        files that the caller asked to copy. The exit code is then 1.
+        parts: for a folder, from each checkpoint in it to its new files.
+        pickles: for a folder, copied files that may be pickles, each with the reason why it is not
+            converted; without files that the caller asked to copy. The exit code is then 1.
         unknown_callables: callables not known to be harmless that loading the new checkpoint would
             import; empty for formats that run nothing, such as safetensors.
         warnings: what the user should know, one sentence each.

@@ -37,7 +37,7 @@ def _is_plain_dtype(node: Node) -> bool:
 
 
 def ndarray() -> object:
-    """The type of arrays, which every array names."""
+    """Return the type of arrays, which every array names."""
     import numpy as np
 
     return np.ndarray
@@ -46,7 +46,7 @@ def ndarray() -> object:
 def _dtype(text: str, align: object = False, copy: object = True) -> object:
     import numpy as np
 
-    return np.dtype(str(text), copy=True)  # its own, since it may be given a state
+    return np.dtype(str(text), copy=True)  # a new one, because BUILD may change its state
 
 
 def _reconstruct(kind: object, shape: object, typecode: object) -> object:
@@ -76,7 +76,7 @@ def _array(content: Any, dtype: Any, shape: Any, order: Any = "C") -> Any:
 
 
 def give_state(made: Any, state: Any) -> None:
-    """What BUILD does to a dtype or an array; a TypeError or ValueError if it can't."""
+    """Apply BUILD to a dtype or an array; TypeError or ValueError if that is not possible."""
     import numpy as np
 
     if isinstance(made, np.dtype):
@@ -100,7 +100,7 @@ def give_state(made: Any, state: Any) -> None:
 _RECONSTRUCT = tuple(f"{core}multiarray._reconstruct" for core in _CORES)
 _SCALAR = tuple(f"{core}multiarray.scalar" for core in _CORES)
 _FROM_BUFFER = tuple(f"{core}numeric._frombuffer" for core in _CORES)
-#: What makes each, by the name of what is called.
+#: The function that makes each object, by the name of the callable.
 ARRAYS: dict[str, Callable[..., object]] = {
     "numpy.dtype": _dtype,
     **dict.fromkeys(_RECONSTRUCT, _reconstruct),

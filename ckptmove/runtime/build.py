@@ -36,7 +36,7 @@ from . import arrays, plain, rebuild
 from .opaque import Opaque, printable_name
 from .storages import WHOLE
 
-_ROOM = 256 << 20  # for copies of what several calls are given, in items or bytes
+_ROOM = 256 << 20  # limit for copies of arguments that calls share, in items or bytes
 
 _PLAIN = {V2: 6, V3: 7}  # arguments of a tensor without metadata
 _SHORT = 64  # characters of a string that may be copied
@@ -51,11 +51,11 @@ def build_object(
     strict: bool = False,
     made: Mapping[int, object] | None = None,
 ) -> object:
-    """The object that a graph stands for; each node becomes one object.
+    """Build the object of a graph; each node becomes one object.
 
-    `storage_of` gives the storage of a persistent id; `made` has objects that are there already, by
-    the `id()` of their nodes. Raises CorruptError if the graph is not valid, UnsupportedError if
-    this build of torch can't make a part, or if `strict` would need an `Opaque`.
+    `storage_of` returns the storage of a persistent id; `made` has existing objects, by the `id()`
+    of their nodes. Raises CorruptError if the graph is not valid, UnsupportedError if this build of
+    torch can't make a part, or if `strict` would need an `Opaque`.
     """
     builder = _Builder(storage_of, strict)
     if made:
@@ -65,7 +65,7 @@ def build_object(
 
 
 class _Builder:
-    """Makes each node once. What can't be filled yet, in a cycle, is filled at the end."""
+    """Makes each node once. Objects in a cycle are filled at the end."""
 
     def __init__(
         self, storage_of: Callable[[Persistent], torch.UntypedStorage], strict: bool
@@ -74,7 +74,7 @@ class _Builder:
         self.strict = strict
         self.made: dict[int, object] = {}
         self.met: set[int] = set()
-        self.waiting: dict[int, Node] = {}  # nodes that are made, but still to be filled
+        self.waiting: dict[int, Node] = {}  # nodes that are made, but not filled
         self.todo: list[_Step] = []
         self.names: dict[str, object] = {}
         self.storages: dict[tuple[int, str], torch.TypedStorage] = {}
@@ -267,7 +267,7 @@ class _Builder:
         return self.storages[key]
 
     def called(self, node: Call) -> object:
-        """The result of a call on the lists, or an `Opaque` for it."""
+        """Return the result of a listed call, or an `Opaque` for it."""
         name, args, kwargs = node.qualname or "", self.value(node.args), self.value(node.kwargs)
         if not kwargs and isinstance(args, tuple):
             if name in rebuild.REBUILD and not rebuild.is_foreign(name, args):
@@ -279,7 +279,7 @@ class _Builder:
                     return make(*args)
                 except (CkptmoveError, MemoryError):
                     raise
-                except Exception:  # not what such objects are saved with: a call like any other
+                except Exception:  # not the saved form of such objects: an ordinary call
                     pass
         function = named(node.function)
         return self.opaque(

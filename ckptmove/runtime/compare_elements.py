@@ -15,20 +15,20 @@ _PARTS = {
     "complex64": torch.float32,
     "complex128": torch.float64,
 }
-#: Of these torch can't make other numbers.
+#: Dtypes that torch can't convert to other numbers.
 _NO_NUMBERS = ("float4_e2m1fn_x2",)
 _FLOATING = ("float", "bfloat", "complex")
 
 
 class ElementDifferences(NamedTuple):
-    """How two runs of elements differ."""
+    """The differences of two runs of elements."""
 
-    far: int  #: how many elements differ, by more than the tolerance
-    close: int  #: how many differ by less
+    far: int  #: the number of elements that differ by more than the tolerance
+    close: int  #: the number that differ by less
     #: Which element is the first that does by more, counted from the start; -1 if none, or if it
     #: was not asked for.
     first: int
-    max_abs: float | None  #: as `reports.diff.Values` has them
+    max_abs: float | None  #: as in `reports.diff.Values`
     max_rel: float | None
 
 
@@ -70,7 +70,7 @@ def element_differences(
 
 
 def _differs(old: memoryview, new: memoryview, width: int) -> torch.Tensor:
-    """Which elements differ in their bits."""
+    """Return which elements differ in their bits."""
     unit = min(width, 8)
     mine, other = (torch.frombuffer(raw, dtype=_INTEGERS[unit]) for raw in (old, new))
     differs = mine != other
@@ -78,7 +78,7 @@ def _differs(old: memoryview, new: memoryview, width: int) -> torch.Tensor:
 
 
 def element_text(raw: bytes, dtype: str) -> str:
-    """One element, in little-endian bytes, as people write it."""
+    """Return one element, given as little-endian bytes, as readable text."""
     number = _numbers(memoryview(bytearray(raw)), dtype)
     if number is None:
         return f"0x{raw[::-1].hex()}"
@@ -87,7 +87,7 @@ def element_text(raw: bytes, dtype: str) -> str:
 
 
 def _numbers(raw: memoryview, dtype: str) -> torch.Tensor | None:
-    """Floating elements in the widest floating dtype; None for others."""
+    """Return floating-point elements in the widest floating dtype; None for others."""
     if not dtype.startswith(_FLOATING) or dtype in _NO_NUMBERS:
         return None
     if dtype in _PARTS:
@@ -100,6 +100,6 @@ def _numbers(raw: memoryview, dtype: str) -> torch.Tensor | None:
 
 
 def _largest(numbers: torch.Tensor) -> float | None:
-    """The largest of these nonnegative values, without NaN."""
+    """Return the largest of these nonnegative values, ignoring NaN."""
     largest = float(numbers.nan_to_num(-1.0, posinf=inf).max())
     return None if largest < 0 else largest

@@ -30,10 +30,10 @@ from .element_runs import Gathered, Run, plain, span
 if TYPE_CHECKING:
     from .compare_elements import ElementDifferences
 
-_CHUNK_NBYTES = 1 << 17  # at once, of each: more than a processor's cache holds is slower
+_CHUNK_NBYTES = 1 << 17  # bytes of each at once; more than the processor's cache is slower
 _ALIGNED = 16  # bytes of the largest element
-_SMALL = 1 << 12  # bytes of a tensor that is read with those beside it
-_TIMES = 64  # how often all bytes may be compared, under as many names and in as many views
+_SMALL = 1 << 12  # largest tensor that is read together with its neighbors
+_TIMES = 64  # how often all bytes may be compared, over all names and views
 _LEAST_ROOM = 1 << 30
 _WHOLE = {f"{sign}int{n}": not sign for sign in ("", "u") for n in (8, 16, 32, 64)}
 
@@ -41,7 +41,7 @@ _Progress = Callable[[int], object]
 
 
 class Outcome(NamedTuple):
-    """What a comparison has found."""
+    """The result of a comparison."""
 
     values: Values | None  #: how elements differ, or None if they do not
     close: int  #: how many differ by less than the tolerance
@@ -56,7 +56,7 @@ _SAME = Outcome(None, 0)
 
 
 class Comparison:
-    """Compares tensors; used as a context, it gives back what it needed for that."""
+    """Compares tensors; as a context manager, it releases its resources."""
 
     def __init__(
         self, nbytes: int, atol: float, rtol: float, progress: _Progress | None = None
@@ -83,7 +83,7 @@ class Comparison:
             source.close()
 
     def compare(self, old: Shown, new: Shown) -> Outcome:
-        """How two tensors of one shape differ, after a cast of the old one to the new dtype.
+        """Compare two tensors of one shape, after a cast of the old one to the new dtype.
 
         Raises CorruptError if bytes are missing, UnsupportedError if torch is missing or can't
         cast, or if many views share the same bytes.
@@ -94,7 +94,7 @@ class Comparison:
         return self.known[key]
 
     def digest(self, shown: Shown, dtype: str) -> bytes:
-        """A digest of the elements in a dtype."""
+        """Return a digest of the elements in a dtype."""
         nbytes = nbytes_of(prod(shown.view.shape), dtype)
         self.take_room(nbytes)
         run, found = self.run(shown, dtype), hashlib.sha256()
@@ -106,7 +106,7 @@ class Comparison:
         return found.digest()
 
     def take_room(self, nbytes: int) -> None:
-        """Count bytes to be read; an UnsupportedError if absurdly many for files of that size."""
+        """Count bytes to read; UnsupportedError if far too many for files of this size."""
         self.room -= nbytes
         if self.room < 0:
             raise UnsupportedError("its tensors use the same bytes too many times")
@@ -136,9 +136,9 @@ class Comparison:
     def are_small_and_same(
         self, old: Shown, old_at: int, new: Shown, new_at: int, nbytes: int
     ) -> bool:
-        """Whether a few bytes of two storages are the same; they are read with those beside them.
+        """Whether a few bytes of two storages are the same; neighbors are read with them.
 
-        False as well if one of them does not lie in a file of this machine as it is.
+        Also False if one of them is not stored unchanged in a local file.
         """
         parts = []
         for nearby, shown, at in zip(self.nearby, (old, new), (old_at, new_at), strict=True):
@@ -155,7 +155,7 @@ class Comparison:
     def elements(
         self, old: Run, new: Run, nbytes: int, view: View, *, nan_alike: bool = False
     ) -> Outcome:
-        """How the elements of two runs differ; `nan_alike`: any NaN equals any other."""
+        """Compare the elements of two runs; `nan_alike`: any NaN equals any other."""
         tally = _Tally(view, *self.tolerance, nan_alike=nan_alike)
         for at, mine, other in self.unequal(old, new, nbytes):
             tally.add(at, mine, other)
@@ -164,7 +164,7 @@ class Comparison:
     def unequal(
         self, old: Run, new: Run, nbytes: int
     ) -> Iterator[tuple[int, memoryview, memoryview]]:
-        """The chunks that are not the same, and where they are."""
+        """Yield the chunks that differ, with their offsets."""
         left, right = self.buffers
         at = 0
         while at < nbytes:
@@ -187,7 +187,7 @@ class Comparison:
     # -- where the elements come from ----------------------------------------------------------
 
     def run(self, shown: Shown, dtype: str) -> Run:
-        """The elements of a tensor in a dtype, one after the other."""
+        """Return the elements of a tensor in a dtype, in sequence."""
         view = shown.view
         made = shown.stored.is_made or view.conj or view.neg or dtype != view.dtype
         if not made and is_contiguous(view.shape, view.stride):
@@ -195,7 +195,7 @@ class Comparison:
         return Gathered(self.gathered(shown, dtype))
 
     def gathered(self, shown: Shown, dtype: str) -> Iterator[bytearray]:
-        """The elements of a tensor that do not lie as they are wanted, in chunks."""
+        """Yield the elements of a tensor that must be gathered or converted, in chunks."""
         from .gather import gather_chunks
 
         view, stored = shown.view, shown.stored
@@ -215,7 +215,7 @@ class Comparison:
             big_endian=stored.big_endian,
             to=None if dtype == view.dtype else dtype,
         )
-        try:  # what lies as it is compared needs no torch
+        try:  # contiguous elements need no torch
             return gather_chunks(self.source(shown), gather)
         except ImportError as error:
             raise UnsupportedError(
@@ -223,7 +223,7 @@ class Comparison:
             ) from error
 
     def source(self, shown: Shown) -> Source:
-        """The file that has the bytes of a storage; where memory has them, one is made."""
+        """Return the source with the bytes of a storage; for bytes in memory, make one."""
         stored = shown.stored
         if stored.content is None:
             return shown.draft.sources[stored.source]
@@ -300,7 +300,7 @@ class _Tally:
     ) -> ElementDifferences | _BitDifferences:
         dtype, first = self.view.dtype, self.first is None
         try:
-            from .compare_elements import element_differences  # what is the same needs no torch
+            from .compare_elements import element_differences  # equal chunks need no torch
         except ImportError as error:
             if any(self.tolerance):
                 raise UnsupportedError(
@@ -329,7 +329,7 @@ class _Tally:
             return Outcome(None, self.close)
         index, old, new = self.first
         shape, of = self.view.shape, prod(self.view.shape)
-        if BITS[self.view.dtype] < 8:  # several elements to a byte: bytes are told
+        if BITS[self.view.dtype] < 8:  # several elements per byte: bytes are reported
             of = nbytes_of(of, self.view.dtype)
             shape = (of,)
         where = []
@@ -357,7 +357,7 @@ class _BitDifferences(NamedTuple):
 
 
 def _element_text(raw: bytes, dtype: str) -> str:
-    """One element as text."""
+    """Return one element as text."""
     if dtype in _WHOLE:
         return str(int.from_bytes(raw, "little", signed=_WHOLE[dtype]))
     if dtype == "bool" and raw in (b"\0", b"\1"):

@@ -1,4 +1,4 @@
-"""Gathered elements, as they are to be written: swapped, flipped and cast by torch."""
+"""Convert gathered elements for writing: swapped, flipped and cast by torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALONE = 1 << 15  # elements: of more torch makes work for threads, which wait l
 
 _QUIET = 0x40  # of a bfloat16, as `bfloat16` has it: one rule for NaNs, whoever casts
 _BIG_HOST = sys.byteorder == "big"
-#: The integers of so many bytes.
+#: The integer dtypes by size in bytes.
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -26,7 +26,7 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint6
 
 
 def finishing(gather: Gather) -> Callable[[bytearray], bytearray]:
-    """The function that turns gathered elements into written ones; raises as `gather_chunks`."""
+    """Return a function that converts gathered elements for writing; raises as `gather_chunks`."""
     flips = _flips(gather)
     dtype, to = gather.dtype, gather.to or gather.dtype
     cast = None if dtype == to else _checked_cast(dtype, to)
@@ -53,7 +53,7 @@ def _swap(raw: bytearray, dtype: str) -> None:
 
 
 def _flips(gather: Gather) -> list[Callable[[bytearray], None]]:
-    """The functions for the conj and neg bits of a tensor."""
+    """Return the functions for the conj and neg bits of a tensor."""
     dtype = gather.dtype
     if gather.conj and dtype not in _PARTS:
         raise CorruptError(f"a tensor of {dtype} is said to be conjugated")
@@ -87,11 +87,11 @@ def _negation(integer: torch.dtype) -> Callable[[bytearray], None]:
 
 
 def _checked_cast(dtype: str, to: str) -> Callable[[bytearray], bytearray]:
-    """The cast from one dtype to another, if torch has it."""
+    """Return the cast from one dtype to another, if torch has it."""
     if dtype in _PARTS and to not in _PARTS:
         raise UnsupportedError(f"{dtype} can't be cast to {to}: the imaginary parts would be lost")
     widened = to in _PARTS and dtype not in _PARTS
-    # Complex numbers by their parts, which is the same: torch warns of some complex dtypes.
+    # Complex numbers are cast by their parts, with equal results: torch warns about some dtypes.
     values: Any = getattr(torch, _PARTS.get(dtype, dtype), None)
     wanted: Any = getattr(torch, _PARTS.get(to, to), None)
 

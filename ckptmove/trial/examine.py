@@ -121,7 +121,7 @@ def _examined(
             notes.append(f"{_LIMIT}: {excuse}")
         else:
             failed, ended_by = stage.call(error_line(error)), error
-    ran = recorder.calls > 0
+    ran = recorder.models.count > 0
     learns = any(each.requires_grad for each in built.module.parameters())
     return diagnose(
         stage.name,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as hooks
 from torch.utils.data import DataLoader
 
 from ..live.tracing.history import History
@@ -33,6 +34,7 @@ def told_to(history: History, names: Names) -> Iterator[None]:
             failed = history.note_refused if name in _MOVES else None
             if real is not None:
                 stack.enter_context(replaced(target, name, _then(real, after, failed)))
+        stack.enter_context(_told_of_parameters(history))
         maker = type(torch.device)
         if maker is not type:  # of a simulated device: the class of torch itself can't be watched
             real = vars(maker)["__call__"]
@@ -42,6 +44,20 @@ def told_to(history: History, names: Names) -> Iterator[None]:
             told = _then(real, lambda made, args, kwargs, at: history.note_generator(made, at))
             stack.enter_context(replaced(torch.Generator, "__init__", told))
         yield
+
+
+@contextmanager
+def _told_of_parameters(history: History) -> Iterator[None]:
+    """Tell a history which modules register which parameters."""
+
+    def registered(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        history.note_parameter(module, name, parameter, sys._getframe(1))
+
+    handle = hooks.register_module_parameter_registration_hook(registered)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _calls(history: History) -> Iterator[tuple[type, str, Callable[..., None]]]:

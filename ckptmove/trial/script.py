@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..live.inventory.holdings import Ownership, holdings
 from ..live.tracing.background import background
 from ..live.tracing.costs import ran_elsewhere
 from ..live.tracing.history import History
 from ..live.tracing.operations import is_table
 from ..live.tracing.recorder import Recorder
-from ..live.tracing.source_lines import error_line
+from ..live.tracing.source_lines import error_line, raised_at
 from ..live.tracing.trace import diagnose
+from ..live.tracing.training_causes import stale_copies
 from ..reports.display.phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.facts import facts
@@ -105,7 +107,7 @@ class _Run:
             self._until = now + self._onward
             self._limit(self._onward)
         ends = between and (late or (bool(self._until) and now >= self._until))
-        few = not recorder.steps and recorder.calls <= _FEW_CALLS
+        few = not recorder.steps and recorder.models.count <= _FEW_CALLS
         last = between and bool(self._until) and not self._settled  # all of the last step is known
         self._settled |= last
         due = few or last or ends or not between or now > self._due
@@ -171,7 +173,7 @@ class _Run:
                 known=self._facts,
                 subject=self._script,
                 background=background(self.recorder, model, error),
-                fed=self.recorder.names.fed,
+                fed=self.recorder.names.optimizers.fed,
                 call=self._call,
                 line=self.recorder.line_of_node,
                 origin=self.recorder.names.origin,
@@ -192,7 +194,7 @@ class _Run:
             return latest[-1]  # a loss has buffers at most
         trained = {
             id(parameter)
-            for each in names.optimizers
+            for each in names.optimizers.known
             for group in each.param_groups
             for parameter in group["params"]
         }
@@ -204,7 +206,7 @@ class _Run:
         def rank(model: torch.nn.Module) -> tuple[bool, bool, bool, bool, int, int]:
             parameters = list(model.parameters())
             return (
-                any(names.fed(each) for each in parameters),
+                any(names.optimizers.fed(each) for each in parameters),
                 any(id(each) in trained for each in parameters),
                 not is_table(model),  # which may stay on the CPU
                 # What stays elsewhere beside a model that does the work is meant to, as a table.
@@ -213,12 +215,12 @@ class _Run:
                 next((n for n, each in enumerate(latest) if each is model), -1),
             )
 
-        return max(models, key=rank) if models else None
+        return max(models, key=rank) if models else next(filter(_hides_tensors, names.models), None)
 
     def _optimizers(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """Those that train a model; or all, if none does."""
         own = {id(parameter) for parameter in model.parameters()}
-        known = self.recorder.names.optimizers
+        known = self.recorder.names.optimizers.known
         training = [
             each
             for each in known
@@ -241,7 +243,7 @@ class _Run:
             return self._with_later(found)
         own = self.recorder.backwards
         patience = self._onward if own >= self._wanted and self._onward else self._patience
-        waited = f"{patience:g} s and {self.recorder.calls:,} calls"
+        waited = f"{patience:g} s and {self.recorder.models.count:,} calls"
         waited += f", with {own:,} backward pass{'es' if own > 1 else ''}" if own else ""
         return _noted(found, f"the script was stopped: no optimizer took a step in {waited}")
 
@@ -258,6 +260,11 @@ class _Run:
         elsewhere = ran_elsewhere(later, self._device, "after the first steps")
         return replace(found, verdicts=(*found.verdicts, *elsewhere))
 
+    def _with_stale(self, found: Diagnosis) -> Diagnosis:
+        """The diagnosis of a script that ended, with the copies that nobody made anew."""
+        stale = () if found.is_wrong else stale_copies(self.recorder.stale.stale, self._device)
+        return replace(found, verdicts=(*found.verdicts, *stale))
+
     def _not_run(self) -> tuple[str, ...]:
         """What the script has and was not run: later steps, and what its text tells."""
         evaluates = "evaluation" if _EVALUATES.search(self._text) else ""
@@ -271,7 +278,9 @@ class _Run:
         simulated = self.simulated and not isinstance(error, _OWN)
         excuse = excused(error, self._call) if simulated else None
         if excuse is not None:
-            return _noted(replace(self._latest(), not_simulated=True), f"{_LIMIT}: {excuse}")
+            where = f" (at {line})" if (line := raised_at(error)) else ""
+            note = f"{_LIMIT}: {excuse}{where}"
+            return _noted(replace(self._latest(), not_simulated=True), note)
         line = self._call(error_line(error))
         found = replace(self.diagnosed(line, error), not_run=self._not_run())
         lost = gradient_of_copy(error, self._device, self.recorder.line_of_node)
@@ -325,7 +334,7 @@ class _Run:
         if failed:
             return _noted(found, f"it exited with {code}")
         if found.complete or caught is not None:
-            return self._with_later(found) if found.complete else found
+            return self._with_stale(self._with_later(found)) if found.complete else found
         found = _noted(found, self._short())
         if variables is not None and not recorder.steps:
             with _disable_current_modes():
@@ -336,7 +345,7 @@ class _Run:
 
     def _short(self) -> str:
         """That it ended before the steps were taken."""
-        steps, calls = self.recorder.steps, self.recorder.calls
+        steps, calls = self.recorder.steps, self.recorder.models.count
         if steps:
             times = plural(steps, "step")
             return f"the script ended after {times}; it should run at least {self._wanted:,}"
@@ -359,6 +368,12 @@ def _variables(error: BaseException, script: str) -> Mapping[str, Any]:
             found |= frame.f_locals
         traceback = traceback.tb_next
     return found
+
+
+def _hides_tensors(model: torch.nn.Module) -> bool:
+    """Whether a model that has registered nothing holds parameters all the same."""
+    hidden = holdings(model).of(Ownership.UNREGISTERED)
+    return any(isinstance(each.tensor, torch.nn.Parameter) for each in hidden)
 
 
 def _count(parameter: torch.Tensor) -> int:

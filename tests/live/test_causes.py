@@ -216,7 +216,7 @@ def test_the_targets_of_a_loss_are_of_the_batch(op: str) -> None:
     verdict = of_failed(op, made("torch.tensor"))
     assert verdict.cause == "batch-never-moved"
     assert verdict.title == "the batch is on cpu: y"
-    assert verdict.evidence == ("what torch.tensor makes at train.py:3 is on cpu",)
+    assert verdict.evidence[0] == "what torch.tensor makes at train.py:3 is on cpu"
     within = of_failed(op, made("torch.tensor", module="head"))
     unnamed = of_failed(op, made("torch.tensor", variable=""))
     assert {within.cause, unnamed.cause} == {"made-elsewhere"}

@@ -94,5 +94,12 @@ def test_a_whole_batch_has_the_name_that_the_script_has_for_it(
     name: str, whole: str, tmp_path: Path
 ) -> None:
     before = "x = torch.ones(4, 4)\ndata = {'x': torch.ones(4, 4)}"
-    _, told = fix_of(tmp_path / "train.py", before, "return h", name)
-    assert told == f'{name} = {name}.to("cuda:0") before it is used{whole}'
+    script = tmp_path / "train.py"
+    _, told = fix_of(script, before, "return h", name)
+    made = script.read_text().splitlines().index("x = torch.ones(4, 4)") + 1
+    bring = f'{name} = {name}.to("cuda:0")'
+    if whole:
+        assert told == f"{bring} before it is used{whole}"
+    else:
+        assert told.startswith(f"{bring} after ")
+        assert told.endswith(f"train.py:{made}")

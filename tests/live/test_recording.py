@@ -155,9 +155,9 @@ def test_what_other_threads_do_is_not_told() -> None:
     with recorder:
         in_thread(train)
         module(torch.ones(2))
-    assert (recorder.calls, recorder.steps, turns) == (1, 0, [0])
+    assert (recorder.models.count, recorder.steps, turns) == (1, 0, [0])
     assert recorder.names.models == [module]
-    assert recorder.names.optimizers == []
+    assert recorder.names.optimizers.known == []
     assert running == [[], ["", "0"], ["", "0"]]
 
 
@@ -180,7 +180,7 @@ def test_two_threads_may_record_each_its_own() -> None:
     for each in threads:
         each.join()
     assert [each.names.models for each in recorders] == [[each] for each in models]
-    assert [each.calls for each in recorders] == [1, 1]
+    assert [each.models.count for each in recorders] == [1, 1]
 
 
 def test_a_recorder_that_runs_is_not_entered_again() -> None:
@@ -192,7 +192,7 @@ def test_a_recorder_that_runs_is_not_entered_again() -> None:
             pass
         assert list(hooks._global_forward_pre_hooks) == within
         nn.Identity()(torch.ones(1))
-    assert recorder.calls == 1
+    assert recorder.models.count == 1
     assert list(hooks._global_forward_pre_hooks) == before
 
 

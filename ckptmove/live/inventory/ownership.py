@@ -13,6 +13,7 @@ from ...manifest.manifest import Role, Section
 from ...manifest.paths import Path, spell
 from ...placement.device import kind_of
 from ..tracing.source_lines import is_library, line_in
+from ..tracing.syntax import line_of_attribute
 from .holdings import HeldTensor, Holdings, Ownership
 from .object_walk import hooks
 
@@ -27,6 +28,12 @@ class Unregistered(NamedTuple):
     kind: type  #: the class of the module that holds it
     attribute: str  #: the module's attribute through which it does
     held: Ownership = Ownership.UNREGISTERED  #: how
+    untrained: bool = False  #: whether it gets a gradient, and no optimizer has it
+
+    @property
+    def line(self) -> str:
+        """The line of the user's own class that sets the attribute; "" if there is none."""
+        return line_of_attribute(self.kind, self.attribute)
 
 
 def unregistered(found: Holdings) -> Iterator[Unregistered]:
@@ -35,6 +42,12 @@ def unregistered(found: Holdings) -> Iterator[Unregistered]:
         each.tensor.untyped_storage()._cdata
         for each in found.of(Ownership.PARAMETER)
         if getattr(each.tensor, "_is_flat_param", False)  # FSDP's, which makes views of it itself
+    }
+    trained = {
+        id(parameter)
+        for each in found.optimizers.values()
+        for group in each.param_groups
+        for parameter in group["params"]
     }
     for each in found.of(Ownership.UNREGISTERED, Ownership.HOOK, Ownership.CLASS):
         if each.section is Section.OPTIMIZER:
@@ -52,7 +65,13 @@ def unregistered(found: Holdings) -> Iterator[Unregistered]:
         attribute = str(each.path[len(at)])
         advice = _advice(each, module, attribute)
         if advice is not None:
-            yield Unregistered(each.name, advice, type(module), attribute, each.held)
+            learns = isinstance(each.tensor, nn.Parameter) and each.tensor.grad is not None
+            alone = (
+                isinstance(vars(module).get(attribute), (list, tuple))
+                and len(vars(module)[attribute]) == 1
+            )  # which hides a module on purpose
+            missed = bool(trained) and learns and not alone and id(each.tensor) not in trained
+            yield Unregistered(each.name, advice, type(module), attribute, each.held, missed)
 
 
 def is_copied_parameter(tensor: torch.Tensor) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -29,6 +29,14 @@ class Background:
     #: Where the optimizer loaded its state, if its parameters were elsewhere then.
     loaded_early: Loaded | None = None
     stale: Sequence[Copied] = ()  #: trained tensors of which only a copy from before is used
+    #: Lines that cut the values of parameters without a gradient from the graph, with their names.
+    cuts: Sequence[tuple[str, Sequence[str]]] = ()
+    #: Parameters that are a copy of another one, the other one, and the line of the copy.
+    lost_ties: Sequence[tuple[str, str, str]] = ()
+    #: Tensors that are trained elsewhere, without a module: each variable, and the line of it.
+    variables: Mapping[str, str] = field(default_factory=dict)
+    called_at: str = ""  #: where the function that failed was called by the user's code
+    given_at: str = ""  #: where the function that failed was given a tensor from elsewhere
     receiver: str = ""  #: the variable of the module that raised the exception
     history: History | None = None  #: what the program made and moved
 
@@ -53,12 +61,30 @@ def background(
         added=[
             f"{name} was made after the model was moved: {line}" for name, line in added.items()
         ],
-        optimizer_line=names.optimizer_line,
-        loaded_early=names.loaded_early,
+        optimizer_line=names.optimizers.line,
+        loaded_early=names.optimizers.loaded_early,
         stale=_stale(recorder),
+        cuts=recorder.cuts.cuts(names.models),
+        lost_ties=[
+            *recorder.stale.lost_ties(names.models),
+            *history.lost_ties({m: n for each in names.models for n, m in each.named_modules()}),
+        ],
+        variables=_variables(recorder),
+        called_at=recorder.called_at,
+        given_at=recorder.given_at,
         receiver="" if error is None else raising_module(error),
         history=history,
     )
+
+
+def _variables(recorder: Recorder) -> dict[str, str]:
+    """What is trained elsewhere, by its variable, with what made it."""
+    trained = ((each.name, each.tensor()) for each in recorder.names.optimizers.variables)
+    return {
+        name: recorder.names.origin(tensor)
+        for name, tensor in trained
+        if tensor is not None and indexed(tensor.device) != recorder.home
+    }
 
 
 def _stale(recorder: Recorder) -> list[Copied]:
@@ -66,7 +92,7 @@ def _stale(recorder: Recorder) -> list[Copied]:
     if recorder.steps < 2:
         return []
     names, history = recorder.names, recorder.history
-    groups = (group for each in names.optimizers for group in each.param_groups)
-    trained = [each for group in groups for each in group["params"] if names.fed(each)]
+    groups = (group for each in names.optimizers.known for group in each.param_groups)
+    trained = [each for group in groups for each in group["params"] if names.optimizers.fed(each)]
     away = [each for each in trained if indexed(each.device) != recorder.home]
     return [found for each in away if (found := history.copied_once(each)) is not None]

@@ -11,8 +11,11 @@ from ...reports.doctor import WRONG, Verdict
 from ...reports.events import Operand
 from ..inventory import findings
 from .evidence import MOST_LINES, Evidence
+from .history import DOES_NOT_MOVE, with_code
 from .loop_tensors import LOOP
 from .operations import COPY
+from .source_lines import CALLED
+from .syntax import line_that_sets
 
 #: The argument of a loss that torch names when it refuses it.
 _COPIED = f", made by {COPY} at "
@@ -25,10 +28,13 @@ def dropped(case: Evidence) -> Iterator[Verdict]:
     broken = {bare_name(each.name) for each in case.broken()}
     for each in case.happened("dropped"):
         names = list(dict.fromkeys(bare_name(operand.name) for operand in each.operands))
-        if not broken & set(names):
+        in_vain = each.asked and case.failed is None and not case.works  # and all ran elsewhere
+        if not broken & set(names) and not in_vain:
             continue  # whatever was copied in vain, nobody misses it
         case.explain(names)
-        mended = [name for name in names if root_variable(name)] or ["x"]
+        variables = [bare_name(operand.variable) for operand in each.operands]
+        named = [*filter(root_variable, names)] or [*filter(root_variable, variables)]
+        mended = list(dict.fromkeys(named)) or ["x"]
         fix = f"{code_to_bring(mended[:1], case.device)}; .to never moves a tensor in place"
         yield Verdict(
             "to-result-dropped",
@@ -84,6 +90,7 @@ class Input(NamedTuple):
 
     operand: Operand
     looped: bool  #: of the loop alone
+    source: str  #: the line that gave it, or of that loop
     line: str  #: a line of evidence
 
 
@@ -99,7 +106,7 @@ def inputs_away(case: Evidence, of: str = "") -> dict[str, Input]:
             name = bare_name(operand.name)
             meant = operand.held == "input" and name not in case.explained
             if meant and name not in found and (not of or looped or each.site.module == of):
-                found[name] = Input(operand, looped, f"{operand}{where}")
+                found[name] = Input(operand, looped, source, f"{operand}{where}")
     return found
 
 
@@ -127,6 +134,14 @@ def copied_away(
     )
 
 
+def _line_that_sets(variable: str, given: Input | None, case: Evidence) -> str:
+    """The line that gave a variable its value, as the code sees it that uses it; or ""."""
+    error = case.trace.error if case.trace is not None else None
+    lines = [each.source for each in (given, error) if each is not None] + [case.known.given_at]
+    found = (line_that_sets(each.partition(CALLED)[0], variable) for each in lines)
+    return next(filter(None, found), "")
+
+
 def batch_away(case: Evidence) -> Iterator[Verdict]:
     """Inputs of the model, and other inputs of the failed operation from outside."""
     broken = [each for each in case.broken() if bare_name(each.name) not in case.explained]
@@ -146,7 +161,8 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
     names = {each.variable if each in targets else bare_name(each.name): each for each in broken}
     case.explain([each.name for each in targets])
     lines, looped = [f"{each}" for each in targets], list[str]()
-    for name, each in inputs_away(case).items():
+    inputs = inputs_away(case)
+    for name, each in inputs.items():
         if each.looped and name in names:
             continue
         lines.append(each.line)
@@ -156,10 +172,12 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
     case.explain(list(names))
     first = next(iter(names))
     variable = root_variable(first)
-    if not variable:  # an expression of which only the operation is known
+    if not variable:  # an expression, of which only the operation may be known
         first = f"what {case.trace.error} takes" if case.trace is not None else first
+        first = f"`{code}`" if (code := broken[0].variable) else first
         names = {first: broken[0]}
     where = " and ".join(sorted({each.device for each in names.values()}))
+    made = ""
     if not variable:
         to = f'"{case.device}")'
         fix = f"bring it before: .to({to}; of a batch, all of it: ckptmove.to_device(…, {to}"
@@ -167,14 +185,25 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
         one = code_to_bring([*names, *looped], case.device)
         whole = code_to_bring([f"{variable}[0]"], case.device)
         item = first.startswith(f"{variable}[") and one != whole
-        fix = f"{one} before it is used" + (f"; or the whole batch: {whole}" if item else "")
+        made = _line_that_sets(variable, inputs.get(first), case)
+        when = f"after {made}" if made and not item else "before it is used"
+        fix = f"{one} {when}" + (f"; or the whole batch: {whole}" if item else "")
     left = next((each.source for each in names.values() if _LEFT in each.source), "")
     if left:
         lines.insert(0, left)
         fix = f'give that call "{case.device}": {left.partition(_LEFT)[0]}'
+    method = next((each.source for each in names.values() if DOES_NOT_MOVE in each.source), "")
+    if method:
+        lines.insert(0, method)
+        fix = f"move it in {method.removesuffix(DOES_NOT_MOVE)}, too, as its other tensors"
     if case.known.library is not None:  # which moves each batch
         fix = case.known.library.fix(case.device)
         lines.insert(0, case.known.library.why)
     lines = lines or [f"{each}" for each in broken if bare_name(each.name) != each.name]
-    evidence = lines[:MOST_LINES] or ([case.failed] if case.failed else [])
+    lines += [f"{with_code(made)} sets {first}"] if made else []
+    error, given = case.trace and case.trace.error, case.known.given_at
+    called = f"{CALLED}{case.known.called_at}" if case.known.called_at else ""
+    used = [f"{error}{called} does not accept it"] if error else []
+    used += [f"it was given there at {given}"] if given and given not in called else []
+    evidence = [*lines[:MOST_LINES], *used] or ([case.failed] if case.failed else [])
     yield findings.batch(list(names), where, fix, evidence)

@@ -6,7 +6,6 @@ Symptoms that a cause explains are not reported again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from ...manifest.manifest import Manifest
 from ...placement.device import kind_of
@@ -27,11 +26,10 @@ from .batch_causes import (
 )
 from .costs import runs_apart, waits, wrong_autocast
 from .evidence import DEVICES, MOST_LINES, UNKNOWN, Evidence
-from .history import with_code
-from .operand_causes import code_of_state, code_to_make_anew, hidden_tensors, tensors_made
-from .operations import COPY
+from .operand_causes import code_to_make_anew, hidden_tensors, tensors_made
 from .refusals import refusal
 from .tensor_names import OUTPUT
+from .training_causes import hidden_parameters, lost_changes, lost_gradients, training
 
 _NO_MODEL = Manifest(path="", format="live model", nbytes=0, tensors=(), storages={})
 _OFFLOADED = "(offloaded)"
@@ -66,8 +64,10 @@ def causes(
         found += hidden_tensors(case)
         found += tensors_made(case)
     if moved or not known.was_there:  # else its state is where it was
-        found += _training(case)
-    found += _stale(case)
+        found += training(case)
+    found += lost_changes(case)
+    found += lost_gradients(case)
+    found += hidden_parameters(case)
     if moved:
         found += wrong_autocast(case)
         if not any(each.severity != SLOW for each in found):
@@ -103,6 +103,26 @@ def before_a_model(
     """What is wrong with a run that failed before it called a model, if devices are the cause."""
     found = causes(device, _NO_MODEL, UNKNOWN, trace, failed, known)
     return tuple(each for each in found if each.cause != "step-failed")
+
+
+def without_a_model(device: str, trace: Trace | None, known: Background) -> tuple[Verdict, ...]:
+    """What is wrong with a run that trained tensors of no module, most of it elsewhere."""
+    case = Evidence(device, _NO_MODEL, UNKNOWN, trace, None, known)
+    ran = {} if trace is None else trace.operations
+    if not known.variables or 2 * ran.get(device, 0) > sum(ran.values()):
+        return ()
+    names = list(known.variables)
+    where = " and ".join(sorted(each for each in ran if each != device))
+    lines = [f"{plural(count, 'operation')} ran on {each}" for each, count in ran.items()]
+    made = [f"{name}, made by {line}, is trained" for name, line in known.variables.items() if line]
+    fix = f'make it there before the optimizer is made: device="{device}", requires_grad=True'
+    trained = Verdict(
+        "model-never-moved",
+        f"the optimizer trains {join_names(names)} on {where}, and not on {device}",
+        fix if len(names) == 1 else fix.replace("it", "them", 1),
+        (*lines, *made[:MOST_LINES]),
+    )
+    return (trained, *dropped(case))
 
 
 # -- the model -------------------------------------------------------------------------------------
@@ -216,61 +236,6 @@ def _of_another(given: Operand, case: Evidence) -> Verdict:
         f"{code_to_bring([given.name], case.device)}",
         (*(each.line for each in inputs.values()), *([case.failed] if case.failed else [])),
     )
-
-
-# -- the optimizer ---------------------------------------------------------------------------------
-
-
-def _training(case: Evidence) -> Iterator[Verdict]:
-    """An optimizer that trains other parameters, or state on another device."""
-    yield from findings.copied(case.belonging)
-    found: list[Verdict] = []
-    if case.belonging.foreign and case.belonging.untrained:
-        case.explain([name for name, _ in case.belonging.foreign])
-        found += findings.untrained(case.belonging)
-    case.explain([each.name for each in case.belonging.misplaced])
-    # An optimizer that takes its steps has its state where it wants it, or brings it there.
-    steps = case.works and case.trace is not None and case.trace.steps > 0
-    state = findings.misplaced(case.belonging)
-    found += [each for each in state if not steps or each.cause != "state-elsewhere"]
-    line = (case.known.optimizer_line,) if case.known.optimizer_line else ()
-    for each in found:
-        if each.cause == "state-elsewhere":
-            each = _state_explained(each, case)
-        yield replace(each, evidence=(*each.evidence, *line))
-
-
-def _stale(case: Evidence) -> Iterator[Verdict]:
-    """What an optimizer changes, and nothing reads any more."""
-    if not case.known.stale:
-        return
-    names = join_names([each.name or "a tensor" for each in case.known.stale])
-    yield Verdict(
-        "parameter-moved",
-        f"the optimizer trains {names} on cpu, but what is used is a copy that was made once, at "
-        f"{case.known.stale[0].line}",
-        "make it there, before the optimizer is created: torch.randn(…, device=…, "
-        "requires_grad=True)",
-    )
-
-
-def _state_explained(found: Verdict, case: Evidence) -> Verdict:
-    """State that is not with its parameter: where it was made or loaded."""
-    early = case.known.loaded_early
-    if early is not None:
-        line = with_code(early.line)
-        line = f"{line} loaded it to where the parameters were then, on {early.device}"
-        fix = f"load the optimizer's state after the model is moved; or {found.fix}"
-        return replace(found, fix=fix, evidence=(*found.evidence, line))
-    made: dict[str, str] = {}  # by what made it
-    for each in case.belonging.misplaced:
-        if each.name in case.origins:
-            made.setdefault(case.origins[each.name], each.name)
-    lines = [f"{case.made_at(name)} is on cpu" for name in made.values()]
-    maker, _, line = next(iter(made), "").partition(" at ")
-    fix = f"at {line} {code_of_state(maker, case.device)}; or {found.fix}" if line else found.fix
-    fix = f"bring it back before the next step: {found.fix}" if maker == COPY else fix
-    return replace(found, fix=fix, evidence=(*found.evidence, *lines[:MOST_LINES]))
 
 
 # -- the rest --------------------------------------------------------------------------------------

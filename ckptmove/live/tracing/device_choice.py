@@ -20,8 +20,15 @@ from .history import History, Moved, with_code
 from .library_calls import LibraryCall, call_without_device
 from .program_source import Choice, source_of
 from .settings import KINDS, device_named_by
-from .source_lines import CALLED, file_of, line_in, locals_of, own_frame
-from .syntax import function_at, tree_of
+from .source_lines import CALLED, file_of, line_in, locals_of, own_frame, variable
+from .syntax import (
+    code_at,
+    function_at,
+    last_line_of_function,
+    line_of_argument,
+    line_of_attribute,
+    tree_of,
+)
 
 _MOST_CALLERS = 8
 _MOST_ITEMS = 64  # of what holds settings
@@ -33,6 +40,7 @@ class Seen(NamedTuple):
     files: tuple[str, ...]  #: the user's own files, the innermost first
     values: Mapping[str, str]  #: variables that name a device
     truths: Mapping[str, bool]  #: variables that are True or False
+    set_at: str = ""  #: the line that sets the attribute or variable in which a model is kept
 
 
 class Callers:
@@ -40,7 +48,7 @@ class Callers:
 
     def __init__(self, history: History) -> None:
         """`history` tells what was moved, and what chose the device."""
-        self._history = history
+        self.history = history
         self._seen: weakref.WeakKeyDictionary[torch.nn.Module, Seen] = weakref.WeakKeyDictionary()
         self._there: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         #: The call of a library that was given no device, around a model elsewhere or a failure.
@@ -63,7 +71,7 @@ class Callers:
         """Remember what the first callers of a model say; whether these are the first."""
         if model in self._seen:
             return False
-        self._seen[model] = seen_from(frame)
+        self._seen[model] = seen_from(frame)._replace(set_at=_line_that_keeps(model, frame))
         self.note_library(frame)
         return True
 
@@ -76,13 +84,16 @@ class Callers:
         if seen is None or parameter is None:
             return None
         is_on, there = call(str(parameter.device)), call(str(wanted))
-        history = self._history
+        history = self.history
         moved, made = history.moved(model), history.told_of(model)
         if self.was_there(model):
             if moved is not None and call(moved.device) == is_on:
                 line = with_code(moved.line)
                 return Choice(f"{line} moved it there", "drop that, or move it back after", ())
             return line_that_moved(seen, variable or "model", is_on)
+        if moved is not None and call(moved.device) == is_on and call(moved.before) == there:
+            line, lines = with_code(moved.line), (made,) if made else ()
+            return Choice(f"{line} moved it there", "drop that, or move it back after", lines)
         was_there = moved is not None and call(moved.device) == there
         filled = history.filled_since(model)
         if filled and was_there:
@@ -92,16 +103,43 @@ class Callers:
         own = own_move(model)
         if own and moved is None:
             title = f"{own}, which is called instead of torch's, moves no parameter"
-            return Choice(title, "call that of super() there, too", (made,) if made else ())
+            end = last_line_of_function(own.rpartition(" at ")[2])
+            fix = f"call that of super(), too, before it ends at {end}"
+            return Choice(title, fix, (made,) if made else ())
         found = chosen(seen, variable, is_on, there, made)
         if moved is not None and moved.chosen == "" and moved.device == is_on:
-            why = _refused_before(moved, history.refused)
-            if why:
+            refused = _refused_before(moved, history.refused)
+            if refused:
+                why = f"{with_code(refused)} raised {history.refused[refused]}"
+                why += f", and {with_code(moved.line)} came after that"
+                named = line_of_argument(refused.partition(CALLED)[0])
                 fix = f'mend the device there: "{there}"'
+                fix = f'write "{there}" at {named}: {code_at(named)}' if named else fix
                 return Choice(why, fix, found.evidence if found is not None else ())
+        if moved is None and not (found is not None and found.title):
+            others = [f"{with_code(seen.set_at)} keeps it"] if seen.set_at else []
+            another = "" if _is_of_torch(model) else history.moves_of(type(model))
+            if another:
+                others.append(f"{with_code(another)} moved another {type(model).__name__}")
+            old = found or Choice("", "", ())
+            found = old._replace(evidence=(*old.evidence, *others)) if others else found
         if moved is None or was_there or not moved.chosen:
             return found
         return _followed(moved.chosen, seen, is_on, there, history.refused, found)
+
+
+def _is_of_torch(model: torch.nn.Module) -> bool:
+    """Whether a model's class is one of torch's, of which a program may have many."""
+    return type(model).__module__.partition(".")[0] == "torch"
+
+
+def _line_that_keeps(model: torch.nn.Module, frame: FrameType) -> str:
+    """The line that sets the attribute through which a frame knows a model; "" if none does."""
+    own = own_frame(frame)
+    name = "" if own is None else variable(own, model)
+    if own is None or not name.startswith("self."):
+        return ""
+    return line_of_attribute(type(locals_of(own)["self"]), name.removeprefix("self."))
 
 
 def seen_from(frame: FrameType | None) -> Seen:
@@ -136,12 +174,12 @@ def seen_from(frame: FrameType | None) -> Seen:
 
 
 def _refused_before(moved: Moved, refused: Mapping[str, str]) -> str:
-    """A move of the same function that failed before this one; "" if there is none."""
+    """The lines of a move of the same function that failed before this one; "" if none did."""
     function = function_at(moved.line.partition(CALLED)[0])
-    for lines, error in refused.items():
+    for lines in refused:
         first = lines.partition(CALLED)[0]
         if function and function_at(first) == function:
-            return f"{with_code(lines)} raised {error}, and {with_code(moved.line)} came after that"
+            return lines
     return ""
 
 

@@ -7,7 +7,9 @@ no line.
 
 from __future__ import annotations
 
+import re
 import weakref
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -17,6 +19,9 @@ from .remembered import Remembered
 from .source_lines import CALLED, is_library, line_of, locals_of, own_frame, variable
 from .syntax import code_at
 
+#: Said of a method that should move a tensor.
+DOES_NOT_MOVE = ", does not move it"
+_MOVES = re.compile(r"\.(to|cuda)\(")
 _MOST_FRAMES = 64  # that are searched for the user's own code
 _MOST_LINES = 3  # of own code, from the line that made something outwards
 _MOST_KEPT = 4096  # devices, generators and loaders of which something is remembered
@@ -29,6 +34,7 @@ class Moved(NamedTuple):
     line: str  #: of the call
     device: str  #: where it was then
     chosen: str  #: the line that made the device that was given, or ""
+    before: str = ""  #: where the call before this one had moved it, or ""
 
 
 class Loaded(NamedTuple):
@@ -82,6 +88,7 @@ class History:
         self._number = 0
         self._made: _ByIdentity[tuple[int, str]] = _ByIdentity()  # modules and optimizers
         self._moved: _ByIdentity[Moved] = _ByIdentity()
+        self._moves: dict[type, str] = {}  # the latest line that moved a module of a class
         self._filled: _ByIdentity[tuple[int, str]] = _ByIdentity()
         self._states: _ByIdentity[Loaded] = _ByIdentity()  # of optimizers
         self._devices: dict[int, tuple[object, str]] = {}
@@ -90,6 +97,11 @@ class History:
         self.loaders: list[Loader] = []
         self._copied: _ByIdentity[Copied] = _ByIdentity()
         self.autocasts: dict[str, str] = {}  #: lines that enter autocast, with its kind of device
+        #: Of parameters, the modules that registered them, each with the name.
+        self._registered: _ByIdentity[list[tuple[weakref.ref[torch.nn.Module], str]]]
+        self._registered = _ByIdentity()
+        self._untied: dict[str, list[tuple[weakref.ref[torch.nn.Module], str]]] = {}  # by line
+        self._left_by = Remembered()  # the method of what holds a tensor, which should move it
         self._left = Remembered()  # the line of a `.to` that left a tensor where it was
 
     # -- what happens ------------------------------------------------------------------------------
@@ -104,8 +116,22 @@ class History:
         first = next(module.parameters(), None)
         device = "" if first is None else str(first.device)
         moved = Moved(self._next(), own_lines(frame), device, self.line_of_device(to))
+        self._moves[type(module)] = moved.line
         for each in module.modules():
-            self._moved.set(each, moved)
+            before = self._moved.get(each)
+            self._moved.set(each, moved._replace(before="" if before is None else before.device))
+
+    def note_parameter(
+        self, module: torch.nn.Module, name: str, parameter: object, frame: FrameType | None
+    ) -> None:
+        """A module registers a parameter, perhaps in place of one that others have, too."""
+        old = module._parameters.get(name)
+        places = self._registered.get(old) if old is not None and old is not parameter else None
+        if places is not None and len(places) > 1 and len(self._untied) < _MOST_KEPT:
+            self._untied.setdefault(own_lines(frame, most=1), places)
+        if parameter is not None:
+            known = self._registered.get(parameter) or []
+            self._registered.set(parameter, [*known, (weakref.ref(module), name)])
 
     def note_filled(self, module: torch.nn.Module, frame: FrameType | None) -> None:
         """A module took the tensors of a state dict themselves (`assign=True`)."""
@@ -165,6 +191,10 @@ class History:
         if line:
             self._left.note(tensor, (line, self.line_of_device(to)))
 
+    def note_left_by(self, tensor: torch.Tensor, method: str) -> None:
+        """A tensor is elsewhere, though what holds it has a method that moves its tensors."""
+        self._left_by.note(tensor, method)
+
     # -- what is known -----------------------------------------------------------------------------
 
     def line_of_device(self, device: object) -> str:
@@ -186,6 +216,10 @@ class History:
     def moved(self, module: torch.nn.Module) -> Moved | None:
         """The last call that moved a module, or one that holds it; None if nothing did."""
         return self._moved.get(module)
+
+    def moves_of(self, kind: type) -> str:
+        """The lines of the latest call that moved a module of a class; "" if nothing did."""
+        return self._moves.get(kind, "")
 
     def filled_since(self, module: torch.nn.Module) -> str:
         """The line that gave a module the tensors of a state dict after it was moved; or ""."""
@@ -210,6 +244,25 @@ class History:
                 found[name] = with_code(lines)
         return found
 
+    def lost_ties(self, names: Mapping[torch.nn.Module, str]) -> list[tuple[str, str, str]]:
+        """Parameters that were one and are two, as a line replaced each by a copy of its own.
+
+        The second, the first, and the line; `names` gives the dotted names of modules.
+        """
+        found = []
+        for line, places in self._untied.items():
+            now: dict[int, str] = {}
+            for module, name in ((ref(), name) for ref, name in places):
+                parameter = None if module is None else module._parameters.get(name)
+                if module is None or parameter is None or module not in names:
+                    continue
+                if parameter.requires_grad:
+                    now.setdefault(id(parameter), f"{names[module]}.{name}".lstrip("."))
+            first, *others = now.values() or ("",)
+            if others and _MOVES.search(code_at(line)):
+                found.append((others[0], first, line))
+        return found
+
     def state_loaded(self, optimizer: torch.optim.Optimizer) -> Loaded | None:
         """Where an optimizer loaded its state, and where its parameters were then; or None."""
         return self._states.get(optimizer)
@@ -220,9 +273,10 @@ class History:
 
     def left(self, tensor: torch.Tensor) -> str:
         """The code of a `.to` that left a tensor where it was, and of its device; or ""."""
+        method = self._left_by.about(tensor)
         found: tuple[str, str] | None = self._left.about(tensor)
         if found is None:
-            return ""
+            return "" if method is None else f"{method}{DOES_NOT_MOVE}"
         line, chosen = found
         device = f", for its device is {with_code(chosen)}" if chosen else ""
         return f"{with_code(line)} leaves it there{device}"

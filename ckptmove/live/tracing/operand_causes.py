@@ -11,12 +11,13 @@ from ...reports.doctor import SLOW, WRONG, Verdict
 from ...reports.events import Operand
 from ..inventory import findings
 from ..inventory.holdings import Ownership
+from ..inventory.ownership import Unregistered
 from .batch_causes import copied_away, is_assignable
 from .evidence import MOST_LINES, Evidence
 from .given_device import choice_of_argument
 from .operations import COPY, LOAD
 from .source_lines import CALLED, LAYER
-from .syntax import function_at
+from .syntax import function_at, is_method
 from .tensor_names import PARAMETER, TRAINED
 
 #: Functions that take `device=`.
@@ -45,12 +46,13 @@ def _used(case: Evidence) -> Iterator[tuple[Operand, str, str]]:
 def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
     """Tensors of the model that it has not registered."""
     entries = {e.name: e for e in case.manifest.tensors}
-    advice = {each.name: each.advice for each in case.belonging.unregistered}
+    advice = {each.name: _advice(each) for each in case.belonging.unregistered}
     shared_by = {
         each.name: each.kind.__name__
         for each in case.belonging.unregistered
         if each.held is Ownership.CLASS
     }
+    untrained = {each.name for each in case.belonging.unregistered if each.untrained}
     lines: dict[str, list[str]] = {}
     worst: dict[str, str] = {}
     names: dict[str, list[str]] = {}  # of what is kept in the same list of modules
@@ -64,11 +66,14 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
                 names[group].append(operand.name)
             if what not in lines.setdefault(group, []):
                 lines[group].append(what)
+            severity = WRONG if operand.name in untrained else severity
             worst[group] = min(worst.get(group, severity), severity, key=_rank)
     for group, told in lines.items():
         if set(names[group]) <= case.explained:  # beside another
             continue
         names[group] += _beside(names[group], case)
+        if any(name in untrained for name in names[group]):
+            told.insert(0, "no optimizer has it: it is never trained")
         made = {name: case.made_at(name) for name in names[group]}
         told += [f"{each} is on cpu" for name, each in made.items() if each != name]
         case.explain(names[group])
@@ -93,12 +98,17 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
         )
 
 
+def _advice(found: Unregistered) -> str:
+    """The code to write instead, and where."""
+    return f"at {found.line}: {found.advice}" if found.line else found.advice
+
+
 def code_to_make_anew(names: Sequence[str], case: Evidence) -> str:
     """What to change, too, where a method makes such a tensor, perhaps after the model is moved."""
     for name in names:
         maker, _, line = case.origins.get(name, "").partition(" at ")
         method = function_at(line)
-        if maker in _MAKERS and method not in ("", "__init__"):
+        if maker in _MAKERS and method != "__init__" and is_method(line):
             return (
                 f"; where {method} makes it anew at {line}: "
                 f"{maker}(…, device=next(self.parameters()).device)"

@@ -94,6 +94,9 @@ class Source(Settings):
         ]
         if not calls:
             return None
+        hidden = self.hidden()
+        if hidden is not None:
+            return hidden
         value = calls[0]
         title = f"{self.code(value)} at {self.at(value)} is {kind}"
         handler = self._around(value, ast.Try)
@@ -302,12 +305,27 @@ class Source(Settings):
         tests = (n.test for e in of for n in ast.walk(e) if isinstance(n, (ast.If, ast.IfExp)))
         return next(tests, None)
 
+    def _default_of(self, value: ast.expr) -> ast.expr | None:
+        """The default of a parameter, by its name, that names a device; None if there is none."""
+        found = (
+            given
+            for target, given in self._assignments()
+            if ast.unparse(target) == ast.unparse(value) and device_named_by(given)
+        )
+        return next(found, None) if isinstance(value, ast.Name) else None
+
     def _fix(
         self, value: ast.expr, told: Iterable[tuple[str, str]], *, wanted: bool | None = None
     ) -> str:
         """What to change; `wanted` is what a condition should be."""
         choice = next((each for each in ast.walk(value) if isinstance(each, ast.IfExp)), None)
         test = value
+        if choice is not None and wanted is None and self._conditions.truth(choice.test):
+            given = self._default_of(choice.body)
+            if given is not None:
+                name, line = ast.unparse(choice.body), self.at(given)
+                give = f'give {name}="{self._wanted}" in the call'
+                return f"{give}; it is the CPU by default at {line}"
         if choice is not None and wanted is None:
             test, wanted = choice.test, device_named_by(choice.body) != "cpu"
         fix = "" if wanted is None else self._conditions.fix(test, wanted=wanted)

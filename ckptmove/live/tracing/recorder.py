@@ -7,12 +7,11 @@ fake tensors. Hooks tell it which module runs and when an optimizer steps. It ke
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -23,9 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import UsageError
 from ...reports.display.phrases import format_error
 from ...reports.events import Operand, Site, Trace
+from .cut_gradients import GradientCuts
 from .device_choice import Callers
-from .history import History
-from .loop_tensors import LOOP, loop_tensors
+from .history import History, own_lines
+from .model_calls import ModelCalls
+from .operand_code import codes_of, discarded, given_at
 from .operations import (
     COPIES,
     COPY,
@@ -37,7 +38,6 @@ from .operations import (
     bytes_of,
     indexed,
     is_big,
-    is_table,
     kind_of_operation,
     must_wait,
     operands_of,
@@ -46,17 +46,18 @@ from .operations import (
 )
 from .places import Places
 from .remembered import key_of
-from .sampling import Sampling, TorchCalls
+from .sampling import FIRST, Sampling, TorchCalls
 from .source_lines import (
+    CALLED,
     comes_from,
     frame_outside,
     is_asked,
-    line_of,
     locals_of,
     made_site,
     user_frame,
     user_line,
 )
+from .stale_copies import StaleCopies
 from .tally import Noted, Place, Tally, happened
 from .tensor_names import Names
 from .unused_copies import Copies, Copy
@@ -94,17 +95,23 @@ class Recorder(TorchDispatchMode):
         self._thread = 0
         self._places = Places(self._tally)
         self._copies = Copies()
+        self.cuts = GradientCuts(self.names.optimizers.fed)  #: on the way elsewhere
+        self.stale = StaleCopies()  #: of what changes
         self._sampling = Sampling(every, self)
         self.callers = Callers(self.history)  #: of models that are elsewhere
-        self._stepping = self._begun = False
+        known = self.names, self.callers, self._tally, self.home, call
+        self.models = ModelCalls(*known, self._note)  #: that are called
+        self._stepping = False
         self._hooked: ExitStack | None = None
         #: Where the last exception came out of an operation, or None.
         self.error: Site | None = None
         self.operands: tuple[Operand, ...] = ()  #: what that operation took
+        self.called_at = ""  #: where the function that failed was called by the user's code
+        self.given_at = ""  #: where the function that failed was given such from elsewhere
         self.said: str | None = None  #: the exception in a line
         self._raised = 0, ""  # that exception, which must not be kept
         self.running: list[str] = []  #: the names of the modules that run, the innermost last
-        self.calls = self.steps = 0  #: how often a model was called, and an optimizer stepped
+        self.steps = 0  #: how often an optimizer stepped
         self.backwards = 0  #: how many backward passes ran
         #: Whether a model ran without gradients after a step.
         self.evaluated = self._is_backward = False
@@ -118,7 +125,7 @@ class Recorder(TorchDispatchMode):
             operations=dict(self._tally.operations),
             phases=dict(self._tally.phases),
             modules=self._tally.modules,
-            calls=self.calls,
+            calls=self.models.count,
             steps=self.steps,
             watched=self._sampling.watched,
             sites=self._tally.sites,
@@ -175,26 +182,25 @@ class Recorder(TorchDispatchMode):
             self.names.know(module)
             # Global hooks aren't given named arguments, which are in the frame that calls them.
             kwargs = locals_of(sys._getframe(1)).get("kwargs")
-            self._called(module, args, kwargs if isinstance(kwargs, dict) else {})
+            frame = user_frame(sys._getframe(1))
+            named = kwargs if isinstance(kwargs, dict) else {}
+            given = self.models.note_call(module, args, named, frame)
+            self.evaluated |= bool(self.steps) and not torch.is_grad_enabled()
+            self._copies.use(given, moved=False)
+            if not self._sampling.paused:
+                self.models.note_place(module, frame, once=not self.steps)
         self.running.append(self.names.of_module(module))
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self.running and runs_for(self._thread):
             self.running.pop()
             if not self.running:
-                self._gave(module, output)
-
-    def _gave(self, module: torch.nn.Module, output: Any) -> None:
-        """Remember what a model gave that is elsewhere."""
-        parameter = next(module.parameters(), None)
-        if parameter is None or indexed(parameter.device) == self.home or is_table(module):
-            return
-        away = [each for each in tensors_of(output) if indexed(each.device) != self.home]
-        self.names.gave(module, away, line_of(user_frame(sys._getframe(2))))
+                self.models.note_result(module, output, user_frame(sys._getframe(1)))
 
     def _enter_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if runs_for(self._thread):
-            self.names.know_optimizer(optimizer, user_frame(sys._getframe(1)))
+            frame = user_frame(sys._getframe(1))
+            self.names.optimizers.know(optimizer, self.names.models, frame)
             self._stepping = True
             self._sampling.enter_optimizer()
 
@@ -203,6 +209,8 @@ class Recorder(TorchDispatchMode):
             return
         self._stepping = False
         self.steps += 1
+        if self.steps <= FIRST:
+            self.cuts.watch(optimizer)
         if not self._sampling.paused:
             self._tally.finish_step(self.steps)
         self._sampling.finish_step(self.steps)
@@ -210,55 +218,6 @@ class Recorder(TorchDispatchMode):
             self._copies.forget()  # their use may not be seen
         if self._turn is not None:
             self._turn(self)
-
-    def _called(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        """Record a call of the model, and its arguments."""
-        self.calls += 1
-        self.evaluated |= bool(self.steps) and not torch.is_grad_enabled()
-        frame = user_frame(sys._getframe(2))
-
-        def argument_name(argument: str, tensor: torch.Tensor) -> str:
-            if frame is None or indexed(tensor.device) == self.home:
-                return argument
-            return self.names.argument_name(argument, tensor, module, frame)
-
-        given = self.names.called(module, args, kwargs, argument_name, frame)
-        self._copies.use(given, moved=False)
-        if not self._sampling.paused:
-            self._look_where(module, frame)
-        away = [each for each in given if is_big(each) and indexed(each.device) != self.home]
-        alone = next(itertools.chain(module.parameters(), module.buffers()), None) is None
-        if away and not (alone and len(away) == sum(map(is_big, given))):  # else it computes there
-            kind = type(module).__name__
-            site = Site("forward", self.names.of_module(module) or kind, "call", line_of(frame))
-            devices = sorted({self._call(indexed(each.device)) for each in away})
-            self._note("input", site, " and ".join(devices), 0, away)
-
-    def _look_where(self, module: torch.nn.Module, frame: FrameType | None) -> None:
-        """Record a model that is called elsewhere, and what its callers say of devices."""
-        parameter = next(module.parameters(), None)
-        if frame is None or parameter is None:
-            return
-        if indexed(parameter.device) == self.home:
-            self.callers.note_there(module)
-            if not self._begun:  # what ran elsewhere before was not a step
-                self._begun = True
-                self._tally.forget("stray", "mixed")
-            return
-        first = self.callers.note(module, frame)
-        if is_table(module):
-            return  # it may be too large for the device
-        if first:
-            self._note_loop()
-        if not self.steps:
-            return  # what runs once, before all steps, may be slow
-        name = self.names.variable(module) or type(module).__name__
-        where = self._call(indexed(parameter.device))
-        key = "apart", Site("forward", name, "call", line_of(frame)), where
-        self._note(*key, 0, [])
-        if key in self._tally.happenings:
-            told = {"owner": type(module).__name__, "source": self.history.lines_of(module)}
-            self._tally.happenings[key].operands = (Operand(name, where, (), **told),)
 
     def line_of_node(self, number: int) -> str:
         """The line of the operation behind a node of autograd, or ""."""
@@ -282,20 +241,14 @@ class Recorder(TorchDispatchMode):
         if site is None:
             site = Site(*self._where(), op, user_line(sys._getframe(2)))
         self.error = site
-        self.operands = self._operands(tensors_of(values))
-        self._note_loop()
+        taken, frame = tensors_of(values), user_frame(frame_outside(__file__))
+        self.operands = self._operands(taken, codes_of(frame, taken))
+        self.called_at = own_lines(frame).partition(CALLED)[2]
+        away = [each for each in taken if indexed(each.device) != self.home] or taken
+        self.given_at = next(filter(None, (given_at(frame, each) for each in away)), "")
+        self.models.note_loop(frame)
         self.callers.note_library(frame_outside(__file__))
         self.said = self.call_it(format_error(error))
-
-    def _note_loop(self) -> None:
-        """Record what else of the same batch is elsewhere, which would fail next."""
-        for line, name, tensor in loop_tensors(user_frame(frame_outside(__file__))):
-            where = indexed(tensor.device)
-            if is_big(tensor) and where != self.home:
-                key = "input", Site("", "", LOOP, line), self._call(where)
-                self._note(*key, 0, [])
-                shape = tuple(tensor.shape)
-                self._tally.happenings[key].operands += (Operand(name, key[2], shape, "input"),)
 
     # -- recording ---------------------------------------------------------------------------------
 
@@ -315,6 +268,8 @@ class Recorder(TorchDispatchMode):
         plain = kind.is_plain and bool(taken) and are_all_on(home, taken)
         seen = [] if plain else [Facts.of(each) for each in taken]
         place = self._place(func, kind.text)
+        if self.cuts.is_watching:
+            self.cuts.look(kind.text, taken, place.site)
         try:
             out = func(*args, **kwargs)
         except BaseException as error:
@@ -325,6 +280,8 @@ class Recorder(TorchDispatchMode):
         if plain and are_all_on(home, made):
             if self._copies.watched:
                 self._copies.use(taken, moved=False)
+            if self.stale.is_watching:
+                self.stale.use(taken, self.steps, place.site.source)
             self._tally.use(place, self._called_home, bytes_of(made))
         else:
             self._record(place, func, taken, seen or list(map(Facts.of, taken)), made, kwargs)
@@ -358,6 +315,8 @@ class Recorder(TorchDispatchMode):
                 self._created(site, out, made)
             return
         is_copy = name in COPIES and bool(taken) and bool(made)
+        if name.endswith("_") and taken:
+            self.stale.changed(taken[0], self.steps, site.source)
         self._copies.use(taken, moved=is_copy)
         if name in SYNCS and must_wait((seen or made)[0].device, self.home, site.phase):
             self._note("sync", site, self._call((seen or made)[0].device), 0, taken[:1])
@@ -408,8 +367,11 @@ class Recorder(TorchDispatchMode):
         if here == self.home and is_big(made):
             self.names.made(made, site._replace(op=COPY))
         if there == self.home and is_big(made):
-            copy = Copy(site, devices, nbytes, self._operands([source])[0], key_of(source))
-            self._copies.watch(made, source, copy)
+            self.stale.copied(source, made, site.source)
+            line, code = discarded(frame_outside(__file__))
+            site = site._replace(source=line or site.source)
+            copied = self._operands([source], [code])[0], key_of(source)
+            self._copies.watch(made, source, Copy(site, devices, nbytes, *copied, bool(line)))
 
     def _created(self, site: Site, out: list[torch.Tensor], made: list[Facts]) -> None:
         for tensor, each in zip(out, made, strict=True):
@@ -426,13 +388,17 @@ class Recorder(TorchDispatchMode):
             asked = asking and torch.is_grad_enabled() and is_asked(sys._getframe(2))
             return Noted(operands=self._operands(of), asked=asked)
 
-        turn = self.steps, 0 if self.steps else self.calls
+        turn = self.steps, 0 if self.steps else self.models.count
         self._tally.note((kind, site, devices), turn, nbytes, new)
 
-    def _operands(self, tensors: Sequence[torch.Tensor]) -> tuple[Operand, ...]:
+    def _operands(
+        self, tensors: Sequence[torch.Tensor], codes: Sequence[str] = ()
+    ) -> tuple[Operand, ...]:
         frame = user_frame(frame_outside(__file__))
+        codes = codes or [""] * len(tensors)
         return tuple(
-            self.names.operand(each, self._call(indexed(each.device)), frame) for each in tensors
+            self.names.operand(each, self._call(indexed(each.device)), frame, code)
+            for each, code in zip(tensors, codes, strict=True)
         )
 
     def _call(self, device: torch.device) -> str:

@@ -135,6 +135,8 @@ def refusal(failed: str, device: str, known: Background) -> Verdict | None:
 def _lines_behind(cause: str, groups: Mapping[str, Any], known: Background) -> Iterator[str]:
     """The code that made what torch refuses, where that is known."""
     history = known.history
+    if cause == "host-value" and known.given_at:
+        yield f"it was given there at {known.given_at}"
     if history is None:
         return
     if cause == "generator-elsewhere":

@@ -294,6 +294,15 @@ def model_name(frame: FrameType, model: torch.nn.Module) -> str:
     return next((n for n, each, _ in modules_in(own) if each is model), name)
 
 
+def move_of(value: object) -> str:
+    """The method `to` of a class of the user's own that is no module, and its line; or ""."""
+    method = None if isinstance(value, torch.nn.Module) else getattr(type(value), "to", None)
+    code = getattr(method, "__code__", None)
+    if method is None or code is None or is_library(code.co_filename):
+        return ""
+    return f"{method.__qualname__} at {line_in(code.co_filename, code.co_firstlineno)}"
+
+
 def raised_at(error: BaseException, *, own: bool = False) -> str:
     """The line outside of torch and ckptmove where an exception comes from; "" if none.
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import linecache
+from collections.abc import Iterator
 from types import FrameType
 
-from .source_lines import file_of
+from .source_lines import file_of, is_library, line_in
 
 _MOST_LINES = 1 << 16  # of a source
 _MOST_TREES = 64  # that are kept
 _LONGEST = 100  # characters of code that is shown
 
 
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _trees: dict[str, tuple[list[str], ast.Module | None]] = {}  # by file, with what was parsed
 
 
@@ -75,11 +77,111 @@ def function_at(line: str) -> str:
     return "" if found is None else found.name
 
 
+def last_line_of_function(line: str) -> str:
+    """The line of the last statement of the function that a line is in, or the line itself."""
+    file, number = file_of(line)
+    found = function_around(file, number)
+    return line if found is None else line_in(file, found.body[-1].lineno)
+
+
+def line_of_argument(line: str) -> str:
+    """The line that gave a value to the variable that a line moves something to; or ""."""
+    file, number = file_of(line)
+    around: ast.AST | None = function_around(file, number) or (tree_of(file) if file else None)
+    given = [each.args[0] for each in calls_at(file, number) if each.args] if file else []
+    names = {each.id for each in given if isinstance(each, ast.Name)}
+    lines = [
+        each.lineno
+        for each in (() if around is None else ast.walk(around))
+        if isinstance(each, ast.Assign) and each.lineno <= number
+        for target in each.targets
+        if isinstance(target, ast.Name) and target.id in names
+    ]
+    return line_in(file, max(lines)) if lines else ""
+
+
+def line_that_sets(line: str, name: str) -> str:
+    """The line that gave a variable its value, as a line sees it; "" if a call gave it, or none.
+
+    Of a variable of the function around, it is the last line before.
+    """
+    file, number = file_of(line)
+    tree = tree_of(file) if file else None
+    functions = [] if tree is None else [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS)]
+    around = [each for each in functions if each.lineno <= number <= (each.end_lineno or 0)]
+    around.sort(key=lambda each: -each.lineno)
+    scopes = [*around, *([] if tree is None else [tree])]
+    for scope in scopes:
+        own = _own_nodes(scope)
+        lines = [n.lineno for n in own if isinstance(n, ast.Name) and _is_set(n, name)]
+        before = [each for each in lines if each < number] if scope is scopes[0] else []
+        if lines:
+            return line_in(file, max(before or lines))
+        if isinstance(scope, _FUNCTIONS) and name in _parameters(scope):
+            return ""
+    return ""
+
+
+def _is_set(node: ast.Name, name: str) -> bool:
+    return node.id == name and isinstance(node.ctx, ast.Store)
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function or module, but for those of functions and classes in it."""
+    todo = list(ast.iter_child_nodes(scope))
+    while todo:
+        each = todo.pop()
+        yield each
+        if not isinstance(each, (*_FUNCTIONS, ast.ClassDef, ast.Lambda, ast.comprehension)):
+            todo += ast.iter_child_nodes(each)
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    given = function.args
+    return {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+
+
+def line_of_attribute(kind: type, attribute: str) -> str:
+    """The line where a class of the user's own first gives `self` an attribute; "" if none does."""
+    for each in kind.__mro__:
+        codes = (getattr(method, "__code__", None) for method in vars(each).values())
+        own = next((c for c in codes if c is not None and not is_library(c.co_filename)), None)
+        tree = None if own is None else tree_of(own.co_filename)
+        if own is None or tree is None:
+            continue
+        classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+        around = [c for c in classes if c.lineno <= own.co_firstlineno <= (c.end_lineno or 0)]
+        named = [c for c in around if c.name == each.__name__]
+        of = max(named, key=lambda c: c.lineno, default=None)
+        inner = () if of is None else ast.walk(of)
+        lines = [n.lineno for n in inner if isinstance(n, ast.Attribute) and _sets(n, attribute)]
+        if lines:
+            return line_in(own.co_filename, min(lines))
+    return ""
+
+
+def _sets(node: ast.Attribute, attribute: str) -> bool:
+    """Whether a node is the attribute of a variable, which is assigned to."""
+    of_variable = isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
+    return node.attr == attribute and of_variable
+
+
+def is_method(line: str) -> bool:
+    """Whether the function that a line is in has `self`."""
+    found = function_around(*file_of(line))
+    return found is not None and [each.arg for each in found.args.args][:1] == ["self"]
+
+
 def code_at(line: str) -> str:
     """What stands in the line `train.py:12`, shortened; "" if that is not known."""
     file, number = file_of(line)
-    code = " ".join(linecache.getline(file, number).split()) if file else ""
-    return code if len(code) <= _LONGEST else f"{code[:_LONGEST]}…"
+    return shortened(linecache.getline(file, number)) if file else ""
+
+
+def shortened(code: str) -> str:
+    """Code in one line, of which the rest is left out if it is long."""
+    line = " ".join(code.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 
 def arguments_of_call(frame: FrameType, callee: str) -> tuple[list[str], dict[str, str]]:

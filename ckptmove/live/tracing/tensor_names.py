@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -14,7 +15,7 @@ from torch import nn
 from ...reports.events import Operand, Site
 from ..inventory.holdings import COMPILED, Ownership, holdings, written
 from .call_arguments import arguments_of, names_of
-from .history import History, Loaded
+from .history import History
 from .operations import COPY, LOAD, UNNAMED, factory
 from .remembered import Remembered, key_of, shape_of
 from .source_lines import (
@@ -23,14 +24,15 @@ from .source_lines import (
     is_outer,
     is_within,
     items_of,
-    line_in,
     locals_of,
     model_name,
     modules_in,
+    move_of,
     user_frame,
     variable,
 )
-from .syntax import arguments_of_call, assigned_at, calls_of
+from .stepping import SteppingOptimizers, code_that_makes
+from .syntax import arguments_of_call, function_at
 
 _MOST_SOURCES = 16  # of what was computed of another, one after the other
 _MOST_CALLERS = 8  # whose variables are looked at for what a tensor is of
@@ -62,12 +64,11 @@ class Names:
         """`history` tells where modules were made."""
         self._history = history
         self._models: list[weakref.ref[nn.Module]] = []
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.optimizers = SteppingOptimizers(history)  #: that took a step
         self._modules: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._variables: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._called: dict[int, weakref.ref[nn.Module]] = {}
         self._held = Remembered(most=None)
-        self._fed: dict[int, weakref.ref[torch.Tensor]] = {}  # by id: asked at each step
         self._walks = 0
         self._inputs = Remembered()
         self._made = Remembered()
@@ -75,20 +76,12 @@ class Names:
         self._sources = Remembered()  # key of what something was computed of
         self._parents = Remembered()  # the same, also within a model
         self._origins = Remembered()  # where something was computed
-        self.optimizer_line = ""  #: the code that made the latest optimizer, and its line
-        #: Where that loaded its state, if its parameters were elsewhere then; or None.
-        self.loaded_early: Loaded | None = None
         self._outputs = Remembered()  # the model elsewhere that gave something
 
     @property
     def models(self) -> list[nn.Module]:
         """The known models that still exist."""
         return [each for ref in self._models if (each := ref()) is not None]
-
-    @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The known optimizers that still exist."""
-        return [each for ref in self._optimizers if (each := ref()) is not None]
 
     @property
     def latest(self) -> list[nn.Module]:
@@ -102,39 +95,6 @@ class Names:
             for path, module in model.named_modules():
                 keys = [key for key in path.split(".") if key != COMPILED]
                 self._modules.setdefault(module, ".".join(keys))
-
-    def know_optimizer(self, optimizer: torch.optim.Optimizer, frame: FrameType | None) -> None:
-        """Remember an optimizer that takes a step, and its parameters with gradients."""
-        if not any(ref() is optimizer for ref in self._optimizers):
-            self._optimizers.append(weakref.ref(optimizer))
-            self._note_lines_of(optimizer, frame)
-        trained = (each for group in optimizer.param_groups for each in group["params"])
-        own = (each for model in self.models for each in model.parameters())
-        for each in itertools.chain(trained, own):
-            if each.grad is not None and not self._was_fed(each):
-                self._fed[id(each)] = weakref.ref(each)
-
-    def _note_lines_of(self, optimizer: torch.optim.Optimizer, frame: FrameType | None) -> None:
-        name = "" if frame is None else variable(frame, optimizer)
-        assigned = "" if frame is None or not name else _assigned(frame, name)
-        made = self.optimizer_line = self._history.told_of(optimizer) or assigned
-        loaded = self._history.state_loaded(optimizer)
-        line = "" if loaded is None else loaded.line
-        if frame is not None and name and loaded is None:
-            file = frame.f_code.co_filename
-            line = next((line_in(file, at) for at in calls_of(file, f"{name}.load_state_dict")), "")
-        if made and line:
-            self.optimizer_line += f", which loads its state at {line}"
-        where = {str(p.device) for group in optimizer.param_groups for p in group["params"]}
-        self.loaded_early = loaded if loaded and loaded.device not in where else None
-
-    def fed(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter has a gradient, or had one when an optimizer took a step."""
-        return parameter.grad is not None or self._was_fed(parameter)
-
-    def _was_fed(self, parameter: torch.Tensor) -> bool:
-        found = self._fed.get(id(parameter))
-        return found is not None and found() is parameter
 
     def of_module(self, module: nn.Module) -> str:
         """The dotted name of a module, or its class's."""
@@ -166,7 +126,8 @@ class Names:
             self._called[id(model)] = weakref.ref(model)
         for name, tensor in arguments_of(model, args, kwargs):
             made: Site | None = self._made.about(tensor)
-            if made is None or not made.phase or made.op == COPY:  # else a model's own doing
+            own = isinstance(tensor, nn.Parameter)  # of whatever module
+            if not own and (made is None or not made.phase or made.op == COPY):
                 self._inputs.note(tensor, spelled(name, tensor))
             found.append(tensor)
         return found
@@ -174,17 +135,28 @@ class Names:
     def argument_name(
         self, argument: str, tensor: torch.Tensor, model: nn.Module, frame: FrameType
     ) -> str:
-        """The name that a frame has for an argument with which it calls a model."""
-        known = variable(frame, tensor) or self.kept(frame, tensor)
-        return known or self._code_of(argument, model, frame)
+        """The name that a frame has for an argument with which it calls a model.
 
-    def _code_of(self, argument: str, model: nn.Module, frame: FrameType) -> str:
-        """What it gives for it, as in `net(batch.x)`."""
+        It is that of the call, of `net(batch)` `batch.x`, even if another variable holds it, too.
+        """
+        known = variable(frame, tensor) or self.kept(frame, tensor)
         given, named = arguments_of_call(frame, self.variable(model) or model_name(frame, model))
-        names = names_of(model)
+        used = set(re.findall(r"[^\W\d]\w*", " ".join([*given, *named.values()])))
+        if known and (not used or re.split(r"[.\[]", known, maxsplit=1)[0] in used):
+            return known
+        names, (argument, dot, rest) = names_of(model), argument.partition(".")
         at = names.index(argument) if argument in names else len(given)
         code = given[at] if at < len(given) else named.get(argument, argument)
-        return code if code.replace(".", "").isidentifier() else argument
+        holder = locals_of(frame).get(code, frame.f_globals.get(code))
+        if known and (not dot or not hasattr(holder, "__dict__")):
+            return known  # what is in a list, or in what another call gives
+        held = getattr(holder, "__dict__", {}).values() if dot else ()
+        beside = [each for each in held if isinstance(each, torch.Tensor)]
+        method = move_of(holder)
+        if method and any(each.device != tensor.device for each in beside):
+            self._history.note_left_by(tensor, method)
+        code = code if code.replace(".", "").isidentifier() else argument
+        return f"{code}{dot}{rest}"
 
     def kept(self, frame: FrameType | None, tensor: torch.Tensor) -> str:
         """The variable, of a frame or its callers, that holds what a tensor is of; or "".
@@ -240,12 +212,19 @@ class Names:
         found = None if key is None else self._inputs.get(key)
         return None if found is None else str(found[1])
 
-    def operand(self, tensor: torch.Tensor, device: str, frame: FrameType | None = None) -> Operand:
-        """A tensor by its name; the frame of the code that uses it may have a variable for it."""
-        found = self._operand(tensor, device, frame)
+    def operand(
+        self, tensor: torch.Tensor, device: str, frame: FrameType | None = None, code: str = ""
+    ) -> Operand:
+        """A tensor by its name; the frame of the code that uses it may have a variable for it.
+
+        `code` is the expression that gives it.
+        """
+        found = self._operand(tensor, device, frame, code)
         return found if found.source else found._replace(source=self._history.left(tensor))
 
-    def _operand(self, tensor: torch.Tensor, device: str, frame: FrameType | None) -> Operand:
+    def _operand(
+        self, tensor: torch.Tensor, device: str, frame: FrameType | None, code: str
+    ) -> Operand:
         found = self._of(tensor)
         name, held, other = found.name, found.held, ""
         chain = self._chain(tensor, self._parents) if held in (*_LOOSE, "input") else ()
@@ -294,11 +273,12 @@ class Names:
                 return Operand(of_model.name, device, shape_of(tensor), *of_model[1:3], other)
             name = name if held else other or name
             if not held:
-                held, name, other = self._as_state(tensor, frame, name, other)
+                held, name, other = self._as_state(tensor, frame, name, other, code)
         if held == "made" and isinstance(tensor, nn.Parameter):
             other = other or PARAMETER
         if held == "made" and not other and frame is not None:
             other, _ = kept_in(frame, self._chain(tensor, self._parents)) or ("", None)
+            other = other or (code if "(" not in code else "")
         other = other.partition(", made by ")[0]
         kept = shape_of(tensor), held, found.module, other, found.owner, found.source
         return Operand(name, device, *kept)
@@ -320,7 +300,7 @@ class Names:
         return next((each for each in found if each.held in hidden), None)
 
     def _as_state(
-        self, tensor: torch.Tensor, frame: FrameType | None, name: str, other: str
+        self, tensor: torch.Tensor, frame: FrameType | None, name: str, other: str, code: str
     ) -> tuple[str, str, str]:
         """How what has no name is held, its name, and its variable, where an object keeps it."""
         holder, kept = (other, tensor)
@@ -332,6 +312,12 @@ class Names:
             maker, _, line = origin.partition(" at ")
             if origin:
                 return "made", f"what {maker} makes at {line}", holder
+        if not holder and code:
+            origin = _spell(self._origins.about(tensor) or self._made.about(tensor))
+            maker, _, line = origin.partition(" at ")
+            if line and code.partition("(")[0].rpartition(".")[2] == function_at(line):
+                return "made", f"what {maker} makes at {line}", code
+            holder = code
         origin = "" if not holder or ", made by " in holder else self.origin(tensor)
         return "", f"{holder}, made by {origin}" if origin else holder or name, holder
 
@@ -386,7 +372,7 @@ class Names:
         for key in self._chain(tensor):
             if key in found:
                 name, owner, held, module, around = found[key]
-                line = self._history.told_of(module) or _assigned(around, owner)
+                line = self._history.told_of(module) or code_that_makes(around, owner)
                 return name, owner, held, line
         return None
 
@@ -395,7 +381,7 @@ class Names:
         self._walks += bool(self.models)
         self._held.clear()
         for model in self.models:
-            found = holdings(model, self.optimizers, as_written=True).all
+            found = holdings(model, self.optimizers.known, as_written=True).all
             owner = self.variable(model) or type(written(model)).__name__
             made = self._history.told_of(model)
             for each in sorted(found, key=lambda each: each.held is Ownership.FOREIGN):
@@ -413,12 +399,6 @@ def kept_in(frame: FrameType, keys: Sequence[int]) -> tuple[str, torch.Tensor] |
             if isinstance(each, torch.Tensor) and key_of(each) in keys:
                 return f"{name}{key}", each
     return None
-
-
-def _assigned(frame: FrameType, owner: str) -> str:
-    """The code that gives a variable its value, and its line; "" if there is none."""
-    made = assigned_at(frame, owner)
-    return "" if made is None else f"{made[0]} at {line_in(frame.f_code.co_filename, made[1])}"
 
 
 def _is_of_module(frame: FrameType, name: str) -> bool:

@@ -22,7 +22,7 @@ from ..inventory.holdings import Optimizers, has_optimizer, holdings, optimizers
 from ..inventory.manifest import manifest_of
 from ..inventory.ownership import belonging
 from .background import UNKNOWN_PROGRAM, Background, background
-from .causes import before_a_model, causes
+from .causes import before_a_model, causes, without_a_model
 from .recorder import Recorder
 from .sampling import EVERY, checked_every, left_out
 from .source_lines import error_line
@@ -60,6 +60,8 @@ def diagnose(
     placed: tuple[str, ...] = ()
     if model is None and failed is not None and not verdicts:
         verdicts += before_a_model(device, trace, failed, background)
+    if model is None and failed is None and not verdicts:
+        verdicts += without_a_model(device, trace, background)
     if model is not None:
         found = holdings(model, optimizers, as_written=True)
         manifest = _called(manifest_of(found, written(model)), call)
@@ -167,7 +169,7 @@ class Watch:
 
     def _diagnose(self, error: BaseException | None) -> None:
         known = [*self._optimizers]
-        known += [each for each in self._recorder.names.optimizers if each not in known]
+        known += [each for each in self._recorder.names.optimizers.known if each not in known]
         trace = self._recorder.trace(error)
         self.diagnosis = diagnose(
             self.device,
@@ -177,7 +179,7 @@ class Watch:
             failed=None if error is None else error_line(error),
             known=self._facts,
             background=background(self._recorder, self._model, error),
-            fed=self._recorder.names.fed,
+            fed=self._recorder.names.optimizers.fed,
             line=self._recorder.line_of_node,
             origin=self._recorder.names.origin,
             notes=tuple(left_out(trace, self._every)),

@@ -24,6 +24,7 @@ class Copy(NamedTuple):
     nbytes: int  #: how large it is
     operand: Operand  #: what was copied
     source: int | None  #: the key of that storage
+    discarded: bool  #: whether the statement that made it drops it: `x.to(device)`
 
 
 class Copies:
@@ -79,4 +80,5 @@ class Copies:
             each.nbytes += copy.nbytes
             name = names.argument(copy.source)
             each.operands += (copy.operand._replace(name=name) if name else copy.operand,)
+            each.asked = copy.discarded
         return found

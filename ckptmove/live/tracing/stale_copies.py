@@ -1,0 +1,104 @@
+"""Find copies on the device that were made once, though what they were made of changes."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from .remembered import Remembered, key_of, shape_of
+
+_MOST_COPIES = 256
+
+
+class StaleCopy(NamedTuple):
+    """A copy whose source was changed, and which is used all the same."""
+
+    line: str  #: where it was made
+    changed: str  #: where its source is changed
+    used: str  #: where it is used
+
+
+class _Copy:
+    def __init__(self, made: int, line: str) -> None:
+        self.made = made
+        self.line = line
+        self.changed = ""
+        self.steps: set[int] = set()  # in which its source was changed
+        self.used = ""
+
+
+class StaleCopies:
+    """The latest copies to the device, each of a storage elsewhere.
+
+    Attributes:
+        is_watching: whether the source of one was changed.
+    """
+
+    def __init__(self) -> None:
+        self._kept = Remembered()  # copies and their sources, so that keys stay theirs
+        self._copies: OrderedDict[int, _Copy] = OrderedDict()  # by the key of the source
+        self._again: set[int] = set()  # what was copied more than once
+        self._changed: dict[int, _Copy] = {}  # by the key of the copy
+        self._ties = Remembered()  # the parameter that a copy was made of, and its line
+        self.is_watching = False
+
+    def copied(self, source: torch.Tensor, made: torch.Tensor, line: str) -> None:
+        """A tensor elsewhere was copied to the device."""
+        key, own = key_of(source), key_of(made)
+        if key is None or own is None:
+            return
+        before = self._copies.pop(key, None)
+        if before is not None or key in self._again:
+            self._again.add(key)
+            self._changed.pop(before.made if before is not None else own, None)
+            return
+        self._kept.note(source, None)
+        self._kept.note(made, None)
+        self._copies[key] = _Copy(own, line)
+        if len(self._copies) > _MOST_COPIES:
+            self._copies.popitem(last=False)
+        if source.requires_grad and source.is_leaf and shape_of(source) == shape_of(made):
+            self._ties.note(made, (weakref.ref(source), line))
+
+    def changed(self, tensor: torch.Tensor, step: int, line: str) -> None:
+        """A tensor elsewhere was changed in place."""
+        key = key_of(tensor)
+        found = None if key is None else self._copies.get(key)
+        if found is not None:
+            found.changed = found.changed or line
+            found.steps.add(step)
+            self._changed[found.made] = found
+            self.is_watching = True
+
+    def use(self, tensors: Sequence[torch.Tensor], step: int, line: str) -> None:
+        """Tensors are used on the device."""
+        for each in tensors:
+            key = key_of(each)
+            found = None if key is None else self._changed.get(key)
+            if found is not None and not found.used and any(n < step for n in found.steps):
+                found.used = line
+
+    @property
+    def stale(self) -> list[StaleCopy]:
+        """Those that were used in a step after one in which their source was changed."""
+        used = [each for each in self._changed.values() if each.used and len(each.steps) > 1]
+        return [StaleCopy(each.line, each.changed, each.used) for each in used]
+
+    def lost_ties(self, models: Iterable[nn.Module]) -> list[tuple[str, str, str]]:
+        """Parameters that are a copy of another of the same model: both names, and the line."""
+        found: dict[str, tuple[str, str, str]] = {}
+        for model in models:
+            named = dict(model.named_parameters())
+            names = {id(each): name for name, each in named.items()}
+            for name, each in named.items():
+                tie = self._ties.about(each)
+                source = None if tie is None else tie[0]()
+                of = "" if source is None or source is each else names.get(id(source), "")
+                if of and tie is not None:
+                    found.setdefault(tie[1], (name, of, tie[1]))
+        return list(found.values())

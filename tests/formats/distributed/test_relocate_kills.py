@@ -40,6 +40,12 @@ def some(calls: list[Call]) -> list[Call]:
     return few(calls, 2)
 
 
+@needs_strace
+def test_killed_at_the_end_all_files_of_ranks_are_new(scene: FolderScene, tmp_path: Path) -> None:
+    last = scene.calls(scene.in_place, tmp_path / "log")[-1:]
+    assert killed_at(scene, last) == [(False, False, False)]
+
+
 @pytest.mark.slow
 @needs_strace
 def test_killed_at_some_calls_all_files_of_ranks_are_old_or_all_are_new(

@@ -71,7 +71,7 @@ class ExportContainer(RecordsContainer):
         self.places: list[Place] = []
         self.place_records: list[str] = []
         self.compiled: list[tuple[Path, str]] = []  #: path and device type of compiled code
-        self.riddles: list[str] = []  #: why it can't be relocated, one clause each
+        self.obstacles: list[str] = []  #: why it can't be relocated, one clause each
         self.bound: list[str] = []  #: operators that exist for only one type of device
         self.objects: dict[str, int] = {}  #: how many objects have unknown content, by kind
         self.machine_code: dict[str, None] = {}  #: folders of code that AOTInductor compiled
@@ -84,8 +84,8 @@ class ExportContainer(RecordsContainer):
         for part in self.parts.values():
             for each in part.everything():
                 if any(name.qualname == _FAKE for s in each.streams for name in s.pickle.globals):
-                    self.riddles.append("it holds pickled tensors without data")
-        self.riddles = list(dict.fromkeys(self.riddles))
+                    self.obstacles.append("it holds pickled tensors without data")
+        self.obstacles = list(dict.fromkeys(self.obstacles))
 
     def short(self, record: Record) -> str:
         return record.name.removeprefix(self.prefix)
@@ -152,11 +152,11 @@ class ExportContainer(RecordsContainer):
         for name in self.archive.records:
             short = name[len(self.prefix) :]
             if not short.startswith(known):
-                self.riddles.append(f"the record {short!r} is not known")
+                self.obstacles.append(f"the record {short!r} is not known")
 
     def _note_compiled(self, record: Record, short: str) -> None:
         """Note code that AOTInductor compiled, and for which type of device."""
-        self.riddles.append(f"it holds code compiled for its device, in {_COMPILED!r}")
+        self.obstacles.append(f"it holds code compiled for its device, in {_COMPILED!r}")
         self.machine_code[f"compiled code in {short.rpartition('/')[0]}"] = None
         if short.endswith("_metadata.json"):
             metadata = self.read_document(record).root
@@ -170,7 +170,7 @@ class ExportContainer(RecordsContainer):
         root = self.read_document(record).root
         found = walk(root, path)
         self._note(record.name, found.places)
-        self.riddles += found.riddles
+        self.obstacles += found.obstacles
         self.bound += found.bound
         version = root.get("torch_version") if isinstance(root, dict) else None
         if isinstance(version, str) and not self.writer:
@@ -207,7 +207,7 @@ class ExportContainer(RecordsContainer):
                 kind = next((k for p, k in _OBJECTS.items() if file.startswith(p)), "object")
                 self.objects[kind] = self.objects.get(kind, 0) + 1
                 self.held_objects.append(content)
-                self.riddles.append(f"its {kind}s may be on any device")
+                self.obstacles.append(f"its {kind}s may be on any device")
             elif not is_pickled:
                 self._add_weight(record.name, content, (*path, name), payload, where)
             else:

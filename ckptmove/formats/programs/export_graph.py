@@ -131,7 +131,7 @@ class Program(NamedTuple):
     """The devices in a program, and the obstacles to changing them."""
 
     places: list[Place]  #: the places that name a device, in order
-    riddles: list[str]  #: why it can't be relocated, one clause each
+    obstacles: list[str]  #: why it can't be relocated, one clause each
     bound: list[str]  #: operators that exist for only one type of device
 
 
@@ -163,7 +163,7 @@ def walk(root: Json, path: Path) -> Program:
     version = root.get("schema_version") if isinstance(root, dict) else None
     major = version.get("major") if isinstance(version, dict) else None
     if major != _MAJOR:
-        program.riddles.append(f"its schema version is not {_MAJOR} but {major!r}")
+        program.obstacles.append(f"its schema version is not {_MAJOR} but {major!r}")
     return program
 
 
@@ -180,7 +180,7 @@ class _Walker:
                 self.todo += reversed(list(self.visit(node, kind, at)))
 
     def riddle(self, at: Path, what: str) -> Iterator[tuple[Json, str, Path]]:
-        self.program.riddles.append(f"it holds {what} at {spell(at)!r}")
+        self.program.obstacles.append(f"it holds {what} at {spell(at)!r}")
         return iter(())
 
     def visit(self, node: Json, kind: str, at: Path) -> Iterator[tuple[Json, str, Path]]:

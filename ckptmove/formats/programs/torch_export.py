@@ -111,7 +111,7 @@ class ExportCheckpoint(Checkpoint):
 
     def _refuse(self, moves: Moves) -> None:
         """Raises UnsupportedError if anything that depends on the devices is not understood."""
-        reasons = list(self.container.riddles)
+        reasons = list(self.container.obstacles)
         first = len(self.contents.values)
         changed = [
             (place, moves.values[first + n])

@@ -102,7 +102,7 @@ class ScriptModel:
 
     def __init__(self, root: Json, attributes: list[Node] | None) -> None:
         """If `attributes` is None, tensors that only attributes name have no name."""
-        self.riddles: list[str] = []  #: why it can't be relocated, one clause each
+        self.obstacles: list[str] = []  #: why it can't be relocated, one clause each
         #: path and number of each tensor, in the order of the modules
         self.names: list[tuple[Path, int]] = []
         self.parameters: set[int] = set()
@@ -122,7 +122,7 @@ class ScriptModel:
         if not isinstance(node, dict):
             raise CorruptError(f"{where} is no JSON object")
         for key in node.keys() - known:
-            self.riddles.append(f"{where} has {key[:40]!r}, which is unknown")
+            self.obstacles.append(f"{where} has {key[:40]!r}, which is unknown")
 
     def _tensor(self, n: int, node: Json) -> _Described:
         where = f"the tensor {n}"
@@ -138,7 +138,7 @@ class ScriptModel:
         if not isinstance(device, str) or not (names_device(device) or device == "meta"):
             raise CorruptError(f"{where} has no proper 'device'")
         if "device" not in node:
-            self.riddles.append(f"{where} has no device")
+            self.obstacles.append(f"{where} has no device")
         view = View(dtype, shape, stride, offset, device)
         return _Described(key, view, node.get("requiresGrad") is True, node)
 
@@ -276,9 +276,9 @@ class ScriptV1Checkpoint(Checkpoint):
         changes = self._changes(moves)
         if not changes:
             return container.plan(LocationEdits())
-        riddles = container.described.riddles
-        if riddles:
-            raise UnsupportedError(f"the module can't be relocated: {riddles[0]}")
+        obstacles = container.described.obstacles
+        if obstacles:
+            raise UnsupportedError(f"the module can't be relocated: {obstacles[0]}")
         model = container.documents[container.model].rewrite(changes)
         return container.plan_with(LocationEdits(), {container.model: model})
 

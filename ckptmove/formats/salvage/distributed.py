@@ -25,7 +25,7 @@ from ..distributed.boxes import Box, check_tiling
 from ..distributed.dcp.folder import Dcp, ranks_of
 from ..distributed.dcp.items import Item, is_dense, open_item, strip_of
 from ..distributed.dcp.metadata import METADATA, Saved, SavedTensor, read_metadata
-from ..distributed.dcp.metadata_walk import Lies
+from ..distributed.dcp.metadata_walk import ItemRange
 from ..probe import Probe
 from .remains import NamedTensor, Remains, StorageRemains
 from .zero_fill import ZeroFilled
@@ -85,7 +85,7 @@ class _Folder:
         return saved, not errors
 
     def _open(self) -> Iterator[tuple[str, Source]]:
-        for name in sorted({lies.file for _, lies in self._saved.items()}):
+        for name in sorted({span.file for _, span in self._saved.items()}):
             try:
                 yield name, self._probe.open(name).file
             except InputError as error:
@@ -149,33 +149,35 @@ class _Folder:
 
     def _chunk(self, name: str, tensor: SavedTensor, box: Box) -> _Chunk:
         """The remains of one chunk of a tensor."""
-        lies, nbytes = tensor.chunks[box], box.numel * BITS[tensor.dtype] // 8
-        file = self._files.get(lies.file)
+        span, nbytes = tensor.chunks[box], box.numel * BITS[tensor.dtype] // 8
+        file = self._files.get(span.file)
         if file is None:
-            why = f"the file {short(lies.file)} {self._lost[lies.file]}"
+            why = f"the file {short(span.file)} {self._lost[span.file]}"
             return _Chunk(self._nothing(nbytes, box), 0, Proof.CUT, why)
         try:
-            item = open_item(file, lies, name, tensor, box)
+            item = open_item(file, span, name, tensor, box)
         except InputError as error:
-            return self._broken(file, lies, tensor, box, str(error))
+            return self._broken(file, span, tensor, box, str(error))
         if not item.crc32:
             return _Chunk(item, nbytes, Proof.NONE)
         if crc32_of(file, item.at, nbytes) != item.crc32:
-            why = f"its checksum in {short(lies.file)} is wrong"
+            why = f"its checksum in {short(span.file)} is wrong"
             return _Chunk(item._replace(crc32=0), nbytes, Proof.WRONG, why)
         return _Chunk(item, nbytes, Proof.RIGHT)
 
-    def _broken(self, file: Source, lies: Lies, tensor: SavedTensor, box: Box, why: str) -> _Chunk:
+    def _broken(
+        self, file: Source, span: ItemRange, tensor: SavedTensor, box: Box, why: str
+    ) -> _Chunk:
         """The remains of a chunk whose item can't be read as a whole."""
         nbytes = box.numel * BITS[tensor.dtype] // 8
-        end = min(lies.at + lies.nbytes, data_end(file))
-        if end < min(lies.at + lies.nbytes, file.nbytes) or file.nbytes < lies.at + lies.nbytes:
-            why = f"{short(lies.file)} ends within it, or before it"
+        end = min(span.at + span.nbytes, data_end(file))
+        if end < min(span.at + span.nbytes, file.nbytes) or file.nbytes < span.at + span.nbytes:
+            why = f"{short(span.file)} ends within it, or before it"
         nothing = _Chunk(self._nothing(nbytes, box), 0, Proof.CUT, why)
-        if end <= lies.at or lies.is_packed:
+        if end <= span.at or span.is_packed:
             return nothing
         try:
-            window = file.window(lies.at, end - lies.at)
+            window = file.window(span.at, end - span.at)
             found = read_zip(Probe(window, self._probe.session))
         except InputError:
             return nothing
@@ -191,7 +193,7 @@ class _Folder:
         )
         if not fits or held.content is not None or not is_dense(own.shape, own.stride):
             return nothing
-        item = Item(file, lies.at + held.start, nbytes, own.stride, 0)
+        item = Item(file, span.at + held.start, nbytes, own.stride, 0)
         if held.present < nbytes:
             filled = ZeroFilled(file, item.at, held.present, nbytes)
             item = item._replace(source=filled, at=0)
@@ -201,23 +203,23 @@ class _Folder:
         zeros = ZeroFilled(self._joined, 0, 0, nbytes)
         return Item(zeros, 0, nbytes, contiguous_stride(box.sizes), 0)
 
-    def _value(self, name: str, called: str, lies: Lies) -> Remains:
+    def _value(self, name: str, called: str, span: ItemRange) -> Remains:
         """The tensors in a value that is not a tensor itself; most values have none."""
-        file = self._files.get(lies.file)
+        file = self._files.get(span.file)
         try:
-            if file is None or lies.at + lies.nbytes > file.nbytes:
-                raise CorruptError(f"{short(lies.file)} does not have it")
-            if lies.is_packed:
+            if file is None or span.at + span.nbytes > file.nbytes:
+                raise CorruptError(f"{short(span.file)} does not have it")
+            if span.is_packed:
                 raise UnsupportedError("it is compressed")
-            window = file.window(lies.at, lies.nbytes)
+            window = file.window(span.at, span.nbytes)
             found = read_zip(Probe(window, self._probe.session))
         except InputError as error:
             self._unread[called] = str(error)
             return Remains("dcp", [], {}, [])
         if not found.names_complete:
             self._unread[called] = next(iter(found.warnings), "it is damaged")
-        number = 1 + list(self._files).index(lies.file)
-        return found.shift(lies.at).renumber(number, name, f"{called}.")
+        number = 1 + list(self._files).index(span.file)
+        return found.shift(span.at).renumber(number, name, f"{called}.")
 
     def _unread_values(self) -> Iterator[str]:
         """Says that there are values which may have tensors, and can't be looked into."""
@@ -229,8 +231,8 @@ class _Folder:
     def _damage(self) -> Iterator[tuple[str, str]]:
         """What happened to each file, as far as it shows."""
         needed: dict[str, int] = {}
-        for _, lies in self._saved.items():
-            needed[lies.file] = max(needed.get(lies.file, 0), lies.at + lies.nbytes)
+        for _, span in self._saved.items():
+            needed[span.file] = max(needed.get(span.file, 0), span.at + span.nbytes)
         for name, file in self._files.items():
             if file.nbytes < needed[name]:
                 yield name, cut_short(file, needed[name])

@@ -17,7 +17,7 @@ from ckptmove.formats.distributed.boxes import Box
 from ckptmove.formats.distributed.dcp import items
 from ckptmove.formats.distributed.dcp.items import Item, open_item
 from ckptmove.formats.distributed.dcp.metadata import SavedTensor
-from ckptmove.formats.distributed.dcp.metadata_walk import Lies
+from ckptmove.formats.distributed.dcp.metadata_walk import ItemRange
 from ckptmove.sources.file import File
 from tests.making.distributed import save_dcp
 from tests.making.zero import Run, save_zero
@@ -111,7 +111,7 @@ def test_an_item_that_looks_like_another_is_read_like_it(
     tensor = SavedTensor("float32", tuple(saved["a"].shape), {})
     box = Box((0,) * len(tensor.shape), tensor.shape)
     first, second = (
-        Lies(each.relative_path, each.offset, each.length)
+        ItemRange(each.relative_path, each.offset, each.length)
         for each in sorted(metadata.storage_data.values(), key=lambda each: each.offset)
     )
     path = folder / first.file

@@ -16,13 +16,13 @@ from ....sources.source import Source
 from ..boxes import Box
 from .items import Item, is_uniform
 from .metadata import Saved
-from .metadata_walk import Lies
+from .metadata_walk import ItemRange
 
 _MOST_LOOKED_AT = 64  # parts of tensors that are checked in a file
 _STEP = 1 << 20  # bytes that are compared at once
 
 #: The chunks of a tensor, each with its place and its item.
-Chunks = Sequence[tuple[Box, Lies, Item]]
+Chunks = Sequence[tuple[Box, ItemRange, Item]]
 Read = Callable[[str], Chunks]
 _Held = dict[tuple[int, int], int]  # the items of a file: place → checksum, or 0
 
@@ -52,11 +52,11 @@ def same_files(
     """
     held: dict[str, _Held] = {name: {} for name in files}
     for name in names:
-        for _, lies, item in read(name):
-            held[lies.file][lies.at, lies.nbytes] = item.crc32
-    for lies in (*(lies for _, lies in saved.items()), *saved.copies):
-        if lies.file in held and lies.nbytes:
-            held[lies.file].setdefault((lies.at, lies.nbytes), 0)
+        for _, span, item in read(name):
+            held[span.file][span.at, span.nbytes] = item.crc32
+    for span in (*(span for _, span in saved.items()), *saved.copies):
+        if span.file in held and span.nbytes:
+            held[span.file].setdefault((span.at, span.nbytes), 0)
     alike: dict[int, list[str]] = {}
     for name, items in held.items():
         if rank_of(name) is not None:
@@ -99,7 +99,7 @@ def _are_same(one: Source, other: Source, items: _Held) -> bool:
 def _tells(file: str, names: Sequence[str], read: Read) -> bool:
     """Whether a file has parts of tensors with more than one value."""
     parts = (
-        (item, box.numel) for name in names for box, lies, item in read(name) if lies.file == file
+        (item, box.numel) for name in names for box, span, item in read(name) if span.file == file
     )
     return not all(is_uniform(*part) for part in islice(parts, _MOST_LOOKED_AT))
 

@@ -47,7 +47,7 @@ from .equal_items import Chunks, equal_tensors, same_files
 from .flattening import flatten
 from .items import Item, archive_of, frame_of, open_item, strip_of, unpacked, value_in
 from .metadata import METADATA, ReadMetadata, Saved, SavedTensor, read_metadata
-from .metadata_walk import Lies
+from .metadata_walk import ItemRange
 from .packed import MOST_OPEN, Packed
 from .saves import COMMON, check_common, check_saves
 from .tree import tree_of
@@ -132,8 +132,8 @@ def _open(probe: Probe, saved: Saved) -> dict[str, Source]:
     """The files with items, by name; CorruptError if one is too short, or if items overlap."""
     saved.check_apart()
     needed: dict[str, int] = {}
-    for _, lies in saved.items():
-        needed[lies.file] = max(needed.get(lies.file, 0), lies.at + lies.nbytes)
+    for _, span in saved.items():
+        needed[span.file] = max(needed.get(span.file, 0), span.at + span.nbytes)
     missing = [name for name in needed if name not in probe.entries]
     if missing:
         verb = f"and {len(missing) - 1:,} more files are" if len(missing) > 1 else "is"
@@ -175,7 +175,7 @@ class DcpContainer(PartsContainer):
         self._metadata = metadata
         self._base = probe.session.folder()  # the prefix of the ids of storages
         # the chunks of each storage that are not empty
-        self._chunks: dict[str, dict[Box, Lies]] = {}
+        self._chunks: dict[str, dict[Box, ItemRange]] = {}
         self._items: dict[str, list[tuple[Box, Item]]] = {}
         self._strips: dict[str, Sequence[Strip]] = {}
         self._announced = False
@@ -224,19 +224,19 @@ class DcpContainer(PartsContainer):
             self.roots += [((stem, *path), each) for path, each in container.roots]
         return found.files
 
-    def _part(self, probe: Probe, name: str, lies: Lies) -> Container:
+    def _part(self, probe: Probe, name: str, span: ItemRange) -> Container:
         """A value that is not a tensor, from its item."""
-        file = self._files[lies.file]
+        file = self._files[span.file]
         try:
-            window = value_in(file, lies, probe.session.budget)
+            window = value_in(file, span, probe.session.budget)
             part = TorchZipContainer(Archive(window, probe.session.budget), probe.session)
         except InputError as error:
             raise type(error)(
-                f"the item of {name!r} at offset {lies.at:,}: {error}",
+                f"the item of {name!r} at offset {span.at:,}: {error}",
                 path=file.path,
                 hint=error.hint,
             ) from error
-        number_files(part, self._number[lies.file])
+        number_files(part, self._number[span.file])
         return part
 
     def _storage(self, name: str, tensor: SavedTensor) -> Storage:
@@ -261,8 +261,8 @@ class DcpContainer(PartsContainer):
         if storage not in self._items:
             tensor, name = self._saved(storage), storage.removeprefix(self._base)
             self._items[storage] = [
-                (box, open_item(self._files[lies.file], lies, name, tensor, box))
-                for box, lies in self._chunks[storage].items()
+                (box, open_item(self._files[span.file], span, name, tensor, box))
+                for box, span in self._chunks[storage].items()
             ]
         return self._items[storage]
 
@@ -292,9 +292,9 @@ class DcpContainer(PartsContainer):
         items, strips = self.items_of(storage), self._strips_of(storage)
         for (box, item), strip in zip(items, strips, strict=True):
             if item.crc32 and strip.source is item.source:
-                lies = self._chunks[storage][box]
-                said = f"{storage} in {lies.file}"
-                source = self._number[lies.file]
+                span = self._chunks[storage][box]
+                said = f"{storage} in {span.file}"
+                source = self._number[span.file]
                 at = None if strip.counts else strip.at
                 found.append(Proof(item.nbytes, item.crc32, said, source, item.at, at))
         return found
@@ -303,16 +303,16 @@ class DcpContainer(PartsContainer):
         """Let remote files prefetch the bytes around the elements of all items."""
         around: dict[str, list[tuple[int, int]]] = {}
         for chunks in self._chunks.values():
-            for lies in chunks.values():
-                if self._files[lies.file].fetch_stats is not None:
-                    around.setdefault(lies.file, []).extend(frame_of(lies))
+            for span in chunks.values():
+                if self._files[span.file].fetch_stats is not None:
+                    around.setdefault(span.file, []).extend(frame_of(span))
         for name, ranges in around.items():
             self._files[name].expect(ranges)
 
     def _read(self, storage: str) -> Chunks:
         """The chunks of a tensor, with their items."""
         pairs = zip(self._chunks[storage].values(), self.items_of(storage), strict=True)
-        return [(box, lies, item) for lies, (box, item) in pairs]
+        return [(box, span, item) for span, (box, item) in pairs]
 
     def _check_files(self) -> None:
         """Warn about ranks' files with the same bytes; CorruptError if one is surely a copy."""
@@ -345,11 +345,11 @@ class DcpContainer(PartsContainer):
         except InputError as error:
             yield str(error)
         for tensor in self.saved.tensors.values():
-            for lies in dict.fromkeys(tensor.chunks.values()):
+            for span in dict.fromkeys(tensor.chunks.values()):
                 most = nbytes_of(Box((), tensor.shape).numel, tensor.dtype)
-                window = unpacked(self._files[lies.file], lies, most)
+                window = unpacked(self._files[span.file], span, most)
                 for each in damage(archive_of(window), report):
-                    yield f"{lies.file}, at offset {lies.at:,}: {each}"
+                    yield f"{span.file}, at offset {span.at:,}: {each}"
 
     def unknown_callables(self) -> Iterator[str]:
         for each in self._metadata:
@@ -380,8 +380,8 @@ class DcpContainer(PartsContainer):
     def chunks(self, tensors: Sequence[TensorEntry]) -> Iterator[Chunk]:
         for each in tensors:
             width = BITS[each.dtype] // 8
-            for box, lies in self._chunks.get(each.storage or "", {}).items():
-                where = lies.file, _rank(lies.file)
+            for box, span in self._chunks.get(each.storage or "", {}).items():
+                where = span.file, _rank(span.file)
                 yield Chunk(each.name, box.offsets, box.sizes, *where, box.numel * width)
 
     def _division(self, storage: str) -> str:
@@ -389,7 +389,7 @@ class DcpContainer(PartsContainer):
         chunks = self._chunks[storage]
         if len(chunks) > 1:
             return division_of(self._saved(storage).shape, list(chunks))
-        ranks = [_rank(lies.file) for lies in chunks.values()]
+        ranks = [_rank(span.file) for span in chunks.values()]
         return f"one copy, rank {ranks[0]}" if ranks and ranks[0] is not None else "one copy"
 
     def plan(self, spelling: LocationEdits) -> Plan:

@@ -38,7 +38,7 @@ from .metadata_walk import (
     Content,
     Description,
     Index,
-    Lies,
+    ItemRange,
     MetadataMachine,
     Record,
     Sizes,
@@ -276,7 +276,9 @@ class ItemMachine(MetadataMachine):
         (at, nbytes), name = map(_integer, found.numbers), found.nodes[1]
         if type(name) is not Text or may_be_tag(name) or at < 0 or nbytes < 0:
             return None
-        return _Sequence(found.end, Lies(file_of(name), at, nbytes), [_EMPTIED], (2, 0, 0, 3, 6))
+        return _Sequence(
+            found.end, ItemRange(file_of(name), at, nbytes), [_EMPTIED], (2, 0, 0, 3, 6)
+        )
 
     def read_tensor(self, start: int) -> _Sequence | None:
         """The sequence of a tensor, with those of its chunks."""

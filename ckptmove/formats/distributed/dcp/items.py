@@ -28,7 +28,7 @@ from ....zips.members import Record
 from ...archives.zip_container import prefix_of
 from ..boxes import Box, runs_of
 from .metadata import SavedTensor
-from .metadata_walk import Lies
+from .metadata_walk import ItemRange
 from .packed import Packed
 
 _LARGEST_PICKLE = 1 << 16  # bytes of the pickle of one tensor
@@ -87,28 +87,28 @@ class _Form(NamedTuple):
     key: str  #: of the storage
 
 
-def open_item(source: Source, lies: Lies, name: str, tensor: SavedTensor, box: Box) -> Item:
+def open_item(source: Source, span: ItemRange, name: str, tensor: SavedTensor, box: Box) -> Item:
     """Find the elements of a chunk; CorruptError unless the item is as `.metadata` describes it."""
     try:
-        return _opened(source, lies, tensor.dtype, box)
+        return _opened(source, span, tensor.dtype, box)
     except InputError as error:
         error.about(source.path)
-        message = f"the item of {name!r} at offset {lies.at:,}: {error}"
+        message = f"the item of {name!r} at offset {span.at:,}: {error}"
         raise type(error)(message, hint=error.hint, path=error.path) from error
 
 
-def frame_of(lies: Lies) -> list[tuple[int, int]]:
+def frame_of(span: ItemRange) -> list[tuple[int, int]]:
     """The ranges of the file around the elements of an item; the whole item if it is small."""
-    if lies.nbytes <= _SMALL or lies.is_packed:
-        return [(lies.at, lies.nbytes)]
-    return [(lies.at, _FRAME), (lies.at + lies.nbytes - _FRAME, _FRAME)]
+    if span.nbytes <= _SMALL or span.is_packed:
+        return [(span.at, span.nbytes)]
+    return [(span.at, _FRAME), (span.at + span.nbytes - _FRAME, _FRAME)]
 
 
-def unpacked(source: Source, lies: Lies, nbytes: int) -> Readable:
+def unpacked(source: Source, span: ItemRange, nbytes: int) -> Readable:
     """An item as torch saved it, decompressed if needed; `nbytes`: the size of its elements."""
-    if lies.is_packed:
-        return Packed(source, lies, nbytes + _LARGEST_AROUND)
-    return source.window(lies.at, lies.nbytes)
+    if span.is_packed:
+        return Packed(source, span, nbytes + _LARGEST_AROUND)
+    return source.window(span.at, span.nbytes)
 
 
 def archive_of(window: Readable) -> Archive:
@@ -122,28 +122,28 @@ def archive_of(window: Readable) -> Archive:
     return archive
 
 
-def value_in(source: Source, lies: Lies, budget: Budget) -> Readable:
+def value_in(source: Source, span: ItemRange, budget: Budget) -> Readable:
     """An item that is not a tensor."""
-    window = unpacked(source, lies, _LARGEST_VALUE)
+    window = unpacked(source, span, _LARGEST_VALUE)
     if isinstance(window, Packed):
-        if not budget.inflate(lies.nbytes, window.nbytes):
+        if not budget.inflate(span.nbytes, window.nbytes):
             raise UnsupportedError("what is compressed in it would take too much memory")
         return Memory(window.read(0, window.nbytes), source.path)
     return window
 
 
-def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
-    window = unpacked(source, lies, box.numel * BITS[dtype] // 8)
-    if isinstance(window, Packed) or lies.nbytes > _SMALL:
-        return _parsed(window, source, lies, dtype, box)[0]
+def _opened(source: Source, span: ItemRange, dtype: str, box: Box) -> Item:
+    window = unpacked(source, span, box.numel * BITS[dtype] // 8)
+    if isinstance(window, Packed) or span.nbytes > _SMALL:
+        return _parsed(window, source, span, dtype, box)[0]
     # Reading it in pieces would take many reads; and most items look like an earlier one.
-    content = window.read(0, lies.nbytes)
-    key = dtype, box.sizes, lies.nbytes
+    content = window.read(0, span.nbytes)
+    key = dtype, box.sizes, span.nbytes
     usual = _layouts.get(key)
     if usual is not None and usual.fits(content):
         crc32 = int.from_bytes(content[usual.sum_at : usual.sum_at + _SUM_NBYTES], "little")
-        return Item(source, lies.at + usual.at, usual.nbytes, usual.stride, crc32)
-    item, archive, stored = _parsed(Memory(content, source.path), source, lies, dtype, box)
+        return Item(source, span.at + usual.at, usual.nbytes, usual.stride, crc32)
+    item, archive, stored = _parsed(Memory(content, source.path), source, span, dtype, box)
     layout = _layout_of(content, archive, stored, item)
     if layout is not None and len(_layouts) < _MOST_LAYOUTS:
         _layouts[key] = layout
@@ -151,7 +151,7 @@ def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
 
 
 def _parsed(
-    window: Readable, source: Source, lies: Lies, dtype: str, box: Box
+    window: Readable, source: Source, span: ItemRange, dtype: str, box: Box
 ) -> tuple[Item, Archive, Record]:
     """An item, its zip, and the record of its elements."""
     archive = archive_of(window)
@@ -176,7 +176,7 @@ def _parsed(
         raise CorruptError("its elements do not fill its storage")
     at = archive.data_at(stored)
     if not isinstance(window, Packed):
-        return Item(source, lies.at + at, nbytes, stride, stored.crc32), archive, stored
+        return Item(source, span.at + at, nbytes, stride, stored.crc32), archive, stored
     if window.crc32(at, nbytes) != stored.crc32 != 0:
         raise CorruptError("the checksum of its elements is wrong")
     window.settle()
@@ -341,13 +341,16 @@ def in_order(data: bytes, sizes: tuple[int, ...], stride: tuple[int, ...], width
     sizes, stride = _joined(sizes, stride)
     made = bytearray(len(data))
     source, to = memoryview(data).cast(FORMATS[unit]), memoryview(made).cast(FORMATS[unit])
-    shape, lies = (*sizes, width // unit), (*(each * (width // unit) for each in stride), 1)
+    shape, steps = (
+        (*sizes, width // unit),
+        (*(each * (width // unit) for each in stride), 1),
+    )
     belongs = contiguous_stride(shape)
     inner = max(range(len(shape)), key=shape.__getitem__)  # one call copies so many elements
-    count, step, pitch = shape[inner], lies[inner], belongs[inner]
+    count, step, pitch = shape[inner], steps[inner], belongs[inner]
     outer = [n for n in range(len(shape)) if n != inner]
     for index in product(*(range(shape[n]) for n in outer)):
-        at = sum(i * lies[n] for i, n in zip(index, outer, strict=True))
+        at = sum(i * steps[n] for i, n in zip(index, outer, strict=True))
         where = sum(i * belongs[n] for i, n in zip(index, outer, strict=True))
         to[where : where + (count - 1) * pitch + 1 : pitch] = source[
             at : at + (count - 1) * step + 1 : step

@@ -37,7 +37,7 @@ from .item_machine import walk_metadata
 from .metadata_walk import (
     Description,
     Index,
-    Lies,
+    ItemRange,
     class_of,
     content_of,
     fields_of,
@@ -56,7 +56,7 @@ class SavedTensor(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    chunks: dict[Box, Lies]
+    chunks: dict[Box, ItemRange]
 
 
 @dataclass
@@ -64,11 +64,11 @@ class Saved:
     """The contents of `.metadata`."""
 
     tensors: dict[str, SavedTensor] = field(default_factory=dict)
-    blobs: dict[str, Lies] = field(default_factory=dict)
+    blobs: dict[str, ItemRange] = field(default_factory=dict)
     #: name → the keys that lead to it in the tree
     paths: dict[str, Keys] = field(default_factory=dict)
     #: items that another rank saved too
-    copies: list[Lies] = field(default_factory=list)
+    copies: list[ItemRange] = field(default_factory=list)
 
     def join(self, other: Saved) -> None:
         """Add the items that another rank saved; items that all ranks saved are taken once."""
@@ -76,12 +76,12 @@ class Saved:
             mine = self.tensors.setdefault(name, tensor)
             if mine[:2] != tensor[:2]:
                 raise CorruptError(f"ranks differ in the shape or dtype of {name!r}")
-            for box, lies in tensor.chunks.items():
-                if mine.chunks.setdefault(box, lies) != lies:
-                    self.copies.append(lies)
-        for name, lies in other.blobs.items():
-            if self.blobs.setdefault(name, lies) != lies:
-                self.copies.append(lies)
+            for box, span in tensor.chunks.items():
+                if mine.chunks.setdefault(box, span) != span:
+                    self.copies.append(span)
+        for name, span in other.blobs.items():
+            if self.blobs.setdefault(name, span) != span:
+                self.copies.append(span)
         self.paths |= {name: keys for name, keys in other.paths.items() if name not in self.paths}
 
     @property
@@ -90,21 +90,21 @@ class Saved:
         known = [name for name in self.paths if name in self.tensors or name in self.blobs]
         return list(dict.fromkeys((*known, *self.tensors, *self.blobs)))
 
-    def items(self) -> Iterator[tuple[str, Lies]]:
+    def items(self) -> Iterator[tuple[str, ItemRange]]:
         """Each item: the name of its tensor or value, and its place."""
         for name, tensor in self.tensors.items():
             # chunks at the same offsets have the same item: all but one of them are empty
-            items = dict.fromkeys((box.offsets, lies) for box, lies in tensor.chunks.items())
-            yield from ((name, lies) for _, lies in items)
+            items = dict.fromkeys((box.offsets, span) for box, span in tensor.chunks.items())
+            yield from ((name, span) for _, span in items)
         yield from self.blobs.items()
 
     def check_apart(self) -> None:
         """Raises CorruptError if two items have a byte of a file in common."""
         end: tuple[str, int, str] = "", 0, ""  # file, end and name of the item before
-        for lies, name in sorted((lies, name) for name, lies in self.items() if lies.nbytes):
-            if lies.file == end[0] and lies.at < end[1]:
-                raise CorruptError(f"the items of {end[2]!r} and {name!r} overlap in {lies.file!r}")
-            end = lies.file, lies.at + lies.nbytes, name
+        for span, name in sorted((span, name) for name, span in self.items() if span.nbytes):
+            if span.file == end[0] and span.at < end[1]:
+                raise CorruptError(f"the items of {end[2]!r} and {name!r} overlap in {span.file!r}")
+            end = span.file, span.at + span.nbytes, name
 
 
 class ReadMetadata(NamedTuple):
@@ -138,12 +138,12 @@ def read_saved(root: Node) -> Saved:
     if class_of(root.function) != "Metadata":
         raise malformed("it holds what no version of torch writes")
     told = fields_of(root.state)
-    where: dict[Index, Lies] = {}
+    where: dict[Index, ItemRange] = {}
     for key, info in _pairs(told.get("storage_data"), "storage_data"):
         index = content_of(key, Index)
         if index in where:
             raise CorruptError(f".metadata says twice where {index.name!r} lies")
-        where[index] = content_of(info, Lies)
+        where[index] = content_of(info, ItemRange)
     saved = Saved()
     for key, about in _pairs(told.get("state_dict_metadata"), "state_dict_metadata"):
         name = text_of(key)
@@ -168,11 +168,11 @@ def _is_value(about: Node) -> bool:
     return isinstance(function, Global) and class_of(function) == "BytesStorageMetadata"
 
 
-def _tensor(name: str, about: Description, where: Mapping[Index, Lies]) -> SavedTensor:
+def _tensor(name: str, about: Description, where: Mapping[Index, ItemRange]) -> SavedTensor:
     if len(about.shape) > MOST_DIMENSIONS:
         count = f"{len(about.shape):,} dimensions; {MOST_DIMENSIONS} are read"
         raise UnsupportedError(f"the tensor {name!r:.100} has {count}")
-    chunks: dict[Box, Lies] = {}
+    chunks: dict[Box, ItemRange] = {}
     for box in about.boxes:
         if box in chunks and box.numel:
             raise CorruptError(f".metadata lists a chunk of {name!r} twice")
@@ -183,7 +183,7 @@ def _tensor(name: str, about: Description, where: Mapping[Index, Lies]) -> Saved
     return SavedTensor(dtype, about.shape, chunks)
 
 
-def _found(where: Mapping[Index, Lies], index: Index) -> Lies:
+def _found(where: Mapping[Index, ItemRange], index: Index) -> ItemRange:
     """The place of an item; an undivided one may be stored without offsets."""
     found = where.get(index)
     name, offsets = index

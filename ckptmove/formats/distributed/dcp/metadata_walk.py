@@ -4,7 +4,7 @@
     TensorProperties(dtype, …)                              the `Global` of a dtype
     TensorStorageMetadata{properties, size, chunks}         a `Description`
     MetadataIndex{fqn, offset}                              an `Index`
-    _StorageInfo{relative_path, offset, length, …}          a `Lies`
+    _StorageInfo{relative_path, offset, length, …}          a `ItemRange`
 
 As nodes, an item would take several kB. When the state of one of these objects is set, the object
 is complete: it keeps its parsed content, and the state is emptied; recalling the state afterwards
@@ -35,7 +35,7 @@ _SIZE = "torch.Size"
 _Kind = TypeVar("_Kind")
 
 
-class Lies(NamedTuple):
+class ItemRange(NamedTuple):
     """The place of an item: a file, and a range of it."""
 
     file: str
@@ -59,7 +59,7 @@ class Description(NamedTuple):
     boxes: tuple[Box, ...]
 
 
-Content: TypeAlias = Box | Global | Description | Index | Lies
+Content: TypeAlias = Box | Global | Description | Index | ItemRange
 
 
 class Record:
@@ -269,7 +269,7 @@ def _index(state: Node) -> Index:
     return Index(text_of(told.get("fqn")), None if offset is None else sizes_of(offset))
 
 
-def _lies(state: Node) -> Lies:
+def _item_range(state: Node) -> ItemRange:
     told = fields_of(state)
     transforms = told.get("transform_descriptors")
     by = transforms.items if isinstance(transforms, List) else [transforms]
@@ -285,7 +285,7 @@ def _lies(state: Node) -> Lies:
         raise CorruptError(f".metadata gives an item in {file!r} no valid range")
     assert isinstance(at, int)
     assert isinstance(nbytes, int)
-    return Lies(file, at, nbytes, is_packed)
+    return ItemRange(file, at, nbytes, is_packed)
 
 
 _CONTENTS: dict[str, Callable[[Node], Content]] = {
@@ -293,5 +293,5 @@ _CONTENTS: dict[str, Callable[[Node], Content]] = {
     "MetadataIndex": _index,
     "TensorProperties": _dtype,
     "TensorStorageMetadata": _description,
-    "_StorageInfo": _lies,
+    "_StorageInfo": _item_range,
 }

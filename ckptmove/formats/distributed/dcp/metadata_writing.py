@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ....pickles.emit import BATCH, Emitter
 from .metadata import Keys, Saved, SavedTensor
-from .metadata_walk import Lies
+from .metadata_walk import ItemRange
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILES = "torch.distributed.checkpoint.filesystem"
@@ -50,8 +50,8 @@ class _Writer(Emitter):
             self.spell_text(name)
             self.path(saved.paths[name])
         self.spell_text("storage_data")
-        for name, offset, n, lies in self.items(_places(saved, names)):
-            self.place(name, offset, n, lies)
+        for name, offset, n, span in self.items(_places(saved, names)):
+            self.place(name, offset, n, span)
         self.out += _BUILD + b"."
         return self.with_late_puts()
 
@@ -110,7 +110,9 @@ class _Writer(Emitter):
         self.out += b"tb"
         return None
 
-    def place(self, name: str, offset: tuple[int, ...] | None, n: int | None, lies: Lies) -> None:
+    def place(
+        self, name: str, offset: tuple[int, ...] | None, n: int | None, span: ItemRange
+    ) -> None:
         """Write the place of an item; items that are not tensors have no offset."""
         self.begin(_METADATA, "MetadataIndex")
         self.spell_text("fqn")
@@ -126,11 +128,11 @@ class _Writer(Emitter):
         self.out += _BUILD
         self.begin(_FILES, "_StorageInfo")
         self.spell_text("relative_path")
-        self.spell_text(lies.file)
+        self.spell_text(span.file)
         self.spell_text("offset")
-        self.push_int(lies.at)
+        self.push_int(span.at)
         self.spell_text("length")
-        self.push_int(lies.nbytes)
+        self.push_int(span.nbytes)
         self.out += _BUILD
 
     def size(self, sizes: tuple[int, ...]) -> None:
@@ -154,12 +156,12 @@ class _Writer(Emitter):
 
 def _places(
     saved: Saved, names: Iterable[str]
-) -> Iterator[tuple[str, tuple[int, ...] | None, int | None, Lies]]:
+) -> Iterator[tuple[str, tuple[int, ...] | None, int | None, ItemRange]]:
     """Each item: its name, its offset in the tensor, the number of the chunk, and its place."""
     for name in names:
         tensor = saved.tensors.get(name)
         if tensor is None:
             yield name, None, None, saved.blobs[name]
         else:
-            for n, (box, lies) in enumerate(tensor.chunks.items()):
-                yield name, box.offsets, n, lies
+            for n, (box, span) in enumerate(tensor.chunks.items()):
+                yield name, box.offsets, n, span

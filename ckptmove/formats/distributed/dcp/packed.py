@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from ....errors import CorruptError, StrPath, UnsupportedError
 from ....plans.crc32 import extend_crc32
 from ....sources.source import Source, check_range
-from .metadata_walk import Lies
+from .metadata_walk import ItemRange
 
 #: The most open streams: if more chunks divide columns, each would be read again and again.
 MOST_OPEN = 16
@@ -33,13 +33,13 @@ _LARGEST_WINDOW = 1 << 23  # bytes that a stream may refer back; torch uses 2 MB
 class Packed(Source):
     """An item that is decompressed when it is read, by one thread."""
 
-    __slots__ = ("__weakref__", "_at", "_head", "_lies", "_packed", "_stream", "_tail")
+    __slots__ = ("__weakref__", "_at", "_head", "_item_range", "_packed", "_stream", "_tail")
     _stream: Any
 
-    def __init__(self, packed: Source, lies: Lies, most: int) -> None:
+    def __init__(self, packed: Source, span: ItemRange, most: int) -> None:
         """`most`: the largest size it may have; CorruptError if it is larger, or damaged."""
         self.path = packed.path
-        self._packed, self._lies = packed, lies
+        self._packed, self._item_range = packed, span
         self._head = self._tail = b""
         self._rewind()
         self.nbytes = most
@@ -63,7 +63,7 @@ class Packed(Source):
         if len(opened) >= MOST_OPEN:
             next(iter(opened)).close()
         opened[self] = None
-        self._stream, self._at = _stream_of(_Raw(self._packed, self._lies)), 0
+        self._stream, self._at = _stream_of(_Raw(self._packed, self._item_range)), 0
 
     def _next(self, nbytes: int) -> bytes:
         """The next bytes of the stream; empty at its end."""
@@ -138,9 +138,9 @@ _OPENED = _Opened()
 class _Raw(io.RawIOBase):
     """The bytes of an item as stored in its file."""
 
-    def __init__(self, source: Source, lies: Lies) -> None:
+    def __init__(self, source: Source, span: ItemRange) -> None:
         super().__init__()
-        self._source, self._at, self._end = source, lies.at, lies.at + lies.nbytes
+        self._source, self._at, self._end = source, span.at, span.at + span.nbytes
 
     def readable(self) -> bool:
         return True

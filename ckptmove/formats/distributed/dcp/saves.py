@@ -100,9 +100,9 @@ def _are_far(times: Iterator[float]) -> bool:
 def _spare(saved: Saved, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """The number of bytes of each file that belong to no item, if there are any."""
     used = dict.fromkeys(sizes, 0)
-    for lies in (*(lies for _, lies in saved.items()), *saved.copies):
-        if lies.file in used:
-            used[lies.file] += lies.nbytes
+    for span in (*(span for _, span in saved.items()), *saved.copies):
+        if span.file in used:
+            used[span.file] += span.nbytes
     for name, nbytes in sizes.items():
         if nbytes > used[name]:
             yield name, nbytes - used[name]
@@ -117,8 +117,8 @@ def _steps(saved: Saved, read: Callable[[str], list[tuple[Box, Item]]]) -> dict[
     for name, tensor in saved.tensors.items():
         is_step = name.rpartition(".")[2] == _STEP
         if is_step and tensor.shape == () and tensor.dtype in _NUMBERS:
-            for lies in tensor.chunks.values():
-                of_file.setdefault(lies.file, []).append(name)
+            for span in tensor.chunks.values():
+                of_file.setdefault(span.file, []).append(name)
     found: dict[str, str] = {}
     if len(of_file) > 1:
         for file in sorted(of_file):

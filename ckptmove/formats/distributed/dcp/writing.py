@@ -33,7 +33,7 @@ from .item_frame import STEM, tensor_frame, value_item
 from .item_machine import walk_metadata
 from .items import open_item
 from .metadata import METADATA, Saved, SavedTensor, read_saved
-from .metadata_walk import Lies
+from .metadata_walk import ItemRange
 from .metadata_writing import metadata_of
 from .rank_file import ChunkBytes, RankFile, Sums
 
@@ -113,7 +113,7 @@ class _Layout:
         nbytes = nbytes_of(Box((), view.shape).numel, view.dtype)
         check_expanded(leaf.name, nbytes, leaf.stored)
         boxes = divide_rows(view.shape, len(self.files))
-        chunks: dict[Box, Lies] = {}
+        chunks: dict[Box, ItemRange] = {}
         for n, box in enumerate(boxes):
             file = self.files[n] if len(boxes) > 1 else self.files[self.emptiest()]
             at = file.end
@@ -121,12 +121,12 @@ class _Layout:
             part = view._replace(shape=box.sizes, offset=view.offset + rows)
             frame = tensor_frame(view.dtype, box.sizes, nbytes_of(box.numel, view.dtype))
             file.add_tensor(frame, ChunkBytes(leaf.stored, part))
-            chunks[box] = Lies(file.name, at, frame.nbytes)
+            chunks[box] = ItemRange(file.name, at, frame.nbytes)
         self.saved.tensors[leaf.name] = SavedTensor(view.dtype, view.shape, chunks)
         if leaf.requires_grad:
             self.requires_grad[leaf.name] = True
 
-    def value(self, leaf: Leaf) -> Lies:
+    def value(self, leaf: Leaf) -> ItemRange:
         file = self.files[self.emptiest()]
         at = file.end
         if any(isinstance(each, Persistent) for each in nodes_of(leaf.node)):
@@ -139,7 +139,7 @@ class _Layout:
             item = self.values[leaf.name] = value_item(emit(leaf.node))
             file.add_bytes(item)
         self.values_nbytes += file.end - at
-        return Lies(file.name, at, file.end - at)
+        return ItemRange(file.name, at, file.end - at)
 
     def emptiest(self) -> int:
         """The number of the smallest file; the first of several."""
@@ -197,12 +197,12 @@ def _check(
     if (told.tensors, told.blobs, told.paths) != (saved.tensors, saved.blobs, saved.paths):
         raise WriteError("the written .metadata says something else than planned")
     for name, tensor in saved.tensors.items():
-        for box, lies in tensor.chunks.items():
-            source = files[lies.file]
+        for box, span in tensor.chunks.items():
+            source = files[span.file]
             assert isinstance(source, Source)
-            open_item(source, lies, name, tensor, box)
-    for name, lies in saved.blobs.items():
-        window = files[lies.file].window(lies.at, lies.nbytes)
+            open_item(source, span, name, tensor, box)
+    for name, span in saved.blobs.items():
+        window = files[span.file].window(span.at, span.nbytes)
         if name in inner:
             inner[name].check({"": window})
         elif window.read(0, window.nbytes) != values[name]:

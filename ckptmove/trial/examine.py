@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..errors import CkptmoveError, UsageError
-from ..live.tracing.recorder import Recorder
-from ..live.tracing.source_lines import error_line
+from ..live.tracing.program.source_lines import error_line
+from ..live.tracing.recording.recorder import Recorder
 from ..live.tracing.trace import diagnose
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.usable import Facts, facts

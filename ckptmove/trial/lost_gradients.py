@@ -8,8 +8,8 @@ from types import TracebackType
 
 import torch
 
-from ..live.tracing.source_lines import is_library, locals_of
-from ..live.tracing.syntax import tree_of
+from ..live.tracing.program.source_lines import is_library, locals_of
+from ..live.tracing.program.syntax import tree_of
 from ..reports.doctor import Verdict
 
 

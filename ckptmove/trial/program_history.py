@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.modules import module as hooks
 from torch.utils.data import DataLoader
 
-from ..live.tracing.history import History
-from ..live.tracing.operations import LOAD, tensors_of
-from ..live.tracing.source_lines import user_line
-from ..live.tracing.tensor_names import Names
+from ..live.tracing.program.source_lines import user_line
+from ..live.tracing.recording.history import History
+from ..live.tracing.recording.operations import LOAD, tensors_of
+from ..live.tracing.recording.tensor_names import Names
 from ..reports.events import Site
 from .simulation.torch_answers import replaced
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CkptmoveError
-from ..live.tracing.recorder import Recorder
+from ..live.tracing.recording.recorder import Recorder
 from ..reports.display.phrases import join_names, plural
 from ..reports.validate import FAILED, PASSED, SKIPPED
 from . import step as steps

@@ -18,14 +18,14 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..live.inventory.holdings import Ownership, holdings
-from ..live.tracing.background import background
-from ..live.tracing.costs import ran_elsewhere
-from ..live.tracing.history import History
-from ..live.tracing.operations import is_table
-from ..live.tracing.recorder import Recorder
-from ..live.tracing.source_lines import error_line, raised_at
+from ..live.tracing.causes.background import background
+from ..live.tracing.causes.costs import ran_elsewhere
+from ..live.tracing.causes.training_causes import stale_copies
+from ..live.tracing.program.source_lines import error_line, raised_at
+from ..live.tracing.recording.history import History
+from ..live.tracing.recording.operations import is_table
+from ..live.tracing.recording.recorder import Recorder
 from ..live.tracing.trace import diagnose
-from ..live.tracing.training_causes import stale_copies
 from ..reports.display.phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.facts import facts

@@ -10,8 +10,8 @@ import torch
 
 from ..live.inventory.holdings import Ownership, holdings
 from ..live.inventory.ownership import misplaced as apart_from_parameters
-from ..live.tracing.operations import indexed
-from ..live.tracing.recorder import Recorder
+from ..live.tracing.recording.operations import indexed
+from ..live.tracing.recording.recorder import Recorder
 from ..reports.display.phrases import join_names, plural
 from .model.inputs import SEED, Batch
 from .state.optimizer_state import Rebuilt

@@ -155,7 +155,7 @@ def test_a_cluster_is_driven_by_a_module_that_is_there() -> None:
 def test_code_of_ours_is_told_from_code_of_users() -> None:
     """By the folder of the package, and by the one in it that stands in for torch."""
     pytest.importorskip("torch")
-    from ckptmove.live.tracing import source_lines
+    from ckptmove.live.tracing.program import source_lines
     from ckptmove.trial import simulation
 
     assert str(ROOT) + os.sep == source_lines._OURS

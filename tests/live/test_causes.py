@@ -12,9 +12,9 @@ from torch import nn
 
 from ckptmove.live.inventory.holdings import holdings
 from ckptmove.live.inventory.manifest import manifest_of
-from ckptmove.live.tracing.background import Background
-from ckptmove.live.tracing.causes import causes
-from ckptmove.live.tracing.operations import factory
+from ckptmove.live.tracing.causes.background import Background
+from ckptmove.live.tracing.causes.verdicts import causes
+from ckptmove.live.tracing.recording.operations import factory
 from ckptmove.manifest.manifest import Manifest
 from ckptmove.reports.doctor import SLOW, WRONG, Verdict
 from ckptmove.reports.events import Happening, Operand, Site, Trace

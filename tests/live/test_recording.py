@@ -16,8 +16,9 @@ from torch.nn.modules import module as hooks
 from torch.utils.checkpoint import checkpoint
 
 from ckptmove import UsageError
-from ckptmove.live.tracing import source_lines, tally
-from ckptmove.live.tracing.recorder import Recorder
+from ckptmove.live.tracing.program import source_lines
+from ckptmove.live.tracing.recording import tally
+from ckptmove.live.tracing.recording.recorder import Recorder
 from ckptmove.reports.events import Trace
 
 CPU = torch.device("cpu")

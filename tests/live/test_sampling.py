@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import ckptmove
 from ckptmove import UsageError
-from ckptmove.live.tracing.sampling import EVERY
+from ckptmove.live.tracing.recording.sampling import EVERY
 from ckptmove.live.tracing.trace import Watch
 from tests.devices.second_device import DEVICE, apart
 from tests.live.watched import Net, causes, line_of

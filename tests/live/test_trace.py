@@ -16,7 +16,7 @@ from torch import nn
 
 import ckptmove
 from ckptmove import UsageError
-from ckptmove.live.tracing.syntax import tree_of
+from ckptmove.live.tracing.program.syntax import tree_of
 from tests.conftest import ROOT
 from tests.devices.second_device import needs_second_device
 from tests.live.watched import Net, causes, line_of

@@ -12,8 +12,8 @@ from torch import nn
 from ...manifest.manifest import Role, Section
 from ...manifest.paths import Path, spell
 from ...placement.device import kind_of
-from ..tracing.source_lines import is_library, line_in
-from ..tracing.syntax import line_of_attribute
+from ..tracing.program.source_lines import is_library, line_in
+from ..tracing.program.syntax import line_of_attribute
 from .holdings import HeldTensor, Holdings, Ownership
 from .object_walk import hooks
 

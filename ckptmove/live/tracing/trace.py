@@ -21,11 +21,11 @@ from ...runtime.environment.usable import Facts, best, facts, usable
 from ..inventory.holdings import Optimizers, has_optimizer, holdings, optimizers_of, written
 from ..inventory.manifest import manifest_of
 from ..inventory.ownership import belonging
-from .background import UNKNOWN_PROGRAM, Background, background
-from .causes import before_a_model, causes, without_a_model
-from .recorder import Recorder
-from .sampling import EVERY, checked_every, left_out
-from .source_lines import error_line
+from .causes.background import UNKNOWN_PROGRAM, Background, background
+from .causes.verdicts import before_a_model, causes, without_a_model
+from .program.source_lines import error_line
+from .recording.recorder import Recorder
+from .recording.sampling import EVERY, checked_every, left_out
 
 
 def diagnose(

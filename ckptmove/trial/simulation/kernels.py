@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...live.tracing.operations import tensors_of
+from ...live.tracing.recording.operations import tensors_of
 from .torch_answers import replaced
 
 #: What takes operands of one device and dtype alone.

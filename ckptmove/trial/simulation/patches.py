@@ -20,7 +20,7 @@ from torch.utils import checkpoint
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...live.tracing.source_lines import is_users
+from ...live.tracing.program.source_lines import is_users
 from .kernels import Kernels
 from .torch_answers import TYPES, answers, replaced
 

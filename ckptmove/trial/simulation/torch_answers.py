@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...live.tracing.source_lines import is_users
+from ...live.tracing.program.source_lines import is_users
 
 _MEMORY = 16 << 30  # bytes
 _PROPERTIES = types.SimpleNamespace(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..inventory.object_walk import Reach
+from ...inventory.object_walk import Reach
 
 
 def names_of(model: nn.Module) -> Sequence[str]:

@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...reports.display.phrases import join_names
-from ...reports.doctor import WRONG, Verdict
-from ...reports.events import Operand
-from ..inventory import findings
+from ....reports.display.phrases import join_names
+from ....reports.doctor import WRONG, Verdict
+from ....reports.events import Operand
+from ...inventory import findings
+from ..program.loop_tensors import LOOP
+from ..program.source_lines import CALLED
+from ..program.syntax import line_that_sets
+from ..recording.history import DOES_NOT_MOVE, with_code
+from ..recording.operations import COPY
 from .evidence import MOST_LINES, Evidence
-from .history import DOES_NOT_MOVE, with_code
-from .loop_tensors import LOOP
-from .operations import COPY
-from .source_lines import CALLED
-from .syntax import line_that_sets
 
 #: The argument of a loss that torch names when it refuses it.
 _COPIED = f", made by {COPY} at "

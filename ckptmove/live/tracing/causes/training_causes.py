@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ...reports.display.phrases import join_names
-from ...reports.doctor import Verdict
-from ..inventory import findings
-from ..inventory.ownership import Unregistered
+from ....reports.display.phrases import join_names
+from ....reports.doctor import Verdict
+from ...inventory import findings
+from ...inventory.ownership import Unregistered
+from ..recording.history import with_code
+from ..recording.operations import COPY
+from ..recording.stale_copies import StaleCopy
 from .evidence import MOST_LINES, Evidence
-from .history import with_code
 from .operand_causes import code_of_state
-from .operations import COPY
-from .stale_copies import StaleCopy
 
 
 def training(case: Evidence) -> Iterator[Verdict]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ...placement.device import kind_of
+from ....placement.device import kind_of
 from .source_lines import line_in
 
 _LONGEST = 100  # characters of code that is shown

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...reports.events import Operand, Site
+from ....reports.events import Operand, Site
 from .remembered import Remembered, key_of
 from .tally import Key, Noted
 from .tensor_names import Names

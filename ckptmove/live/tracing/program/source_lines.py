@@ -15,8 +15,8 @@ from types import FrameType
 
 import torch
 
-from ...reports.display.phrases import format_error, text_of
-from ...reports.events import Site
+from ....reports.display.phrases import format_error, text_of
+from ....reports.events import Site
 
 _MOST_FRAMES = 64  # that are searched for the user's code
 _MOST_CALLERS = 8  # whose variables are looked at for a module
@@ -33,7 +33,7 @@ LAYER = "nn."  #: The beginning of the name of a layer of torch, which makes wha
 _files: dict[str, str] = {}  # by how they are spelled
 _TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no file
 
-_OURS = str(Path(__file__).parents[2]) + os.sep
+_OURS = str(Path(__file__).parents[3]) + os.sep
 #: Our code that replaces code of torch, and is called by the user's.
 _LIKE_TORCH = f"{_OURS}trial{os.sep}simulation{os.sep}"
 _TORCH = str(Path(torch.__file__).parent) + os.sep

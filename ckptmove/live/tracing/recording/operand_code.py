@@ -10,9 +10,9 @@ from types import FrameType
 
 import torch
 
+from ..program.source_lines import is_asked, is_library, items_of, line_of, locals_of, own_frame
+from ..program.syntax import shortened, tree_of
 from .remembered import key_of
-from .source_lines import is_asked, is_library, items_of, line_of, locals_of, own_frame
-from .syntax import shortened, tree_of
 
 _MOST_CALLERS = 8
 _CHAINS = (ast.Name, ast.Attribute, ast.Subscript)

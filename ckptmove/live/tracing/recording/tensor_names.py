@@ -12,13 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ...reports.events import Operand, Site
-from ..inventory.holdings import COMPILED, Ownership, holdings, written
-from .call_arguments import arguments_of, names_of
-from .history import History
-from .operations import COPY, LOAD, UNNAMED, factory
-from .remembered import Remembered, key_of, shape_of
-from .source_lines import (
+from ....reports.events import Operand, Site
+from ...inventory.holdings import COMPILED, Ownership, holdings, written
+from ..program.source_lines import (
     LAYER,
     is_function,
     is_outer,
@@ -31,8 +27,12 @@ from .source_lines import (
     user_frame,
     variable,
 )
+from ..program.syntax import arguments_of_call, function_at
+from .call_arguments import arguments_of, names_of
+from .history import History
+from .operations import COPY, LOAD, UNNAMED, factory
+from .remembered import Remembered, key_of, shape_of
 from .stepping import SteppingOptimizers, code_that_makes
-from .syntax import arguments_of_call, function_at
 
 _MOST_SOURCES = 16  # of what was computed of another, one after the other
 _MOST_CALLERS = 8  # whose variables are looked at for what a tensor is of

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ...manifest.manifest import Manifest
-from ...placement.device import kind_of
-from ...reports.display.phrases import join_names, plural
-from ...reports.doctor import SLOW, WRONG, Verdict
-from ...reports.events import Operand, Trace
-from ..inventory import findings
-from ..inventory.holdings import REGISTERED, Ownership
-from ..inventory.ownership import OwnershipReport
+from ....manifest.manifest import Manifest
+from ....placement.device import kind_of
+from ....reports.display.phrases import join_names, plural
+from ....reports.doctor import SLOW, WRONG, Verdict
+from ....reports.events import Operand, Trace
+from ...inventory import findings
+from ...inventory.holdings import REGISTERED, Ownership
+from ...inventory.ownership import OwnershipReport
+from ..recording.tensor_names import OUTPUT
 from .background import UNKNOWN_PROGRAM, Background
 from .batch_causes import (
     bare_name,
@@ -25,10 +26,9 @@ from .batch_causes import (
     inputs_away,
 )
 from .costs import runs_apart, waits, wrong_autocast
+from .device_exceptions import refusal
 from .evidence import DEVICES, MOST_LINES, UNKNOWN, Evidence
 from .operand_causes import code_to_make_anew, hidden_tensors, tensors_made
-from .refusals import refusal
-from .tensor_names import OUTPUT
 from .training_causes import hidden_parameters, lost_changes, lost_gradients, training
 
 _NO_MODEL = Manifest(path="", format="live model", nbytes=0, tensors=(), storages={})

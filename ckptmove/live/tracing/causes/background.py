@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .history import Copied, History, Loaded
-from .library_calls import LibraryCall
-from .operations import indexed
-from .program_source import Choice
-from .recorder import Recorder
-from .source_lines import raising_module
+from ..program.library_calls import LibraryCall
+from ..program.program_source import Choice
+from ..program.source_lines import raising_module
+from ..recording.history import Copied, History, Loaded
+from ..recording.operations import indexed
+from ..recording.recorder import Recorder
 
 
 @dataclass(frozen=True)

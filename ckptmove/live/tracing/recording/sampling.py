@@ -15,11 +15,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import UsageError
-from ...reports.events import Site, Trace
+from ....errors import UsageError
+from ....reports.events import Site, Trace
+from ..program.source_lines import frame_outside, line_of, made_site, user_frame
 from .history import History
 from .operations import COPY, indexed, is_big, operands_of
-from .source_lines import frame_outside, line_of, made_site, user_frame
 from .tensor_names import Names
 
 #: The steps that are watched before the first is left out.

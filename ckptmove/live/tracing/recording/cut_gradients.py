@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ...reports.events import Site
-from .syntax import code_at
+from ....reports.events import Site
+from ..program.syntax import code_at
 
 _MOST_SEARCHES = 256
 _MOST_NODES = 4096  # of a graph of autograd

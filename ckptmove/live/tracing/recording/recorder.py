@@ -19,9 +19,20 @@ from torch.nn.modules import module as hooks
 from torch.optim import optimizer as steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import UsageError
-from ...reports.display.phrases import format_error
-from ...reports.events import Operand, Site, Trace
+from ....errors import UsageError
+from ....reports.display.phrases import format_error
+from ....reports.events import Operand, Site, Trace
+from ..program.source_lines import (
+    CALLED,
+    comes_from,
+    frame_outside,
+    is_asked,
+    locals_of,
+    made_site,
+    user_frame,
+    user_line,
+)
+from .call_sites import Places
 from .cut_gradients import GradientCuts
 from .device_choice import Callers
 from .history import History, own_lines
@@ -44,19 +55,8 @@ from .operations import (
     runs_for,
     tensors_of,
 )
-from .places import Places
 from .remembered import key_of
 from .sampling import FIRST, Sampling, TorchCalls
-from .source_lines import (
-    CALLED,
-    comes_from,
-    frame_outside,
-    is_asked,
-    locals_of,
-    made_site,
-    user_frame,
-    user_line,
-)
 from .stale_copies import StaleCopies
 from .tally import Noted, Place, Tally, happened
 from .tensor_names import Names

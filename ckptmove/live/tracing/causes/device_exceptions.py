@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ...reports.doctor import Verdict
+from ....reports.doctor import Verdict
+from ..program.syntax import code_at
+from ..recording.history import with_code
 from .background import Background
-from .history import with_code
-from .syntax import code_at
 
 _AT = re.compile(r" \(at (?P<line>[^()]*)\)$")
 

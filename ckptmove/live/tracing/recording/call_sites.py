@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ...reports.events import Site
-from .source_lines import backward_frame, line_of, user_frame
+from ....reports.events import Site
+from ..program.source_lines import backward_frame, line_of, user_frame
 from .tally import Place, Tally
 
 _MOST_LINES = 1 << 17  # operations of which a backward pass may ask the line

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ...reports.events import Operand, Site
+from ....reports.events import Operand, Site
+from ..program.loop_tensors import LOOP, loop_tensors
+from ..program.source_lines import line_of, user_frame
 from .device_choice import Callers
-from .loop_tensors import LOOP, loop_tensors
 from .operations import indexed, is_big, is_table, tensors_of
-from .source_lines import line_of, user_frame
 from .tally import Tally
 from .tensor_names import Names
 

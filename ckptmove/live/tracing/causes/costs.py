@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ...placement.device import kind_of
-from ...reports.display.phrases import join_names, plural
-from ...reports.doctor import SLOW, Verdict
-from ...reports.events import Happening, Site
+from ....placement.device import kind_of
+from ....reports.display.phrases import join_names, plural
+from ....reports.doctor import SLOW, Verdict
+from ....reports.events import Happening, Site
+from ..program.syntax import code_at
 from .evidence import MOST_LINES, Evidence
-from .syntax import code_at
 
 #: Operations that give the host values it may not need, unlike shapes.
 _TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "item")

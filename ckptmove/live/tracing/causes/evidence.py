@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...manifest.manifest import Manifest
-from ...reports.events import Happening, Operand, Trace
-from ..inventory.ownership import OwnershipReport
+from ....manifest.manifest import Manifest
+from ....reports.events import Happening, Operand, Trace
+from ...inventory.ownership import OwnershipReport
 from .background import UNKNOWN_PROGRAM, Background
 
 MOST_LINES = 5  # of evidence

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...placement.device import kind_of
-from ..inventory.ownership import own_move
-from .history import History, Moved, with_code
-from .library_calls import LibraryCall, call_without_device
-from .program_source import Choice, source_of
-from .settings import KINDS, device_named_by
-from .source_lines import CALLED, file_of, line_in, locals_of, own_frame, variable
-from .syntax import (
+from ....placement.device import kind_of
+from ...inventory.ownership import own_move
+from ..program.library_calls import LibraryCall, call_without_device
+from ..program.program_source import Choice, source_of
+from ..program.settings import KINDS, device_named_by
+from ..program.source_lines import CALLED, file_of, line_in, locals_of, own_frame, variable
+from ..program.syntax import (
     code_at,
     function_at,
     last_line_of_function,
@@ -29,6 +28,7 @@ from .syntax import (
     line_of_attribute,
     tree_of,
 )
+from .history import History, Moved, with_code
 
 _MOST_CALLERS = 8
 _MOST_ITEMS = 64  # of what holds settings

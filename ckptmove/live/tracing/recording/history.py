@@ -15,9 +15,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from ..program.source_lines import CALLED, is_library, line_of, locals_of, own_frame, variable
+from ..program.syntax import code_at
 from .remembered import Remembered
-from .source_lines import CALLED, is_library, line_of, locals_of, own_frame, variable
-from .syntax import code_at
 
 #: Said of a method that should move a tensor.
 DOES_NOT_MOVE = ", does not move it"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from .program_source import Choice, source_of
-from .source_lines import file_of, line_in
-from .syntax import calls_at, function_around, tree_of
+from ..program.program_source import Choice, source_of
+from ..program.source_lines import file_of, line_in
+from ..program.syntax import calls_at, function_around, tree_of
 
 
 def choice_of_argument(line: str, is_on: str, wanted: str) -> Choice | None:

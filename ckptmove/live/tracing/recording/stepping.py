@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ..program.source_lines import line_in, variable
+from ..program.syntax import assigned_at, calls_of
 from .history import History, Loaded
-from .source_lines import line_in, variable
-from .syntax import assigned_at, calls_of
 
 _MOST_TRAINED = 8  # whose variables are looked up
 

@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 
 from torch.utils._device import _device_constructors
 
-from ...reports.doctor import SLOW, WRONG, Verdict
-from ...reports.events import Operand
-from ..inventory import findings
-from ..inventory.holdings import Ownership
-from ..inventory.ownership import Unregistered
+from ....reports.doctor import SLOW, WRONG, Verdict
+from ....reports.events import Operand
+from ...inventory import findings
+from ...inventory.holdings import Ownership
+from ...inventory.ownership import Unregistered
+from ..program.source_lines import CALLED, LAYER
+from ..program.syntax import function_at, is_method
+from ..recording.operations import COPY, LOAD
+from ..recording.tensor_names import PARAMETER, TRAINED
 from .batch_causes import copied_away, is_assignable
 from .evidence import MOST_LINES, Evidence
 from .given_device import choice_of_argument
-from .operations import COPY, LOAD
-from .source_lines import CALLED, LAYER
-from .syntax import function_at, is_method
-from .tensor_names import PARAMETER, TRAINED
 
 #: Functions that take `device=`.
 _MAKERS = {f"torch.{each.__name__}" for each in _device_constructors()} | {"torch.tensor"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ...reports.events import Happening, Operand, Site, Span, Timeline, Usage
+from ....reports.events import Happening, Operand, Site, Span, Timeline, Usage
 
 MOST_SITES = 4096  # more are counted, and not told apart
 _MOST_SPANS = 4096  # of a step; of more, the operations are counted

@@ -1,0 +1,1 @@
+"""Find root causes in what was recorded; each cause gives a verdict with its fix."""

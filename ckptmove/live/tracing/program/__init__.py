@@ -1,0 +1,1 @@
+"""What the text of a program says: lines, names, settings and the devices that they choose."""

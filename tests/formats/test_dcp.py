@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, UnsupportedError
 from ckptmove.formats.distributed.dcp.metadata import Saved
-from ckptmove.formats.distributed.dcp.metadata_walk import Lies
+from ckptmove.formats.distributed.dcp.metadata_walk import ItemRange
 from tests.conftest import RunCli, examples
 from tests.making.distributed import boxes_of, save_dcp
 from tests.making.tensors import DTYPES
@@ -547,11 +547,16 @@ def test_items_of_two_ranks_overlap(tmp_path: Path) -> None:
 
 
 def test_items_without_bytes_may_touch_others() -> None:
-    lies = {"a": Lies("f", 0, 9), "b": Lies("f", 9, 0), "c": Lies("f", 9, 3), "d": Lies("f", 5, 0)}
+    lies = {
+        "a": ItemRange("f", 0, 9),
+        "b": ItemRange("f", 9, 0),
+        "c": ItemRange("f", 9, 3),
+        "d": ItemRange("f", 5, 0),
+    }
     Saved(blobs=lies).check_apart()
-    Saved(blobs=lies | {"e": Lies("g", 0, 9)}).check_apart()
+    Saved(blobs=lies | {"e": ItemRange("g", 0, 9)}).check_apart()
     with pytest.raises(CorruptError, match="'a' and 'e' overlap in 'f'"):
-        Saved(blobs=lies | {"e": Lies("f", 8, 1)}).check_apart()
+        Saved(blobs=lies | {"e": ItemRange("f", 8, 1)}).check_apart()
 
 
 def test_a_transposed_chunk_of_many_dimensions(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_model_is_moved_and_stepped_on_a_played_device(net: str, run_cli: RunC
     done = run_cli("doctor", "--model", f"{net}:Net", *options, exit=1)
     assert done.stdout.splitlines()[0] == "Net on simulated cuda:0: 1 wrong"
     assert "wrong  shift is not registered, so model.to leaves it" in done.stdout
-    assert 'fix    self.register_buffer("shift", …, persistent=False)' in done.stdout
+    assert 'fix    at net.py:9: self.register_buffer("shift", …, persistent=False)' in done.stdout
     assert "net.py:12" in done.stdout
     assert "something is wrong" in done.stderr
     done = run_cli("doctor", "--model", f"{net}:Right", *options, exit=0)

@@ -143,7 +143,8 @@ def test_the_command_does_what_it_does_without_a_cluster(
     assert summary.startswith("converted 27 items, ")
     assert again.startswith("retry: ckptmove batch convert --retry=log ")
     assert again.endswith("--ray auto --log log")
-    assert done.stderr == f"ckptmove: {tree}: 1 of 28 items failed or were refused\n"
+    last = done.stderr.splitlines()[-1]  # a cluster that is slow to start has it tell progress
+    assert last == f"ckptmove: {tree}: 1 of 28 items failed or were refused"
     assert contents(tmp_path / "out") == contents(whole)
     assert left_over(tmp_path) == []
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]

@@ -66,10 +66,9 @@ def unregistered(found: Holdings) -> Iterator[Unregistered]:
         advice = _advice(each, module, attribute)
         if advice is not None:
             learns = isinstance(each.tensor, nn.Parameter) and each.tensor.grad is not None
-            alone = (
-                isinstance(vars(module).get(attribute), (list, tuple))
-                and len(vars(module)[attribute]) == 1
-            )  # which hides a module on purpose
+            held = vars(module).get(attribute, ())
+            # A list of one module hides it on purpose. Code of other classes is not run.
+            alone = type(held) in (list, tuple) and len(held) == 1
             missed = bool(trained) and learns and not alone and id(each.tensor) not in trained
             yield Unregistered(each.name, advice, type(module), attribute, each.held, missed)
 

@@ -32,11 +32,11 @@ def codes_of(frame: FrameType | None, tensors: Sequence[torch.Tensor]) -> list[s
     both = [  # without modules of functions, and numbers
         each
         for each in zip(parts, known, strict=True)
-        if each[1] is None or issubclass(type(each[1]), torch.Tensor)
+        if each[1] is None or isinstance(each[1], torch.Tensor)
     ]
     parts, known = [part for part, _ in both], [value for _, value in both]
     keys = [key_of(each) for each in tensors]
-    left = [n for n, each in enumerate(known) if not issubclass(type(each), torch.Tensor)]
+    left = [n for n, each in enumerate(known) if not isinstance(each, torch.Tensor)]
     for part, value in zip(parts, known, strict=True):
         if isinstance(value, torch.Tensor) and key_of(value) in keys:
             found[keys.index(key_of(value))] = shortened(ast.unparse(part))
@@ -116,7 +116,7 @@ def _is_given(frame: FrameType, tensor: torch.Tensor) -> bool:
     for name in names:
         value = values.get(name)
         for _, each in (("", value), *items_of(value)):
-            same = issubclass(type(each), torch.Tensor) and key is not None and key_of(each) == key
+            same = isinstance(each, torch.Tensor) and key is not None and key_of(each) == key
             if each is tensor or same:
                 return True
     return False

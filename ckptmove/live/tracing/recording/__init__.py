@@ -1,1 +1,1 @@
-"""Watch a program: each operation, and what the program made, moved and called."""
+"""Record a program: each operation, and the objects that it made, moved and called."""

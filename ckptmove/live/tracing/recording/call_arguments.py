@@ -1,4 +1,4 @@
-"""Name the arguments of a call of a model as its `forward` does."""
+"""Name the arguments of a model call as its `forward` names them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...inventory.object_walk import Reach
 
 
 def names_of(model: nn.Module) -> Sequence[str]:
-    """The arguments of a model's `forward`."""
-    if "forward" in vars(model):  # which may hold the model
+    """The names of the arguments of a model's `forward`."""
+    if "forward" in vars(model):  # a cache would keep the model alive
         return _signature.__wrapped__(model.forward, 0)
     return _signature(type(model).forward, 1)
 
 
-@functools.lru_cache(maxsize=1024)  # asked at each call
+@functools.lru_cache(maxsize=1024)  # called at each model call
 def _signature(forward: Any, first: int) -> Sequence[str]:
     try:
         return list(inspect.signature(forward).parameters)[first:]

@@ -1,4 +1,4 @@
-"""Find where an operation runs, soon: asked once for each operation of a run."""
+"""Find where an operation runs. It must be fast: it is called for each operation of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ....reports.events import Site
 from ..program.source_lines import backward_frame, line_of, user_frame
 from .tally import Place, Tally
 
-_MOST_LINES = 1 << 17  # operations of which a backward pass may ask the line
+_MOST_LINES = 1 << 17  # the most operations whose places and lines are kept
 _NOWHERE: tuple[Place | None, object] = None, None
 
 
@@ -19,34 +19,34 @@ class Places:
     """The places of a run.
 
     Attributes:
-        lines: by the number of an operation in autograd its module and line.
+        lines: the module and line of an operation, by its number in autograd.
     """
 
     def __init__(self, tally: Tally) -> None:
         self.lines: dict[int, tuple[str, str]] = {}
         self._tally = tally
-        #: By operation, phase, module, and instruction of the user's code.
+        #: Places by operation, phase, module, and instruction of the user's code.
         self._known: dict[tuple[Any, ...], tuple[Place | None, object]] = {}
 
     def of(self, func: Any, text: str, phase: str, module: str, frame: FrameType | None) -> Place:
         """The place of an operation `func`, shown as `text`, that is called from a frame."""
         frame = user_frame(frame)
         code, at = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
-        key = id(func), phase, module, id(code), at  # to hash code takes long
+        key = id(func), phase, module, id(code), at  # hashing code is slow
         place, _ = self._known.get(key, _NOWHERE)
         if place is None:
             place = self._tally.place(Site(phase, module, text, line_of(frame)))
             if len(self._known) < _MOST_LINES:
-                self._known[key] = place, code  # which keeps its id
+                self._known[key] = place, code  # keeps the id of the code
         if len(self.lines) < _MOST_LINES and torch.is_grad_enabled():
-            # Its node was numbered just before it came here.
+            # Autograd numbered the node of this operation just before this call.
             number = torch._C._autograd._get_sequence_nr() - 1
             if number not in self.lines:
                 self.lines[number] = module, place.site.source
         return place
 
     def of_node(self, node: Any, text: str, frame: FrameType | None) -> Place:
-        """The place of an operation of a backward pass, in which a node of autograd runs."""
+        """The place of an operation that a node of autograd runs in a backward pass."""
         module, line = self.lines.get(node._sequence_nr(), ("", ""))
         line = line_of(backward_frame(frame)) or line
         return self._tally.place(Site("backward", module, text, line))

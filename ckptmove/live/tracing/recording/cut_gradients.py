@@ -1,4 +1,7 @@
-"""Find where a value loses its gradient on its way to another device, so that nothing trains it."""
+"""Find lines that cut values from the graph of autograd on their way to another device.
+
+The parameters behind such a value get no gradient, so they are not trained.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,24 @@ from ....reports.events import Site
 from ..program.syntax import code_at
 
 _MOST_SEARCHES = 256
-_MOST_NODES = 4096  # of a graph of autograd
-#: Code that brings a tensor elsewhere.
+_MOST_NODES = 4096  # the most nodes of a graph of autograd that are searched
+#: Code that brings a tensor to another device.
 _MOVES = re.compile(r"\.(to|cuda|cpu|numpy|copy_)\(")
 
 
 class Cut(NamedTuple):
-    """Where a value that parameters computed is cut from the graph."""
+    """A line that cuts a value from the graph, and the parameters from which it was computed."""
 
     line: str
     parameters: Sequence[weakref.ref[torch.Tensor]]
 
 
 class GradientCuts:
-    """Where the values of parameters that have no gradient after a step are cut from the graph.
+    """The cuts between the graph and parameters that have no gradient after a step.
 
     Attributes:
         is_watching: whether there are such parameters.
-        found: by line.
+        found: the cuts, by line.
     """
 
     def __init__(self, is_fed: Callable[[torch.Tensor], bool]) -> None:
@@ -43,7 +46,7 @@ class GradientCuts:
         self.found: dict[str, Cut] = {}
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer took a step: which of its parameters had no gradient so far?"""
+        """After a step, find the parameters of the optimizer that had no gradient so far."""
         for each in (p for group in optimizer.param_groups for p in group["params"]):
             if each.grad is not None:
                 self._missed.pop(id(each), None)
@@ -52,7 +55,7 @@ class GradientCuts:
         self.is_watching = bool(self._missed)
 
     def look(self, op: str, taken: Sequence[torch.Tensor], site: Site) -> None:
-        """An operation takes tensors: does it cut one from the graph?"""
+        """Record a cut if an operation takes tensors and cuts one of them from the graph."""
         if not op.startswith("aten.detach") and torch.is_grad_enabled():
             return
         for each in taken:
@@ -64,7 +67,7 @@ class GradientCuts:
                 self.found.setdefault(site.source, Cut(site.source, those))
 
     def cuts(self, models: Iterable[nn.Module]) -> list[tuple[str, list[str]]]:
-        """Each line that cuts, with the names of parameters that have no gradient even now."""
+        """Each line that cuts, with the names of parameters that still have no gradient."""
         named = {id(p): name for model in models for name, p in model.named_parameters()}
         found = []
         for line, cut in self.found.items():
@@ -77,7 +80,7 @@ class GradientCuts:
 
 
 def _leaves(node: Any) -> list[int]:
-    """The ids of the leaves that a node of autograd was computed of."""
+    """The ids of the leaf tensors from which a node of autograd was computed."""
     todo, met, found = [node], {node}, []
     while todo and len(met) < _MOST_NODES:
         each = todo.pop()

@@ -1,7 +1,8 @@
-"""Find the line of a program that chose the device, when the model is not where it should be.
+"""Find the line of a program that chose the device, if the model is on the wrong device.
 
-The program's source is parsed, never run. What a variable was is known from the frames that called
-the model; the source says where it came from: an argument's default, the environment, a condition.
+The program's source is parsed, never run. The frames that called the model show the values of
+variables. The source shows where these values come from: an argument's default, the environment, a
+condition.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ from ..program.syntax import (
 from .history import History, Moved, with_code
 
 _MOST_CALLERS = 8
-_MOST_ITEMS = 64  # of what holds settings
+_MOST_ITEMS = 64  # the most items of an object or dict that may hold settings
 
 
 class Seen(NamedTuple):
-    """What the frames that called a model say of devices."""
+    """What the frames that called a model say about devices."""
 
     files: tuple[str, ...]  #: the user's own files, the innermost first
     values: Mapping[str, str]  #: variables that name a device
     truths: Mapping[str, bool]  #: variables that are True or False
-    set_at: str = ""  #: the line that sets the attribute or variable in which a model is kept
+    set_at: str = ""  #: the line that sets the attribute that holds the model, or ""
 
 
 class Callers:
-    """The callers of models that are elsewhere."""
+    """The callers of models that are on another device."""
 
     def __init__(self, history: History) -> None:
-        """`history` tells what was moved, and what chose the device."""
+        """`history` tells which modules were moved, and which lines made devices."""
         self.history = history
         self._seen: weakref.WeakKeyDictionary[torch.nn.Module, Seen] = weakref.WeakKeyDictionary()
         self._there: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        #: The call of a library that was given no device, around a model elsewhere or a failure.
+        #: The library call without a device around a model on another device, or a failure.
         self.library: LibraryCall | None = None
 
     def note_there(self, model: torch.nn.Module) -> None:
@@ -68,7 +69,7 @@ class Callers:
             self.library = call_without_device(frame)
 
     def note(self, model: torch.nn.Module, frame: FrameType) -> bool:
-        """Remember what the first callers of a model say; whether these are the first."""
+        """Remember what the first callers of a model say; returns whether these are the first."""
         if model in self._seen:
             return False
         self._seen[model] = seen_from(frame)._replace(set_at=_line_that_keeps(model, frame))
@@ -78,7 +79,10 @@ class Callers:
     def choice_for(
         self, model: torch.nn.Module, variable: str, wanted: object, call: Callable[[str], str]
     ) -> Choice | None:
-        """What chose another device for a model; `call` gives the displayed name of a device."""
+        """The code that chose another device for a model, or None.
+
+        `call` returns the displayed name of a device.
+        """
         parameter = next(model.parameters(), None)
         seen = self._seen.get(model)
         if seen is None or parameter is None:
@@ -129,12 +133,12 @@ class Callers:
 
 
 def _is_of_torch(model: torch.nn.Module) -> bool:
-    """Whether a model's class is one of torch's, of which a program may have many."""
+    """Whether a model's class is from torch; a program may have many models of such a class."""
     return type(model).__module__.partition(".")[0] == "torch"
 
 
 def _line_that_keeps(model: torch.nn.Module, frame: FrameType) -> str:
-    """The line that sets the attribute through which a frame knows a model; "" if none does."""
+    """The line that sets the attribute of `self` that holds a model; "" if there is none."""
     own = own_frame(frame)
     name = "" if own is None else variable(own, model)
     if own is None or not name.startswith("self."):
@@ -143,7 +147,7 @@ def _line_that_keeps(model: torch.nn.Module, frame: FrameType) -> str:
 
 
 def seen_from(frame: FrameType | None) -> Seen:
-    """The files and the variables that name devices, from a frame on."""
+    """The files of a frame and its callers, and their variables that name devices or are bools."""
     files: dict[str, None] = {}
     values: dict[str, str] = {}
     truths: dict[str, bool] = {}
@@ -174,7 +178,7 @@ def seen_from(frame: FrameType | None) -> Seen:
 
 
 def _refused_before(moved: Moved, refused: Mapping[str, str]) -> str:
-    """The lines of a move of the same function that failed before this one; "" if none did."""
+    """The lines of a device or move that failed in the function of this move; or ""."""
     function = function_at(moved.line.partition(CALLED)[0])
     for lines in refused:
         first = lines.partition(CALLED)[0]
@@ -191,7 +195,7 @@ def _followed(
     refused: Mapping[str, str],
     found: Choice | None,
 ) -> Choice | None:
-    """What chose the device that was made at some lines, further than what is `found` already."""
+    """The code that chose the device made at `lines`; `found` if that code tells nothing new."""
     file, number = file_of(lines.partition(CALLED)[0])
     source = source_of(file, wanted, seen.truths)
     known = () if found is None else (found.title, *found.evidence)
@@ -204,14 +208,14 @@ def _followed(
 
 
 def chosen(seen: Seen, model: str, is_on: str, wanted: str, known: str = "") -> Choice | None:
-    """What chose the device of a model, or None.
+    """The code that chose the device of a model, or None.
 
     Args:
-        seen: of the frames that called it.
-        model: the user's variable of it, or "".
-        is_on: where it is.
-        wanted: where it should be.
-        known: the code that made it, if that is known.
+        seen: what the frames that called the model say.
+        model: the user's variable of the model, or "".
+        is_on: the device of the model.
+        wanted: the device where it should be.
+        known: the code that made the model, or "".
     """
     made = known
     for file in seen.files:

@@ -1,8 +1,8 @@
-"""Remember where a program made and moved what a finding may be about.
+"""Remember where a program made and moved the objects that a finding may be about.
 
-A module, a generator or a device is the same object wherever the program passes it, so that the
-line that made it is known, whatever it is called there. What was made before somebody watched has
-no line.
+A module, a generator or a device stays the same object wherever the program passes it. So the line
+that made it is known, whatever its variable is called. Objects that were made before the recording
+began have no line.
 """
 
 from __future__ import annotations
@@ -19,70 +19,73 @@ from ..program.source_lines import CALLED, is_library, line_of, locals_of, own_f
 from ..program.syntax import code_at
 from .remembered import Remembered
 
-#: Said of a method that should move a tensor.
+#: Follows the name of a method that should move a tensor.
 DOES_NOT_MOVE = ", does not move it"
 _MOVES = re.compile(r"\.(to|cuda)\(")
-_MOST_FRAMES = 64  # that are searched for the user's own code
-_MOST_LINES = 3  # of own code, from the line that made something outwards
-_MOST_KEPT = 4096  # devices, generators and loaders of which something is remembered
+_MOST_FRAMES = 64  # the most frames that are searched for the user's own code
+_MOST_LINES = 3  # the most lines of the user's code, from the innermost outwards
+_MOST_KEPT = 4096  # the most devices, generators, loaders and lines of each kind
 
 
 class Moved(NamedTuple):
-    """A call of `.to`, `.cuda` or `.cpu` of a module, or of one that holds it."""
+    """A call of `.to`, `.cuda` or `.cpu` on a module, or on a module that contains it."""
 
-    number: int  #: of the event: later ones have larger numbers
-    line: str  #: of the call
-    device: str  #: where it was then
-    chosen: str  #: the line that made the device that was given, or ""
-    before: str = ""  #: where the call before this one had moved it, or ""
+    number: int  #: of the event; later events have larger numbers
+    line: str  #: the line of the call
+    device: str  #: the device of the module after the call
+    chosen: str  #: the line that made the given device, or ""
+    before: str = ""  #: the device after the previous such call, or ""
 
 
 class Loaded(NamedTuple):
-    """A call of `load_state_dict` of an optimizer."""
+    """A call of an optimizer's `load_state_dict`."""
 
     line: str
-    device: str  #: where its parameters were then
+    device: str  #: the device of its parameters at that time
 
 
 class Copied(NamedTuple):
-    """A trained tensor that was copied to the device."""
+    """A trained tensor that was copied to another device."""
 
-    name: str  #: its variable, or ""
-    line: str  #: of the first copy
-    again: bool  #: whether it was copied after a step of an optimizer, too
+    name: str  #: the variable of the tensor, or ""
+    line: str  #: the line of the first copy
+    again: bool  #: whether it was also copied after an optimizer step
 
 
 class Loader(NamedTuple):
-    """A DataLoader that was made."""
+    """A DataLoader that the program made."""
 
     line: str
-    pins: bool  #: with `pin_memory=True`
-    shuffles: bool  #: without a generator
-    forks: bool  #: with workers
+    pins: bool  #: whether it has `pin_memory=True`
+    shuffles: bool  #: whether it shuffles without a generator
+    forks: bool  #: whether it has workers
 
 
 _V = TypeVar("_V")
 
 
 class _ByIdentity(Generic[_V]):
-    """Notes about objects, which they do not keep alive; some have no hash before they are made."""
+    """Notes about objects, found by identity: some objects have no hash before they are complete.
+
+    The notes do not keep the objects alive.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[weakref.ref[Any], _V]] = {}
 
     def set(self, of: object, note: _V) -> None:
-        """Note something about an object."""
+        """Set the note about an object."""
         key, kept = id(of), self._kept
         self._kept[key] = weakref.ref(of, lambda _: kept.pop(key, None)), note
 
     def get(self, of: object) -> _V | None:
-        """What is noted about an object, or None."""
+        """The note about an object, or None."""
         found = self._kept.get(id(of))
         return None if found is None or found[0]() is not of else found[1]
 
 
 class History:
-    """What the program made, filled and moved, and where."""
+    """The objects that the program made, filled and moved, and the lines that did it."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -92,27 +95,28 @@ class History:
         self._filled: _ByIdentity[tuple[int, str]] = _ByIdentity()
         self._states: _ByIdentity[Loaded] = _ByIdentity()  # of optimizers
         self._devices: dict[int, tuple[object, str]] = {}
-        self.refused: dict[str, str] = {}  #: lines where no device could be made, and why
+        #: Lines where a device could not be made, or a move failed → the class of the exception.
+        self.refused: dict[str, str] = {}
         self._generators: dict[str, torch.Generator] = {}  # by line
         self.loaders: list[Loader] = []
         self._copied: _ByIdentity[Copied] = _ByIdentity()
-        self.autocasts: dict[str, str] = {}  #: lines that enter autocast, with its kind of device
-        #: Of parameters, the modules that registered them, each with the name.
+        self.autocasts: dict[str, str] = {}  #: lines that enter autocast → its kind of device
+        #: For each parameter, the modules that registered it, each with the parameter's name there.
         self._registered: _ByIdentity[list[tuple[weakref.ref[torch.nn.Module], str]]]
         self._registered = _ByIdentity()
         self._untied: dict[str, list[tuple[weakref.ref[torch.nn.Module], str]]] = {}  # by line
-        self._left_by = Remembered()  # the method of what holds a tensor, which should move it
-        self._left = Remembered()  # the line of a `.to` that left a tensor where it was
+        self._left_by = Remembered()  # the method of a tensor's owner that should move it
+        self._left = Remembered()  # the line of a `.to` that did not move a tensor
 
     # -- what happens ------------------------------------------------------------------------------
 
     def note_made(self, made: object, frame: FrameType | None) -> None:
-        """A module or an optimizer is made in a frame."""
+        """Record that a frame makes a module or an optimizer."""
         if self._made.get(made) is None:
             self._made.set(made, (self._next(), own_lines(frame, made=made)))
 
     def note_moved(self, module: torch.nn.Module, to: object, frame: FrameType | None) -> None:
-        """A module was moved; `to` is the device that it was given."""
+        """Record that a module was moved; `to` is the given device."""
         first = next(module.parameters(), None)
         device = "" if first is None else str(first.device)
         moved = Moved(self._next(), own_lines(frame), device, self.line_of_device(to))
@@ -124,7 +128,7 @@ class History:
     def note_parameter(
         self, module: torch.nn.Module, name: str, parameter: object, frame: FrameType | None
     ) -> None:
-        """A module registers a parameter, perhaps in place of one that others have, too."""
+        """Record that a module registers a parameter; it may replace one that modules share."""
         old = module._parameters.get(name)
         places = self._registered.get(old) if old is not None and old is not parameter else None
         if places is not None and len(places) > 1 and len(self._untied) < _MOST_KEPT:
@@ -134,34 +138,34 @@ class History:
             self._registered.set(parameter, [*known, (weakref.ref(module), name)])
 
     def note_filled(self, module: torch.nn.Module, frame: FrameType | None) -> None:
-        """A module took the tensors of a state dict themselves (`assign=True`)."""
+        """Record that a module took over the tensors of a state dict (`assign=True`)."""
         event = self._next(), own_lines(frame)
         for each in module.modules():
             self._filled.set(each, event)
 
     def note_state(self, optimizer: torch.optim.Optimizer, frame: FrameType | None) -> None:
-        """An optimizer loads its state, to where its parameters are."""
+        """Record that an optimizer loads its state, onto the devices of its parameters."""
         where = {str(p.device) for group in optimizer.param_groups for p in group["params"]}
         self._states.set(optimizer, Loaded(own_lines(frame), " and ".join(sorted(where))))
 
     def note_device(self, device: object, frame: FrameType | None) -> None:
-        """A `torch.device` is made."""
+        """Record that a `torch.device` is made."""
         if len(self._devices) < _MOST_KEPT:
             self._devices[id(device)] = device, own_lines(frame)
 
     def note_refused(self, error: BaseException, frame: FrameType | None) -> None:
-        """No `torch.device` could be made of what was given."""
+        """Record that a `torch.device` could not be made, or that a move failed."""
         if len(self.refused) < _MOST_KEPT:
             self.refused.setdefault(own_lines(frame), type(error).__name__)
 
     def note_generator(self, generator: torch.Generator, frame: FrameType | None) -> None:
-        """A generator is made."""
+        """Record that a generator is made."""
         own = frame is not None and not is_library(frame.f_code.co_filename)
-        if own and len(self._generators) < _MOST_KEPT:  # not one that a DataLoader makes
+        if own and len(self._generators) < _MOST_KEPT:  # ignore those of a DataLoader
             self._generators[own_lines(frame)] = generator
 
     def note_loader(self, loader: Any, frame: FrameType | None) -> None:
-        """A DataLoader is made."""
+        """Record that a DataLoader is made."""
         shuffles = isinstance(loader.sampler, torch.utils.data.RandomSampler)
         shuffles = shuffles and loader.generator is None
         if len(self.loaders) < _MOST_KEPT:
@@ -172,7 +176,7 @@ class History:
             )
 
     def note_copied(self, tensor: torch.Tensor, step: int, frame: FrameType | None) -> None:
-        """A trained tensor is copied to the device, after so many steps of an optimizer."""
+        """Record that a trained tensor is copied to another device after `step` optimizer steps."""
         known = self._copied.get(tensor)
         if known is None:
             own = own_frame(frame)
@@ -181,57 +185,57 @@ class History:
         self._copied.set(tensor, known._replace(again=known.again or step > 0))
 
     def note_autocast(self, kind: str, frame: FrameType | None) -> None:
-        """Autocast is entered for a kind of device."""
+        """Record that autocast is entered for a kind of device."""
         if len(self.autocasts) < _MOST_KEPT:
             self.autocasts[own_lines(frame, most=1)] = kind
 
     def note_left(self, tensor: torch.Tensor, to: object, frame: FrameType | None) -> None:
-        """A tensor was moved to where it is already; `to` is the device that was given."""
+        """Record a `.to` that did not move a tensor; `to` is the given device."""
         line = own_lines(frame, most=1)
         if line:
             self._left.note(tensor, (line, self.line_of_device(to)))
 
     def note_left_by(self, tensor: torch.Tensor, method: str) -> None:
-        """A tensor is elsewhere, though what holds it has a method that moves its tensors."""
+        """Record a tensor on another device whose owner has a method to move its tensors."""
         self._left_by.note(tensor, method)
 
     # -- what is known -----------------------------------------------------------------------------
 
     def line_of_device(self, device: object) -> str:
-        """The line that made a `torch.device`; "" if it is not known, or no such object."""
+        """The line that made a `torch.device`; "" if it is not known."""
         found = self._devices.get(id(device))
         return "" if found is None or found[0] is not device else found[1]
 
     def told_of(self, made: object) -> str:
-        """The code that made a module or an optimizer, and its lines; "" if that is not known."""
+        """The code that made a module or an optimizer, with its lines; "" if it is not known."""
         found = self._made.get(made)
         return "" if found is None else with_code(found[1])
 
     def lines_of(self, module: torch.nn.Module) -> str:
-        """The code that made a module, and that moved it last, as far as that is known."""
+        """The code that made a module, and the code that moved it last, as far as known."""
         moved = self._moved.get(module)
         line = "" if moved is None else with_code(moved.line)
         return "; ".join(each for each in (self.told_of(module), line) if each)
 
     def moved(self, module: torch.nn.Module) -> Moved | None:
-        """The last call that moved a module, or one that holds it; None if nothing did."""
+        """The last call that moved a module, or a module that contains it; None without one."""
         return self._moved.get(module)
 
     def moves_of(self, kind: type) -> str:
-        """The lines of the latest call that moved a module of a class; "" if nothing did."""
+        """The lines of the latest call that moved a module of a class; "" if there is none."""
         return self._moves.get(kind, "")
 
     def filled_since(self, module: torch.nn.Module) -> str:
-        """The line that gave a module the tensors of a state dict after it was moved; or ""."""
+        """The line that gave a module the tensors of a state dict after its last move; or ""."""
         moved, filled = self._moved.get(module), self._filled.get(module)
         return (
             "" if filled is None or (moved is not None and moved.number > filled[0]) else filled[1]
         )
 
     def made_since(self, model: torch.nn.Module) -> dict[str, str]:
-        """The parts of a model that were made after it was moved, the outermost, with their code.
+        """The outermost submodules that were made after their model was moved, with their code.
 
-        A part that was moved by itself is left out.
+        Submodules that were moved themselves, or have no parameters, are left out.
         """
         moved = self._moved.get(model)
         found: dict[str, str] = {}
@@ -245,9 +249,10 @@ class History:
         return found
 
     def lost_ties(self, names: Mapping[torch.nn.Module, str]) -> list[tuple[str, str, str]]:
-        """Parameters that were one and are two, as a line replaced each by a copy of its own.
+        """Shared parameters that were separated, because a line replaced each one by its own copy.
 
-        The second, the first, and the line; `names` gives the dotted names of modules.
+        Each item is the second parameter, the first, and the line; `names` has the dotted names of
+        modules.
         """
         found = []
         for line, places in self._untied.items():
@@ -264,7 +269,7 @@ class History:
         return found
 
     def state_loaded(self, optimizer: torch.optim.Optimizer) -> Loaded | None:
-        """Where an optimizer loaded its state, and where its parameters were then; or None."""
+        """The call that loaded an optimizer's state, with the device at that time; or None."""
         return self._states.get(optimizer)
 
     def generators_on(self, kind: str) -> list[str]:
@@ -272,7 +277,7 @@ class History:
         return [line for line, each in self._generators.items() if each.device.type == kind]
 
     def left(self, tensor: torch.Tensor) -> str:
-        """The code of a `.to` that left a tensor where it was, and of its device; or ""."""
+        """Why a tensor was not moved: a `.to` with its line, or a method of its owner; or ""."""
         method = self._left_by.about(tensor)
         found: tuple[str, str] | None = self._left.about(tensor)
         if found is None:
@@ -282,7 +287,7 @@ class History:
         return f"{with_code(line)} leaves it there{device}"
 
     def copied_once(self, tensor: torch.Tensor) -> Copied | None:
-        """The copy of a trained tensor that was made before the first step, and never again."""
+        """The copy of a trained tensor that was copied only before the first step; else None."""
         found = self._copied.get(tensor)
         return None if found is None or found.again else found
 
@@ -292,14 +297,14 @@ class History:
 
 
 def own_lines(frame: FrameType | None, *, made: object = None, most: int = _MOST_LINES) -> str:
-    """The line of the user's own code that a frame runs, with those that called it.
+    """The line of the user's own code that a frame runs, with the user's lines that called it.
 
-    The constructors of `made` itself are left out.
+    The constructors of the object `made` are left out.
     """
     lines: list[str] = []
     for _ in range(_MOST_FRAMES):
         if frame is None or len(lines) == most or "runpy" in frame.f_code.co_filename:
-            break  # there the program began
+            break  # the program began here
         code = frame.f_code
         if not is_library(code.co_filename):
             within = made is not None and code.co_name == "__init__"
@@ -310,6 +315,6 @@ def own_lines(frame: FrameType | None, *, made: object = None, most: int = _MOST
 
 
 def with_code(lines: str) -> str:
-    """The code of the first of some lines, with them all: `net = Net() at train.py:3`."""
+    """The code at the first of some lines, followed by all lines: `net = Net() at train.py:3`."""
     code = code_at(lines.partition(CALLED)[0])
     return f"{code} at {lines}" if code else ""

@@ -1,4 +1,4 @@
-"""Record how models are called: with what from elsewhere, where they are, and what they give."""
+"""Record calls of models: arguments on other devices, the model's device, and its outputs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ModelCalls:
     """The calls of models in a run.
 
     Attributes:
-        callers: of models that are elsewhere.
-        count: how many there were.
+        callers: the callers of models that are on another device.
+        count: the number of calls.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ModelCalls:
         call_it: Callable[[str], str],
         note: Callable[..., None],
     ) -> None:
-        """`call_it` gives the displayed name of a device; `note` is the recorder's own."""
+        """`call_it` returns the displayed name of a device; `note` is the recorder's `_note`."""
         self.callers = callers
         self.count = 0
         self._names = names
@@ -48,7 +48,7 @@ class ModelCalls:
     def note_call(
         self, module: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], frame: FrameType | None
     ) -> list[torch.Tensor]:
-        """Record a call of a model from a frame, and its arguments; gives the tensors in them."""
+        """Record a model call from a frame, and its arguments; returns the tensors in them."""
         self.count += 1
 
         def argument_name(argument: str, tensor: torch.Tensor) -> str:
@@ -59,7 +59,7 @@ class ModelCalls:
         given = self._names.called(module, args, kwargs, argument_name, frame)
         away = [each for each in given if is_big(each) and indexed(each.device) != self._home]
         alone = next(itertools.chain(module.parameters(), module.buffers()), None) is None
-        if away and not (alone and len(away) == sum(map(is_big, given))):  # else it computes there
+        if away and not (alone and len(away) == sum(map(is_big, given))):  # else it runs there
             kind = type(module).__name__
             site = Site("forward", self._names.of_module(module) or kind, "call", line_of(frame))
             devices = sorted({self._call(each) for each in away})
@@ -67,22 +67,22 @@ class ModelCalls:
         return given
 
     def note_place(self, module: torch.nn.Module, frame: FrameType | None, *, once: bool) -> None:
-        """Record a model that is called elsewhere, and what its callers say of devices.
+        """Record a model that is called on another device, and what its callers say about devices.
 
-        `once`: no step was taken yet, and what runs once may be slow.
+        `once` means that no step was taken yet: a model that runs only once may be slow.
         """
         parameter = next(module.parameters(), None)
         if frame is None or parameter is None:
             return
         if indexed(parameter.device) == self._home:
             self.callers.note_there(module)
-            if not self._begun:  # what ran elsewhere before was not a step
+            if not self._begun:  # operations elsewhere before this were not a step
                 self._begun = True
                 self._tally.forget("stray", "mixed")
             return
         first = self.callers.note(module, frame)
         if is_table(module):
-            return  # it may be too large for the device
+            return  # a table may be too large for the device
         if first:
             self.note_loop(frame)
         if once:
@@ -98,7 +98,7 @@ class ModelCalls:
             self._tally.happenings[key].operands = (shown,)
 
     def note_result(self, module: torch.nn.Module, output: Any, frame: FrameType | None) -> None:
-        """Remember what a model gave that is elsewhere."""
+        """Remember the outputs of a model on another device."""
         parameter = next(module.parameters(), None)
         if parameter is None or indexed(parameter.device) == self._home or is_table(module):
             return
@@ -106,7 +106,7 @@ class ModelCalls:
         self._names.gave(module, away, line_of(frame))
 
     def note_loop(self, frame: FrameType | None) -> None:
-        """Record what else of the same batch is elsewhere, which would fail next."""
+        """Record other tensors of the same batch on other devices; they would fail next."""
         for line, name, tensor in loop_tensors(user_frame(frame)):
             if is_big(tensor) and indexed(tensor.device) != self._home:
                 key = "input", Site("", "", LOOP, line), self._call(tensor)

@@ -1,4 +1,4 @@
-"""Find the user's code of the tensors that an operation takes: of `a + grid(h, w)` the latter."""
+"""Find the user's code of an operation's operands, such as `grid(h, w)` in `a + grid(h, w)`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .remembered import key_of
 
 _MOST_CALLERS = 8
 _CHAINS = (ast.Name, ast.Attribute, ast.Subscript)
-#: Methods that give something moved, by their usual names.
+#: The usual names of methods that return a moved object.
 _MOVES = frozenset(("to", "cuda", "cpu", "xpu", "to_device", "move_to"))
 
 
 def codes_of(frame: FrameType | None, tensors: Sequence[torch.Tensor]) -> list[str]:
-    """The code of each of the tensors that a frame's line gives to an operation; "" if unknown."""
+    """The code of each tensor that a frame's line gives to an operation; "" if unknown."""
     found = [""] * len(tensors)
     node = None if frame is None or is_library(frame.f_code.co_filename) else _node_at(frame)
     parts = [] if node is None else _parts_of(node)
@@ -29,7 +29,7 @@ def codes_of(frame: FrameType | None, tensors: Sequence[torch.Tensor]) -> list[s
         return found
     values = {**frame.f_globals, **locals_of(frame)}
     known = [_value_of(each, values) for each in parts]
-    both = [  # without modules of functions, and numbers
+    both = [  # leave out modules of functions, and numbers
         each
         for each in zip(parts, known, strict=True)
         if each[1] is None or isinstance(each[1], torch.Tensor)
@@ -52,7 +52,7 @@ def codes_of(frame: FrameType | None, tensors: Sequence[torch.Tensor]) -> list[s
 def given_at(frame: FrameType | None, tensor: torch.Tensor) -> str:
     """The line where the user's code gave a tensor to the function that a frame runs.
 
-    It is the outermost of several that pass it on; "" if the function was not given it.
+    If several functions pass it on, it is the outermost line; "" if the tensor is no argument.
     """
     line = ""
     frame = own_frame(frame)
@@ -65,10 +65,11 @@ def given_at(frame: FrameType | None, tensor: torch.Tensor) -> str:
 
 
 def discarded(frame: FrameType | None) -> tuple[str, str]:
-    """What a statement moves whose result it drops, and its line: `x` of `x.to(device)`.
+    """The line of a statement that drops the result of a move, and the moved code.
 
-    A frame runs the move; it may be within a move of the user's own, which gives a new object.
-    The line is "" if nothing is dropped, the code if it is not known.
+    For `x.to(device)` the code is `x`. The frame runs the move, perhaps inside a `to` method of the
+    user that returns a new object. The line is "" if no result is dropped; the code is "" if it is
+    not known.
     """
     called = ""
     for _ in range(_MOST_CALLERS):
@@ -91,7 +92,7 @@ def discarded(frame: FrameType | None) -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=1024)  # asked for each copy
 def _dropped(tree: ast.Module, line: int) -> dict[str, str]:
-    """The methods that a line calls for nothing but their result, which it drops; of what."""
+    """The methods whose results a line drops, each with the code of its object, or ""."""
     found = {}
     for each in ast.walk(tree):
         if not isinstance(each, ast.Expr) or not each.lineno <= line <= (each.end_lineno or 0):
@@ -110,7 +111,7 @@ def _dropped(tree: ast.Module, line: int) -> dict[str, str]:
 
 
 def _is_given(frame: FrameType, tensor: torch.Tensor) -> bool:
-    """Whether a parameter of the function that a frame runs is a tensor, or holds it."""
+    """Whether an argument of the function that a frame runs is a tensor, or holds it."""
     code, values, key = frame.f_code, locals_of(frame), key_of(tensor)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     for name in names:
@@ -139,7 +140,7 @@ def _node_at(frame: FrameType) -> ast.AST | None:
 
 
 def _parts_of(node: ast.AST) -> list[ast.expr]:
-    """What an expression computes with."""
+    """The operands of an expression."""
     if isinstance(node, ast.BinOp):
         return [node.left, node.right]
     if isinstance(node, ast.AugAssign):
@@ -161,7 +162,7 @@ def _items(part: ast.expr) -> list[ast.expr]:
 
 
 def _value_of(part: ast.expr, values: dict[str, object]) -> object:
-    """What a variable or its attribute is, without running code; None if that is not known."""
+    """The value of a variable, attribute or item, without running code; None if unknown."""
     if isinstance(part, ast.Name):
         return values.get(part.id)
     if isinstance(part, ast.Attribute):

@@ -1,4 +1,4 @@
-"""Classify operations of torch: a copy, a wait of the host, an alias, or one that failed."""
+"""Classify operations of torch: copies, waits of the host, aliases, and factories."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SYNCS = frozenset(
     )
 )
 COPIES = frozenset(("_copy_from", "_to_copy", "copy", "copy_"))
-#: Operations that compute nothing: other names for a tensor.
+#: Operations that compute nothing, and only give a tensor another name.
 NAMES = frozenset(("alias", "detach", "detach_", "lift", "lift_fresh", "lift_fresh_copy"))
 _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _MOST_KINDS = 1 << 14
-#: Shown for what copies a tensor to another device.
+#: Shown for an operation that copies a tensor to another device.
 COPY = "a copy"
-#: Shown for what reads a checkpoint.
+#: Shown for the function that reads a checkpoint.
 LOAD = "torch.load"
 #: Shown for an operation without a name in Python.
 UNNAMED = "an operation"
-#: Python's names of operations that make a tensor, where they differ.
+#: Python names of operations that make a tensor, if they differ from the operation's name.
 _FACTORIES = {
     "_sparse_coo_tensor_with_dims_and_tensors": "torch.sparse_coo_tensor",
     "_sparse_compressed_tensor_with_dims": "torch.sparse_compressed_tensor",
@@ -38,7 +38,7 @@ _FACTORIES = {
 
 
 class Facts(NamedTuple):
-    """What is remembered of a tensor; big ones are not single numbers, which may be anywhere."""
+    """Facts about a tensor; a single number is not big, and may be on any device."""
 
     device: torch.device
     is_big: bool
@@ -51,20 +51,20 @@ class Facts(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What is known of an operation by its name."""
+    """Properties of an operation, known from its name."""
 
     text: str  #: such as `aten.add.Tensor`
-    asks: bool  #: it only asks a tensor about itself
-    is_plain: bool  #: it computes, and neither copies, waits, makes nor renames
-    func: Any  #: itself, so that its id stays its own
+    asks: bool  #: whether it only reads properties of a tensor
+    is_plain: bool  #: whether it only computes: no copy, wait, factory or alias
+    func: Any  #: the operation itself, so that its id stays unique
 
 
-#: The kinds of operations by their id, since to hash one takes a call.
+#: The kinds of operations by their id, because hashing an operation takes a Python call.
 KINDS: dict[int, Kind] = {}
 
 
 def kind_of_operation(func: Any) -> Kind:
-    """The kind of an operation, kept for the next time."""
+    """Find the kind of an operation, and keep it for the next time."""
     name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
     makes = name.startswith("new_") or name.endswith("_like")
     special = name in COPIES or name in SYNCS or name in NAMES
@@ -75,7 +75,7 @@ def kind_of_operation(func: Any) -> Kind:
 
 
 def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
-    """The bytes of some tensors; of ragged ones that are nested nothing is known."""
+    """The bytes of some tensors; 0 if one is nested and ragged, so that its size is unknown."""
     nbytes = sum([each.numel() * each.element_size() for each in tensors])
     return nbytes if type(nbytes) is int else 0
 
@@ -116,17 +116,17 @@ def factory(op: str) -> str:
 
 
 def is_big(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is more than a mere number, which may be on any device."""
+    """Whether a tensor is not a single number (0-d), which may be on any device."""
     return tensor.dim() > 0
 
 
 def is_table(module: torch.nn.Module) -> bool:
-    """Whether a module has parameters in embeddings alone, which may be too large for a device."""
+    """Whether only embeddings in a module have parameters; they may be too large for a device."""
     return all(type(each) in _TABLES for each in module.modules() if each._parameters)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors among arguments or results, which hold nothing but lists and dicts of them."""
+    """The tensors among arguments or results, also in lists, tuples and dicts at any depth."""
     found = []
     todo = [value]
     while todo:
@@ -141,27 +141,27 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def indexed(device: torch.device) -> torch.device:
-    """`cuda` is `cuda:0` here: one run has one device of a kind."""
+    """A device with its index: `cuda` means `cuda:0`, as a run uses one device of a kind."""
     if device.index is None and device.type not in ("cpu", "meta", "mps"):
         return torch.device(device.type, 0)
     return device
 
 
 def must_wait(device: torch.device, home: torch.device, phase: str) -> bool:
-    """Whether the host must wait for a value, or would if the model were on its device."""
+    """Whether the host waits for a value, or would wait if a model on the CPU were on a GPU."""
     return device.type != "cpu" or (home.type == "cpu" and phase != "optimizer")
 
 
 def runs_for(thread: int) -> bool:
-    """Whether the current thread is a given one, or one of autograd's for a backward pass.
+    """Whether the current thread is the given one, or autograd's thread in a backward pass.
 
-    Hooks run in all threads, modes in one.
+    Hooks run in all threads, but a mode only in one.
     """
     mine = threading.get_ident()
     if mine == thread:
         return True
     if torch._C._current_autograd_node() is None:
         return False
-    pythons = threading.enumerate()  # one that Python has not started is autograd's own
+    pythons = threading.enumerate()  # Python did not start autograd's threads
     dummy = threading._DummyThread
     return not any(each.ident == mine and not isinstance(each, dummy) for each in pythons)

@@ -78,46 +78,46 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         """Without a module, every called model is recorded.
 
-        `call` gives the displayed name of a device. `turn` is called before each call of a model
-        and after each step; an exception from it ends the run. Of later steps one in `every` is
-        watched.
+        `call` returns the displayed name of a device. `turn` is called before each model call and
+        after each step; an exception from it ends the run. After the first steps, one step in
+        `every` is watched.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.history = history or History()  #: where what the program has was made
-        self.names = Names(self.history)  #: what is known of models and optimizers
+        self.history = history or History()  #: the lines that made the program's objects
+        self.names = Names(self.history)  #: the names of tensors, models and optimizers
         if module is not None:
             self.names.know(module)
-        self.home = indexed(device)  #: where everything is meant to be
-        self.call_it = call  #: gives the displayed name of a device
+        self.home = indexed(device)  #: the target device, where everything should be
+        self.call_it = call  #: returns the displayed name of a device
         self._called_home = call(str(self.home))
         self._turn = turn
         self._tally = Tally()
         self._thread = 0
         self._places = Places(self._tally)
         self._copies = Copies()
-        self.cuts = GradientCuts(self.names.optimizers.fed)  #: on the way elsewhere
-        self.stale = StaleCopies()  #: of what changes
+        self.cuts = GradientCuts(self.names.optimizers.fed)  #: on the way to another device
+        self.stale = StaleCopies()  #: copies whose sources change
         self._sampling = Sampling(every, self)
-        self.callers = Callers(self.history)  #: of models that are elsewhere
+        self.callers = Callers(self.history)  #: of models on another device
         known = self.names, self.callers, self._tally, self.home, call
-        self.models = ModelCalls(*known, self._note)  #: that are called
+        self.models = ModelCalls(*known, self._note)  #: the calls of models
         self._stepping = False
         self._hooked: ExitStack | None = None
-        #: Where the last exception came out of an operation, or None.
+        #: The site of the last operation that failed, or None.
         self.error: Site | None = None
-        self.operands: tuple[Operand, ...] = ()  #: what that operation took
-        self.called_at = ""  #: where the function that failed was called by the user's code
-        self.given_at = ""  #: where the function that failed was given such from elsewhere
-        self.said: str | None = None  #: the exception in a line
-        self._raised = 0, ""  # that exception, which must not be kept
-        self.running: list[str] = []  #: the names of the modules that run, the innermost last
-        self.steps = 0  #: how often an optimizer stepped
-        self.backwards = 0  #: how many backward passes ran
+        self.operands: tuple[Operand, ...] = ()  #: the operands of that operation
+        self.called_at = ""  #: the user's lines that called the function that failed
+        self.given_at = ""  #: the line that gave that function a tensor on another device
+        self.said: str | None = None  #: the exception, in one line
+        self._raised = 0, ""  # id and text of that exception, which must not be kept
+        self.running: list[str] = []  #: the names of the running modules, the innermost last
+        self.steps = 0  #: the number of optimizer steps
+        self.backwards = 0  #: the number of backward passes
         #: Whether a model ran without gradients after a step.
         self.evaluated = self._is_backward = False
 
     def trace(self, ended_by: BaseException | None = None) -> Trace:
-        """What was recorded so far; caught failures that did not cause `ended_by` are left out."""
+        """The recording so far, without caught failures that did not cause `ended_by`."""
         told_of = ended_by is None or comes_from(ended_by, self._raised)
         noted = self._copies.noted(self._tally.happenings, self.names)
         return Trace(
@@ -180,7 +180,7 @@ class Recorder(TorchDispatchMode):
             if self._turn is not None:
                 self._turn(self)
             self.names.know(module)
-            # Global hooks aren't given named arguments, which are in the frame that calls them.
+            # Global hooks don't receive keyword arguments; the frame that calls them has them.
             kwargs = locals_of(sys._getframe(1)).get("kwargs")
             frame = user_frame(sys._getframe(1))
             named = kwargs if isinstance(kwargs, dict) else {}
@@ -215,7 +215,7 @@ class Recorder(TorchDispatchMode):
             self._tally.finish_step(self.steps)
         self._sampling.finish_step(self.steps)
         if self._sampling.paused:
-            self._copies.forget()  # their use may not be seen
+            self._copies.forget()  # their use would not be seen
         if self._turn is not None:
             self._turn(self)
 
@@ -234,10 +234,10 @@ class Recorder(TorchDispatchMode):
         return self._phase(), self.running[-1] if self.running else ""
 
     def failed(self, error: BaseException, op: str, values: Any, site: Site | None = None) -> None:
-        """Record a failed operation and its operands, unless its exception has a known cause."""
+        """Record a failed operation and its operands, unless its exception is recorded already."""
         if comes_from(error, self._raised):
             return
-        self._raised = id(error), format_error(error)  # an id may become another's
+        self._raised = id(error), format_error(error)  # ids are reused
         if site is None:
             site = Site(*self._where(), op, user_line(sys._getframe(2)))
         self.error = site
@@ -254,7 +254,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch shall shield this from `torch.compile`, at the price of two calls each."""
+        """Whether torch shields this from `torch.compile`, which takes two more calls each time."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -264,7 +264,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         taken = operands_of(args, kwargs)
         home = self.home
-        # Most operations are of what is where it should be, and make such again.
+        # Most operations take tensors on the target device, and make tensors there.
         plain = kind.is_plain and bool(taken) and are_all_on(home, taken)
         seen = [] if plain else [Facts.of(each) for each in taken]
         place = self._place(func, kind.text)
@@ -311,7 +311,7 @@ class Recorder(TorchDispatchMode):
         name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
         self._count(place, seen, made)
         if name in NAMES:
-            if name.startswith("lift"):  # what torch.tensor ends with
+            if name.startswith("lift"):  # the last operation of torch.tensor
                 self._created(site, out, made)
             return
         is_copy = name in COPIES and bool(taken) and bool(made)
@@ -340,11 +340,11 @@ class Recorder(TorchDispatchMode):
             self._note("mixed", site, " and ".join(devices), 0, [taken[n] for n in others])
 
     def _count(self, place: Place, seen: list[Facts], made: list[Facts]) -> None:
-        both = [*made, *seen]  # torch chooses the device of results first, of numbers last
+        both = [*made, *seen]  # the device of results counts first, of numbers last
         where = next(
             (each.device for each in both if each.is_big), both[0].device if both else None
         )
-        if where and (place.site.phase or where == self.home):  # else data is prepared
+        if where and (place.site.phase or where == self.home):  # else it prepares data
             self._tally.use(place, self._call(where), sum(each.nbytes for each in made))
 
     def _copied(

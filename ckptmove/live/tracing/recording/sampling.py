@@ -1,7 +1,7 @@
-"""Watch some steps of a long run, and leave the others at nearly their usual speed.
+"""Watch only some steps of a long run; the others run at nearly their usual speed.
 
-Between the steps that are watched, the recorder's mode is off the dispatcher's stack. Hooks and
-`TorchCalls` stay: a step that is not watched is counted, and an operation that fails in it is told.
+In steps that are not watched, the recorder's mode is off the dispatcher's stack. Hooks and
+`TorchCalls` stay: these steps are counted, and an operation that fails in one is reported.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from .history import History
 from .operations import COPY, indexed, is_big, operands_of
 from .tensor_names import Names
 
-#: The steps that are watched before the first is left out.
+#: How many steps are watched before the first one is left out.
 FIRST = 4
-#: Of the others, each such one is watched: two to six optimizers in turn are all met.
+#: Of later steps, every seventh is watched: if two to six optimizers take turns, each is seen.
 EVERY = 7
-#: What gives the tensor itself where that is on the device already.
+#: Methods that return the tensor itself if it is on the device already.
 _MOVES = frozenset((torch.Tensor.to, torch.Tensor.cpu))
 _COPIERS = frozenset(("to", "cpu", "cuda", "xpu", "npu", "copy_", "type", "type_as"))
 
 
 def checked_every(every: object) -> int:
-    """The number of steps of which one is watched.
+    """Check the number `every`: one in so many steps is watched.
 
     Raises:
-        UsageError: it is not a whole number above 0.
+        UsageError: `every` is not an integer above 0.
     """
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise UsageError(
@@ -45,7 +45,7 @@ def checked_every(every: object) -> int:
 
 
 def left_out(trace: Trace, every: int) -> Iterator[str]:
-    """What a user must know of steps that were not watched."""
+    """The note for the user if some steps were not watched."""
     if trace.watched < trace.steps:
         how = f"the first {FIRST} and each {every}th"
         yield (
@@ -55,14 +55,14 @@ def left_out(trace: Trace, every: int) -> Iterator[str]:
 
 
 class Removable:
-    """A mode that is taken off the stack of its kind, and put back where it was.
+    """A mode that can be taken off its stack of modes, and put back in the same place.
 
     Attributes:
-        is_off: whether it is not on the stack, though it was entered.
+        is_off: whether the mode was entered, but is not on the stack now.
     """
 
     def __init__(self, mode: TorchDispatchMode | TorchFunctionMode) -> None:
-        """The mode is to be entered, and left, in this thread."""
+        """The mode must be entered and left in this thread."""
         dispatches = isinstance(mode, TorchDispatchMode)
         self._mode: Any = mode
         self._kind: Any = TorchDispatchMode if dispatches else TorchFunctionMode
@@ -71,32 +71,32 @@ class Removable:
         if not dispatches:
             height, at = own._len_torch_function_stack, own._get_function_stack_at
         self._height, self._at = height, at
-        self._under = 0  # modes below it
+        self._under = 0  # the number of modes below it
         self.is_off = False
 
     def take_off(self) -> None:
-        """Unless another mode lies on it."""
+        """Take the mode off the stack, unless another mode is above it."""
         height = self._height()
         if not self.is_off and height and self._at(height - 1) is self._mode:
             self._kind.__exit__(self._mode, None, None, None)
             self._under, self.is_off = height - 1, True
 
     def put_back(self) -> None:
-        """Unless another mode was entered meanwhile, which will be taken off the top."""
+        """Put the mode back, unless another mode was entered meanwhile: its exit pops the top."""
         if self.is_off and self._height() == self._under:
             self._kind.__enter__(self._mode)
             self.is_off = False
 
 
 class Sampling:
-    """Which steps of a run are watched.
+    """Decides which steps of a run are watched.
 
     Attributes:
-        watched: how many of the steps that ended were watched.
+        watched: how many finished steps were watched.
     """
 
     def __init__(self, every: int, recorder: TorchDispatchMode) -> None:
-        """After the first steps, one in `every` is watched."""
+        """After the first steps, one step in `every` is watched."""
         self._every = every
         self._recorder = Removable(recorder)
         self._calls: Removable | None = None
@@ -104,27 +104,27 @@ class Sampling:
         self.watched = 0
 
     def begin(self, calls: TorchCalls) -> None:
-        """Both modes are entered, in this thread."""
+        """Start a run in this thread, which enters both modes."""
         self._thread = threading.get_ident()
         self._recorder.is_off = False
         self._calls = calls.place
 
     @property
     def paused(self) -> bool:
-        """Whether what runs now is not watched."""
+        """Whether operations that run now are not watched."""
         return self._recorder.is_off
 
     def is_due(self, step: int) -> bool:
-        """Whether a step is watched; the first is 1."""
+        """Whether a step is watched; the first step is 1."""
         return step <= FIRST or step % self._every == 0
 
     def enter_optimizer(self) -> None:
-        """Of what an optimizer does in a step that is not watched, not even calls are seen."""
+        """In a step that is not watched, ignore also the calls that the optimizer makes."""
         if self.paused and self._calls is not None and self._is_own():
             self._calls.take_off()
 
     def finish_step(self, steps: int) -> None:
-        """After the optimizer's step of this number."""
+        """Pause or resume after the optimizer has taken step number `steps`."""
         self.watched += not self.paused
         if not self._is_own():
             return
@@ -136,17 +136,17 @@ class Sampling:
             self._recorder.take_off()
 
     def _is_own(self) -> bool:
-        """Whether the stacks are those of the run, and not a copy that a backward pass has."""
+        """Whether this thread has the stacks of the run, not copies for a backward pass."""
         own = threading.get_ident() == self._thread
         return own and torch._C._current_autograd_node() is None
 
 
 class TorchCalls(TorchFunctionMode):
-    """Sees calls of torch's functions, also where no operation is watched.
+    """Watches calls of torch's functions, also in steps that are not watched.
 
-    It reports calls that fail before they reach an operation (an RNN first checks its operands),
-    and in steps that are not watched all that fail. So that these have a cause, it then remembers
-    what is made, copied and computed on another device than the model's.
+    It reports calls that fail before they reach an operation (an RNN first checks its operands). In
+    steps that are not watched, it reports all calls that fail; to find their cause, it remembers
+    there the tensors that are made, copied or computed on other devices than the target.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class TorchCalls(TorchFunctionMode):
         home: torch.device,
         where: Callable[[], tuple[str, str]],
     ) -> None:
-        """`tell` is given an exception, the function that raised it, and its arguments.
+        """`tell` receives an exception, the function that raised it, and the arguments.
 
-        `where` gives the phase and the module that runs.
+        `where` returns the phase and the module that runs.
         """
         super().__init__()
         self.place = Removable(self)
@@ -191,7 +191,7 @@ class TorchCalls(TorchFunctionMode):
     def _remember(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: torch.Tensor
     ) -> None:
-        """A tensor on another device, with the line where it came to be."""
+        """Remember a tensor on another device, and the line that made it."""
         name = str(getattr(func, "__name__", func))
         if name.startswith("__") or not is_big(out):  # such as `__get__` of `x.data`
             return

@@ -1,4 +1,4 @@
-"""Find copies on the device that were made once, though what they were made of changes."""
+"""Find copies on the device that were made only once, though their sources change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_COPIES = 256
 
 
 class StaleCopy(NamedTuple):
-    """A copy whose source was changed, and which is used all the same."""
+    """A copy that is still used although its source was changed."""
 
     line: str  #: where it was made
     changed: str  #: where its source is changed
@@ -28,27 +28,27 @@ class _Copy:
         self.made = made
         self.line = line
         self.changed = ""
-        self.steps: set[int] = set()  # in which its source was changed
+        self.steps: set[int] = set()  # the steps in which its source was changed
         self.used = ""
 
 
 class StaleCopies:
-    """The latest copies to the device, each of a storage elsewhere.
+    """The latest copies to the device, each from a storage on another device.
 
     Attributes:
-        is_watching: whether the source of one was changed.
+        is_watching: whether the source of a copy was changed.
     """
 
     def __init__(self) -> None:
-        self._kept = Remembered()  # copies and their sources, so that keys stay theirs
+        self._kept = Remembered()  # copies and their sources, so that keys stay unique
         self._copies: OrderedDict[int, _Copy] = OrderedDict()  # by the key of the source
-        self._again: set[int] = set()  # what was copied more than once
+        self._again: set[int] = set()  # sources that were copied more than once
         self._changed: dict[int, _Copy] = {}  # by the key of the copy
         self._ties = Remembered()  # the parameter that a copy was made of, and its line
         self.is_watching = False
 
     def copied(self, source: torch.Tensor, made: torch.Tensor, line: str) -> None:
-        """A tensor elsewhere was copied to the device."""
+        """Record that a tensor on another device was copied to the device."""
         key, own = key_of(source), key_of(made)
         if key is None or own is None:
             return
@@ -66,7 +66,7 @@ class StaleCopies:
             self._ties.note(made, (weakref.ref(source), line))
 
     def changed(self, tensor: torch.Tensor, step: int, line: str) -> None:
-        """A tensor elsewhere was changed in place."""
+        """Record that a tensor was changed in place; it may be the source of a copy."""
         key = key_of(tensor)
         found = None if key is None else self._copies.get(key)
         if found is not None:
@@ -76,7 +76,7 @@ class StaleCopies:
             self.is_watching = True
 
     def use(self, tensors: Sequence[torch.Tensor], step: int, line: str) -> None:
-        """Tensors are used on the device."""
+        """Record that tensors are used on the device."""
         for each in tensors:
             key = key_of(each)
             found = None if key is None else self._changed.get(key)
@@ -85,12 +85,12 @@ class StaleCopies:
 
     @property
     def stale(self) -> list[StaleCopy]:
-        """Those that were used in a step after one in which their source was changed."""
+        """Copies that were used in a later step, and whose sources changed in several steps."""
         used = [each for each in self._changed.values() if each.used and len(each.steps) > 1]
         return [StaleCopy(each.line, each.changed, each.used) for each in used]
 
     def lost_ties(self, models: Iterable[nn.Module]) -> list[tuple[str, str, str]]:
-        """Parameters that are a copy of another of the same model: both names, and the line."""
+        """Parameters that are a copy of another one of the same model: both names, and the line."""
         found: dict[str, tuple[str, str, str]] = {}
         for model in models:
             named = dict(model.named_parameters())

@@ -1,4 +1,4 @@
-"""Remember the optimizers that took a step, what they train, and which of that had a gradient."""
+"""Remember the optimizers that took a step, and which parameters had a gradient."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from ..program.source_lines import line_in, variable
 from ..program.syntax import assigned_at, calls_of
 from .history import History, Loaded
 
-_MOST_TRAINED = 8  # whose variables are looked up
+_MOST_TRAINED = 8  # the most parameters whose variables are looked up
 
 
 class Trained(NamedTuple):
-    """A tensor that an optimizer trains, and the variable of it."""
+    """A tensor that an optimizer trains, and its variable."""
 
     tensor: weakref.ref[torch.Tensor]
     name: str
 
 
 class SteppingOptimizers:
-    """The optimizers of a run.
+    """The optimizers that took a step in a run.
 
     Attributes:
-        line: the code that made the latest, and its line.
-        loaded_early: where that loaded its state, if its parameters were elsewhere then; or None.
-        variables: what is trained that a variable of the user's code holds.
+        line: the code that made the latest optimizer, and its line.
+        loaded_early: where that optimizer loaded its state, if its parameters were elsewhere then;
+            or None.
+        variables: trained tensors that a variable of the user's code holds.
     """
 
     def __init__(self, history: History) -> None:
-        """`history` tells where they were made, and loaded their state."""
+        """`history` tells which lines made optimizers and loaded their state."""
         self._history = history
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._fed: dict[int, weakref.ref[torch.Tensor]] = {}  # by id: asked at each step
+        self._fed: dict[int, weakref.ref[torch.Tensor]] = {}  # by id, as it is read at each step
         self.line = ""
         self.loaded_early: Loaded | None = None
         self.variables: list[Trained] = []
 
     @property
     def known(self) -> list[torch.optim.Optimizer]:
-        """Those that still exist."""
+        """The optimizers that still exist."""
         return [each for ref in self._known if (each := ref()) is not None]
 
     def know(

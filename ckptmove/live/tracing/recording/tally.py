@@ -7,30 +7,30 @@ from dataclasses import dataclass
 
 from ....reports.events import Happening, Operand, Site, Span, Timeline, Usage
 
-MOST_SITES = 4096  # more are counted, and not told apart
-_MOST_SPANS = 4096  # of a step; of more, the operations are counted
-Key = tuple[str, Site, str]  # the kind of an event, where, and its devices
+MOST_SITES = 4096  # operations at more sites are counted, but not by site
+_MOST_SPANS = 4096  # of a step; later operations are only counted
+Key = tuple[str, Site, str]  # the kind of an event, its site, and its devices
 
 
 @dataclass
 class Noted:
-    """An event, however often it happened."""
+    """An event, with the number of times that it happened."""
 
     count: int = 0
     nbytes: int = 0
     operands: tuple[Operand, ...] = ()
     asked: bool = False
     turns: int = 0
-    latest: tuple[int, int] | None = None  # of these turns
+    latest: tuple[int, int] | None = None  # the latest of these turns
 
 
 class Place:
-    """What ran at a site.
+    """How often an operation ran at a site.
 
     Attributes:
         site: the operation, in a module at a line in a phase.
         count: how often it ran.
-        used: by device how often it computed there, and how many bytes it made.
+        used: by device, how often it ran there, and how many bytes it made.
     """
 
     __slots__ = ("count", "site", "used")
@@ -41,7 +41,7 @@ class Place:
         self.used: dict[str, list[int]] = {}
 
     def use(self, device: str, nbytes: int) -> None:
-        """The operation computed on a device, and made so many bytes."""
+        """Count a run of the operation on a device, where it made `nbytes` bytes."""
         used = self.used.get(device)
         if used is None:
             used = self.used[device] = [0, 0]
@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(slots=True)
 class _Running:
-    """What runs in one place, until something runs in another."""
+    """Operations that run in one place, until an operation runs in another place."""
 
     site: Site
     device: str
@@ -61,7 +61,7 @@ class _Running:
     waits: int = 0
 
     def is_at(self, site: Site) -> bool:
-        """Whether an operation is of the same place; so is one whose place is not known."""
+        """Whether a site is in the same place; a site without a known place counts as the same."""
         own = self.site
         if own is site:
             return True
@@ -79,21 +79,21 @@ class Tally:
     """The totals of a run.
 
     Attributes:
-        happenings: what is worth a look.
-        dropped: events that were not told apart.
+        happenings: events that are worth a look.
+        dropped: how many events were left out, because there were too many kinds.
     """
 
     def __init__(self) -> None:
         self.happenings: dict[Key, Noted] = {}
         self.dropped = 0
         self._places: dict[Site, Place] = {}
-        self._rest: dict[Site, Place] = {}  # those of many sites, by phase
+        self._rest: dict[Site, Place] = {}  # the operations of all further sites, by phase
         self._running: list[_Running] = []
         self._left_out = 0
         self._finished: Timeline | None = None
 
     def place(self, site: Site) -> Place:
-        """What ran at a site; of too many, what ran at all others in its phase."""
+        """The place of a site; if there are too many, one place for all others in its phase."""
         found = self._places.get(site)
         if found is None and len(self._places) < MOST_SITES:
             found = self._places[site] = Place(site)
@@ -102,7 +102,7 @@ class Tally:
         return found
 
     def use(self, place: Place, device: str, nbytes: int) -> None:
-        """An operation computed on a device, and made so many bytes."""
+        """Count an operation that ran on a device, and made `nbytes` bytes."""
         place.use(device, nbytes)
         running = self._running[-1] if self._running else None
         if running is None or running.device != device or not running.is_at(place.site):
@@ -114,7 +114,7 @@ class Tally:
         running.nbytes += nbytes
 
     def note(self, key: Key, turn: tuple[int, int], nbytes: int, new: Callable[[], Noted]) -> None:
-        """Count an event, once for each turn; `new` describes one that is new."""
+        """Count an event, and the turns in which it happens; `new` describes a new event."""
         self._mark(*key, nbytes)
         found = self.happenings.get(key)
         if found is None:
@@ -129,7 +129,7 @@ class Tally:
             found.turns += 1
 
     def _mark(self, kind: str, site: Site, devices: str, nbytes: int) -> None:
-        """Have the timeline show a copy, or that the host waited."""
+        """Add a copy, or a wait of the host, to the timeline."""
         if kind not in ("transfer", "sync"):
             return
         running = self._running[-1] if self._running else None
@@ -144,26 +144,26 @@ class Tally:
             running.copied[devices] = running.copied.get(devices, 0) + nbytes
 
     def finish_step(self, step: int) -> None:
-        """An optimizer has taken this step; what runs now is of the next one."""
+        """End a step that an optimizer has taken; later operations belong to the next step."""
         self._finished = self._timeline(step)
         self._running, self._left_out = [], 0
 
     def timeline(self, *, unfinished: bool) -> Timeline:
-        """The last finished step; or, if there is none or so asked for, what ran since."""
-        unfinished = unfinished and bool(self._running)  # else that was not watched
+        """The last finished step; what ran since then if there is none, or with `unfinished`."""
+        unfinished = unfinished and bool(self._running)  # else the unfinished step was not watched
         return self._timeline() if unfinished or self._finished is None else self._finished
 
     def _timeline(self, step: int = 0) -> Timeline:
         return Timeline(tuple(each.span() for each in self._running), self._left_out, step)
 
     def forget(self, *kinds: str) -> None:
-        """Leave out events of some kinds."""
+        """Remove the events of some kinds."""
         for key in [each for each in self.happenings if each[0] in kinds]:
             del self.happenings[key]
 
     @property
     def sites(self) -> int:
-        """How many places ran operations."""
+        """The number of sites that ran operations."""
         return len(self._places)
 
     @property
@@ -186,7 +186,7 @@ class Tally:
 
     @property
     def modules(self) -> dict[str, dict[str, Usage]]:
-        """What each module used, by device."""
+        """The operations and bytes of each module, by device."""
         found: dict[str, dict[str, Usage]] = {}
         for each in self._places.values():
             for device, (count, nbytes) in each.used.items():
@@ -197,7 +197,7 @@ class Tally:
 
 
 def happened(noted: dict[Key, Noted]) -> Iterator[Happening]:
-    """Events as reports have them."""
+    """The events in the form that reports have."""
     for (kind, site, devices), each in noted.items():
         counts = each.count, each.nbytes, each.operands, each.asked
         yield Happening(kind, site, devices, *counts, max(each.turns, 1))

@@ -34,16 +34,16 @@ from .operations import COPY, LOAD, UNNAMED, factory
 from .remembered import Remembered, key_of, shape_of
 from .stepping import SteppingOptimizers, code_that_makes
 
-_MOST_SOURCES = 16  # of what was computed of another, one after the other
-_MOST_CALLERS = 8  # whose variables are looked at for what a tensor is of
-_MOST_WALKS = 32  # through the model to find a name
-#: Made where no model runs; and computed of such there, as a batch is.
+_MOST_SOURCES = 16  # the most tensors in a chain of computations
+_MOST_CALLERS = 8  # the most callers whose variables are searched for a tensor's source
+_MOST_WALKS = 32  # the most searches of the models for a name
+#: How a tensor is held that was made outside of a model; or was computed from one, like a batch.
 _OUTSIDE, _GIVEN = "outside", "given"
-#: Shown for a parameter of no module that is known.
+#: Shown for a parameter of an unknown module.
 PARAMETER = "a parameter"
-#: How an operand is held that a model elsewhere gave.
+#: How an operand is held that a model on another device returned.
 OUTPUT = "output"
-#: How a tensor is held that is trained, and belongs to no module that is known.
+#: How a tensor is held that is trained, and belongs to no known module.
 TRAINED = "trained"
 _COPIED = f"what {COPY} "
 _LOOSE = ("", "made", _OUTSIDE, _GIVEN)
@@ -54,7 +54,7 @@ class _Name(NamedTuple):
     held: str
     module: str
     owner: str = ""
-    source: str = ""  # what made the owner, and where
+    source: str = ""  # the code that made the owner, with its lines
 
 
 class Names:
@@ -64,7 +64,7 @@ class Names:
         """`history` tells where modules were made."""
         self._history = history
         self._models: list[weakref.ref[nn.Module]] = []
-        self.optimizers = SteppingOptimizers(history)  #: that took a step
+        self.optimizers = SteppingOptimizers(history)  #: optimizers that took a step
         self._modules: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._variables: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._called: dict[int, weakref.ref[nn.Module]] = {}
@@ -73,10 +73,10 @@ class Names:
         self._inputs = Remembered()
         self._made = Remembered()
         self._derived = Remembered()
-        self._sources = Remembered()  # key of what something was computed of
-        self._parents = Remembered()  # the same, also within a model
-        self._origins = Remembered()  # where something was computed
-        self._outputs = Remembered()  # the model elsewhere that gave something
+        self._sources = Remembered()  # the key of the tensor that another was computed from
+        self._parents = Remembered()  # the same, also inside a model
+        self._origins = Remembered()  # the site that computed a tensor
+        self._outputs = Remembered()  # the model on another device that returned a tensor
 
     @property
     def models(self) -> list[nn.Module]:
@@ -85,11 +85,11 @@ class Names:
 
     @property
     def latest(self) -> list[nn.Module]:
-        """Models with parameters or buffers that were called, the latest last."""
+        """Models with parameters or buffers that were called; the last called is the last one."""
         return [each for ref in self._called.values() if (each := ref()) is not None]
 
     def know(self, model: nn.Module) -> None:
-        """Remember a model."""
+        """Remember a model and the dotted names of its modules."""
         if model not in self._modules:
             self._models.append(weakref.ref(model))
             for path, module in model.named_modules():
@@ -97,12 +97,12 @@ class Names:
                 self._modules.setdefault(module, ".".join(keys))
 
     def of_module(self, module: nn.Module) -> str:
-        """The dotted name of a module, or its class's."""
+        """The dotted name of a module; the name of its class if it is not known."""
         found = self._modules.get(module)
         return type(written(module)).__name__ if found is None else found
 
     def variable(self, model: nn.Module) -> str:
-        """What the code that called a model calls it; "" if it wasn't called, or has no name."""
+        """The variable of a model in the code that called it; "" if there is none."""
         return self._variables.get(model, "")
 
     def called(
@@ -113,9 +113,9 @@ class Names:
         spelled: Callable[[str, torch.Tensor], str],
         frame: FrameType | None = None,
     ) -> list[torch.Tensor]:
-        """Remember the arguments of a call of a model; gives the tensors in them.
+        """Remember the arguments of a model call; returns the tensors in them.
 
-        `spelled` gives the caller's name of an argument; `frame` is the caller's.
+        `spelled` returns the caller's name of an argument; `frame` is the caller's frame.
         """
         found = []
         if frame is not None and not self._variables.get(model):
@@ -126,7 +126,7 @@ class Names:
             self._called[id(model)] = weakref.ref(model)
         for name, tensor in arguments_of(model, args, kwargs):
             made: Site | None = self._made.about(tensor)
-            own = isinstance(tensor, nn.Parameter)  # of whatever module
+            own = isinstance(tensor, nn.Parameter)  # of any module
             if not own and (made is None or not made.phase or made.op == COPY):
                 self._inputs.note(tensor, spelled(name, tensor))
             found.append(tensor)
@@ -135,9 +135,10 @@ class Names:
     def argument_name(
         self, argument: str, tensor: torch.Tensor, model: nn.Module, frame: FrameType
     ) -> str:
-        """The name that a frame has for an argument with which it calls a model.
+        """The name of a model's argument in the frame that calls the model.
 
-        It is that of the call, of `net(batch)` `batch.x`, even if another variable holds it, too.
+        The name follows the call: for `net(batch)` it is `batch.x`, even if a variable `x` also
+        holds the tensor.
         """
         known = variable(frame, tensor) or self.kept(frame, tensor)
         given, named = arguments_of_call(frame, self.variable(model) or model_name(frame, model))
@@ -149,7 +150,7 @@ class Names:
         code = given[at] if at < len(given) else named.get(argument, argument)
         holder = locals_of(frame).get(code, frame.f_globals.get(code))
         if known and (not dot or not hasattr(holder, "__dict__")):
-            return known  # what is in a list, or in what another call gives
+            return known  # in a list, or in the result of another call
         held = getattr(holder, "__dict__", {}).values() if dot else ()
         beside = [each for each in held if isinstance(each, torch.Tensor)]
         method = move_of(holder)
@@ -159,9 +160,9 @@ class Names:
         return f"{code}{dot}{rest}"
 
     def kept(self, frame: FrameType | None, tensor: torch.Tensor) -> str:
-        """The variable, of a frame or its callers, that holds what a tensor is of; or "".
+        """The variable of a frame or its callers that holds a tensor or its source; or "".
 
-        From a function, variables of a module are not looked at: they are no batch.
+        If the frame runs a function, variables at module level are ignored: they hold no batch.
         """
         keys = self._chain(tensor)
         within = frame is not None and is_function(frame)
@@ -179,13 +180,13 @@ class Names:
         self._made.note(tensor, site)
 
     def gave(self, model: nn.Module, tensors: Sequence[torch.Tensor], line: str) -> None:
-        """Remember that a model gave tensors, and at which line it was called."""
+        """Remember that a model returned tensors, and the line that called it."""
         kind = type(written(model)).__name__
         for each in tensors:
             self._outputs.note(each, (self.variable(model) or kind, kind, line))
 
     def derived(self, tensors: Sequence[torch.Tensor], source: torch.Tensor, site: Site) -> None:
-        """Give a tensor that was computed at a site the name of its operand."""
+        """Give tensors that were computed at a site the name of their operand `source`."""
         found = self._of(source, walk=False)
         if found.held == _OUTSIDE:
             found = found._replace(held=_GIVEN)
@@ -196,11 +197,11 @@ class Names:
                 self._derived.note(each, found)
             self._origins.note(each, site)
             self._parents.note(each, key_of(source))
-            if found.held in _LOOSE and not site.phase:  # what a model gives is its input
+            if found.held in _LOOSE and not site.phase:  # else a model's output would be its input
                 self._sources.note(each, key_of(source))
 
     def origin(self, tensor: torch.Tensor) -> str:
-        """Where a tensor was made while somebody watched: `torch.ones at train.py:3`; else ""."""
+        """The code that made a tensor, if it was recorded: `torch.ones at train.py:3`; else ""."""
         for key in reversed(self._chain(tensor)):
             for notes in (self._made, self._origins):
                 if key in notes:
@@ -208,16 +209,16 @@ class Names:
         return ""
 
     def argument(self, key: int | None) -> str | None:
-        """The name of the argument with this storage, or None."""
+        """The name of the argument whose storage has this key, or None."""
         found = None if key is None else self._inputs.get(key)
         return None if found is None else str(found[1])
 
     def operand(
         self, tensor: torch.Tensor, device: str, frame: FrameType | None = None, code: str = ""
     ) -> Operand:
-        """A tensor by its name; the frame of the code that uses it may have a variable for it.
+        """Describe a tensor; the frame of the code that uses it may have a variable for it.
 
-        `code` is the expression that gives it.
+        `code` is the expression whose value it is.
         """
         found = self._operand(tensor, device, frame, code)
         return found if found.source else found._replace(source=self._history.left(tensor))
@@ -235,9 +236,9 @@ class Names:
             name = other or (name if held == "input" else "what it gives")
             name = name.partition(", made by ")[0]
             return Operand(name, device, shape_of(tensor), OUTPUT, kind, other, owner, line)
-        anew = held == "made" and name.startswith(f"what {LAYER}")  # with its module, in `forward`
+        anew = held == "made" and name.startswith(f"what {LAYER}")  # with its layer, in `forward`
         if frame is not None and not anew and (held in _LOOSE or held == "input"):
-            of_other = self._of_other(tensor, frame)  # a model that was never called: averages, say
+            of_other = self._of_other(tensor, frame)  # of a model never called: averages, say
             if of_other is not None:
                 inner, owner, held, line = of_other
                 return Operand(inner, device, shape_of(tensor), held, "", "", owner, line)
@@ -258,15 +259,15 @@ class Names:
                 and frame is not None
                 and not self.kept(frame, tensor)
             ):
-                held = "made"  # something else than a variable holds it
-            if held == _OUTSIDE:  # made where it is used, or once; else passed on, like a batch
+                held = "made"  # no variable holds it
+            if held == _OUTSIDE:  # made where it is used, or once; else a batch
                 line = name.rpartition(" at ")[2]
                 here = frame is not None and (is_within(frame, line) or is_outer(frame, other))
                 held = "made" if here else ""
                 if other and not held:
                     other = f"{other}, made by {name.removeprefix('what ').replace(' makes', '')}"
             held = "" if held == _GIVEN else held
-            if isinstance(tensor, nn.Parameter) and not held:  # of no module that is known
+            if isinstance(tensor, nn.Parameter) and not held:  # of no known module
                 held = "made" if found.held == _OUTSIDE else str(Ownership.PARAMETER)
             of_model = None if held else self._of_model(tensor)
             if of_model is not None:
@@ -284,7 +285,7 @@ class Names:
         return Operand(name, device, *kept)
 
     def _learned(self, tensor: torch.Tensor, frame: FrameType) -> tuple[str, torch.Tensor] | None:
-        """What is trained and a tensor is computed of, without a module, and its variable."""
+        """The variable and the trained leaf tensor from which a tensor is computed; or None."""
         for around in (frame, user_frame(frame.f_back)):
             for key in reversed(self._chain(tensor, self._parents)):
                 found = None if around is None else kept_in(around, [key])
@@ -293,7 +294,7 @@ class Names:
         return None
 
     def _of_model(self, tensor: torch.Tensor) -> _Name | None:
-        """The tensor that a model only holds, of which another was computed."""
+        """The unregistered tensor of a model from which a tensor was computed, or None."""
         keys = self._chain(tensor, self._parents)
         found = [self._held[key][1] for key in keys if key in self._held]
         hidden = (Ownership.UNREGISTERED, Ownership.HOOK)
@@ -302,7 +303,7 @@ class Names:
     def _as_state(
         self, tensor: torch.Tensor, frame: FrameType | None, name: str, other: str, code: str
     ) -> tuple[str, str, str]:
-        """How what has no name is held, its name, and its variable, where an object keeps it."""
+        """How a tensor without a name is held, its name, and the variable that keeps it."""
         holder, kept = (other, tensor)
         if frame is not None and not other:
             holder, kept = kept_in(frame, self._chain(tensor)) or ("", tensor)
@@ -322,7 +323,7 @@ class Names:
         return "", f"{holder}, made by {origin}" if origin else holder or name, holder
 
     def _chain(self, tensor: torch.Tensor, sources: Remembered | None = None) -> list[int]:
-        """The keys of a tensor, and of what it was computed of."""
+        """The keys of a tensor, and of the tensors from which it was computed in turn."""
         sources = self._sources if sources is None else sources
         keys: list[int] = []
         key = key_of(tensor)
@@ -332,7 +333,7 @@ class Names:
         return keys
 
     def _of(self, tensor: torch.Tensor, *, walk: bool = True) -> _Name:
-        """The name of a tensor: from the model, else from its caller, else from what made it."""
+        """The name of a tensor: from the model, else its caller, else what made it."""
         found: _Name | None = self._held.about(tensor)
         given = self._inputs.about(tensor)
         if found is None and given is None and walk and self._walks < _MOST_WALKS:
@@ -357,9 +358,9 @@ class Names:
         return _Name(f"a {str(tensor.dtype).removeprefix('torch.')} tensor [{sizes}]", "", "")
 
     def _of_other(self, tensor: torch.Tensor, frame: FrameType) -> tuple[str, str, str, str] | None:
-        """The name, owner and kind of a parameter or buffer of another module in the code.
+        """Find a tensor among the parameters and buffers of other modules that the code has.
 
-        And what made the owner, with its line.
+        Returns its name, its owner, how it is held, and the code that made the owner; or None.
         """
         found: dict[int | None, tuple[str, str, str, nn.Module, FrameType]] = {}
         for owner, module, around in modules_in(frame):
@@ -377,7 +378,7 @@ class Names:
         return None
 
     def _walk(self) -> None:
-        """Search the models again, because attributes may change."""
+        """Search the models for tensors again, because attributes may have changed."""
         self._walks += bool(self.models)
         self._held.clear()
         for model in self.models:
@@ -390,7 +391,7 @@ class Names:
 
 
 def kept_in(frame: FrameType, keys: Sequence[int]) -> tuple[str, torch.Tensor] | None:
-    """What a frame's variable, or its `self`, keeps with one of these keys, and its name."""
+    """The name of a frame's variable or `self` attribute with one of these keys, and its tensor."""
     held = {name: each for name, each in locals_of(frame).items() if not name.startswith("_")}
     own = getattr(held.pop("self", None), "__dict__", {})
     named = [*held.items(), *((f"self.{name}", each) for name, each in own.items())]
@@ -409,7 +410,7 @@ def _is_of_module(frame: FrameType, name: str) -> bool:
 
 
 def _spell(made: Site | None) -> str:
-    """What made a tensor, and where: `torch.ones at train.py:3`; "" if that is not known."""
+    """The code that made a tensor: `torch.ones at train.py:3`; "" if it is not known."""
     return "" if made is None or not made.source else f"{_maker(made.op)} at {made.source}"
 
 

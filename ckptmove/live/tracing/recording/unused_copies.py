@@ -20,11 +20,11 @@ class Copy(NamedTuple):
     """A copy that was not used yet."""
 
     site: Site  #: where it was made
-    devices: str  #: from and to
-    nbytes: int  #: how large it is
-    operand: Operand  #: what was copied
-    source: int | None  #: the key of that storage
-    discarded: bool  #: whether the statement that made it drops it: `x.to(device)`
+    devices: str  #: the source device and the target device
+    nbytes: int  #: the size of the copy
+    operand: Operand  #: the copied tensor
+    source: int | None  #: the key of its storage
+    discarded: bool  #: whether the statement drops the copy: `x.to(device)`
 
 
 class Copies:
@@ -32,9 +32,9 @@ class Copies:
 
     def __init__(self) -> None:
         self._unused: OrderedDict[int, Copy] = OrderedDict()
-        self._kept = Remembered()  # copies and what they are of, so that keys stay theirs
+        self._kept = Remembered()  # copies and their sources, so that keys stay unique
         self._sources: set[int | None] = set()
-        self._missed: set[int | None] = set()  # what was copied, and then used where it was
+        self._missed: set[int | None] = set()  # sources that were used after they were copied
 
     @property
     def watched(self) -> int:
@@ -42,7 +42,7 @@ class Copies:
         return len(self._unused)
 
     def watch(self, made: torch.Tensor, source: torch.Tensor, copy: Copy) -> None:
-        """Watch a copy, `made` of `source`."""
+        """Watch the copy `made` of the tensor `source`."""
         key = key_of(made)
         if key is None:
             return
@@ -54,7 +54,10 @@ class Copies:
             self._unused.popitem(last=False)
 
     def use(self, tensors: Sequence[torch.Tensor], *, moved: bool) -> None:
-        """Tensors are used, or copied elsewhere: is one a copy that is watched, or its source?"""
+        """Note that tensors are used: they may be watched copies, or their sources.
+
+        `moved` means that they are only copied to another device, which is no use of a source.
+        """
         if not self._unused:
             return
         for each in tensors:
@@ -65,12 +68,12 @@ class Copies:
                 self._missed.add(key)
 
     def forget(self) -> None:
-        """What comes next is not watched."""
+        """Forget all copies, because the next operations are not watched."""
         self._unused.clear()
         self._sources.clear()
 
     def noted(self, others: Mapping[Key, Noted], names: Names) -> dict[Key, Noted]:
-        """Events, with copies that were never used although their originals were."""
+        """The events, with copies that were never used although their sources were used."""
         found = dict(others)
         for copy in self._unused.values():
             if copy.source not in self._missed:

@@ -1,1 +1,1 @@
-"""Watch a model run, and find out why it runs on the wrong device."""
+"""Watch a running model, and find out why it runs on the wrong device."""

@@ -49,10 +49,10 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose a run.
 
-    `failed` is the exception that ended it, in one line; `fed` tells whether a parameter has, or
-    had, a gradient; `call` gives the displayed name of a device; `line` the line of a node of
-    autograd, by its number; `background` what is known of the program; `origin` what made a tensor.
-    `subject` defaults to the model's class.
+    `failed` is the exception that ended the run, in one line; `background` has facts about the
+    program. `fed` tells whether a parameter has, or had, a gradient. `call` returns the displayed
+    name of a device, `line` the line of an autograd node from its number, and `origin` the code
+    that made a tensor. `subject` defaults to the model's class.
     """
     known = facts() if known is None else known
     verdicts: list[Verdict] = [] if simulated else list(usable(device, known))
@@ -65,7 +65,7 @@ def diagnose(
     if model is not None:
         found = holdings(model, optimizers, as_written=True)
         manifest = _called(manifest_of(found, written(model)), call)
-        if not verdicts:  # else nothing could be there
+        if not verdicts:  # else the device can't be used at all
             together = belonging(found, fed=fed, call=call, line=line)
             made = {each.name: told for each in found.all if (told := origin(each.tensor))}
             verdicts += causes(
@@ -113,7 +113,7 @@ def _called(manifest: Manifest, call: Callable[[str], str]) -> Manifest:
 
 
 def _add_note(error: BaseException | None, note: str) -> None:
-    add = getattr(error, "add_note", None)  # there is none before Python 3.11
+    add = getattr(error, "add_note", None)  # it does not exist before Python 3.11
     if add is not None:
         add(note)
 
@@ -133,8 +133,8 @@ class Watch:
         device: object = None,
         every: int = EVERY,
     ) -> None:
-        """As `ckptmove.trace`; optimizers that step meanwhile are found anyway."""
-        holdings(model)  # a model that can't be looked through shall say so now
+        """Like `ckptmove.trace`; optimizers that step in the block are found even if not given."""
+        holdings(model)  # fail now if the model can't be searched
         self._model = model
         self._optimizers = optimizers_of(optimizer)
         self._every = checked_every(every)
@@ -193,12 +193,12 @@ class Watch:
 
     @property
     def trace(self) -> Trace:
-        """What has been recorded so far."""
+        """The recording so far."""
         return self._recorder.trace()
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What is wrong, each with its fix; empty before the block ends."""
+        """The findings, each with its fix; empty before the block ends."""
         return () if self.diagnosis is None else self.diagnosis.verdicts
 
     @property
@@ -208,10 +208,10 @@ class Watch:
 
     @property
     def syncs(self) -> list[Happening]:
-        """Values that the host waited for."""
+        """Values for which the host waited."""
         return self.trace.of("sync")
 
     @property
     def created(self) -> list[Happening]:
-        """Tensors that were made on another device."""
+        """Tensors that were made on another device than the target."""
         return self.trace.of("created")

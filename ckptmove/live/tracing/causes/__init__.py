@@ -1,1 +1,1 @@
-"""Find root causes in what was recorded; each cause gives a verdict with its fix."""
+"""Find root causes in a recorded run; each cause gives a verdict with its fix."""

@@ -1,4 +1,4 @@
-"""What is known of the program's own code around a run: names, lines, and what chose the device."""
+"""Facts about the program's own code around a run: names, lines, and the choice of the device."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from ..recording.recorder import Recorder
 
 @dataclass(frozen=True)
 class Background:
-    """Facts about the program; what is not known is empty."""
+    """Facts about the program; unknown facts are empty."""
 
-    variable: str = ""  #: what the user calls the model
-    choice: Choice | None = None  #: what chose another device for it
+    variable: str = ""  #: the user's variable of the model
+    choice: Choice | None = None  #: the code that chose another device for it
     #: A call of a library that should have been given a device.
     library: LibraryCall | None = None
     was_there: bool = False  #: whether the model ran on the device before
-    added: Sequence[str] = ()  #: parts of the model that were made after it was moved
-    optimizer_line: str = ""  #: the code that made the optimizer, and its line
-    #: Where the optimizer loaded its state, if its parameters were elsewhere then.
+    added: Sequence[str] = ()  #: submodules that were made after the model was moved
+    optimizer_line: str = ""  #: the code that made the optimizer, with its line
+    #: Where the optimizer loaded its state, if its parameters were on another device then.
     loaded_early: Loaded | None = None
-    stale: Sequence[Copied] = ()  #: trained tensors of which only a copy from before is used
-    #: Lines that cut the values of parameters without a gradient from the graph, with their names.
+    stale: Sequence[Copied] = ()  #: trained tensors that are used only as an old copy
+    #: Lines that cut values from the graph, with the parameters that get no gradient then.
     cuts: Sequence[tuple[str, Sequence[str]]] = ()
-    #: Parameters that are a copy of another one, the other one, and the line of the copy.
+    #: Parameters that are a copy of another parameter, the other one, and the line of the copy.
     lost_ties: Sequence[tuple[str, str, str]] = ()
-    #: Tensors that are trained elsewhere, without a module: each variable, and the line of it.
+    #: Tensors without a module that are trained on another device: each variable and its line.
     variables: Mapping[str, str] = field(default_factory=dict)
-    called_at: str = ""  #: where the function that failed was called by the user's code
-    given_at: str = ""  #: where the function that failed was given a tensor from elsewhere
+    called_at: str = ""  #: the user's lines that called the function that failed
+    given_at: str = ""  #: the line that gave this function a tensor on another device
     receiver: str = ""  #: the variable of the module that raised the exception
-    history: History | None = None  #: what the program made and moved
+    history: History | None = None  #: the objects that the program made and moved
 
 
 #: Nothing is known of the program.
@@ -48,7 +48,7 @@ UNKNOWN_PROGRAM = Background()
 def background(
     recorder: Recorder, model: torch.nn.Module | None, error: BaseException | None
 ) -> Background:
-    """What a recorder knows of the program around a model and the exception that ended it."""
+    """The facts that a recorder has about the program, a model and the exception that ended it."""
     names, history = recorder.names, recorder.history
     variable = "" if model is None else names.variable(model)
     there = variable, recorder.home, recorder.call_it
@@ -78,7 +78,7 @@ def background(
 
 
 def _variables(recorder: Recorder) -> dict[str, str]:
-    """What is trained elsewhere, by its variable, with what made it."""
+    """The variables of tensors that are trained on another device, with their makers."""
     trained = ((each.name, each.tensor()) for each in recorder.names.optimizers.variables)
     return {
         name: recorder.names.origin(tensor)
@@ -88,7 +88,7 @@ def _variables(recorder: Recorder) -> dict[str, str]:
 
 
 def _stale(recorder: Recorder) -> list[Copied]:
-    """What optimizers changed elsewhere, though it was copied to the device only before that."""
+    """Tensors trained on another device, but copied to the device only before the first step."""
     if recorder.steps < 2:
         return []
     names, history = recorder.names, recorder.history

@@ -1,4 +1,4 @@
-"""Find what a run was given on another device: the batch, and what `.to` was called on in vain."""
+"""Find inputs of a run on another device: the batch, and tensors whose `.to` result is dropped."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ..recording.history import DOES_NOT_MOVE, with_code
 from ..recording.operations import COPY
 from .evidence import MOST_LINES, Evidence
 
-#: The argument of a loss that torch names when it refuses it.
-_COPIED = f", made by {COPY} at "
-_LEFT = " leaves it there"  # of a `.to`, as the history tells it
+_COPIED = f", made by {COPY} at "  # in the name of a tensor
+_LEFT = " leaves it there"  # in the history's text about a `.to`
+#: torch's text if a loss refuses its weights.
 _WEIGHT = re.compile(r"but got (pos_)?weight is on ")
 
 
 def dropped(case: Evidence) -> Iterator[Verdict]:
-    """Copies that were made and not used, though the operation then missed them."""
+    """Copies that were made and not used, although a later operation needed them."""
     broken = {bare_name(each.name) for each in case.broken()}
     for each in case.happened("dropped"):
         names = list(dict.fromkeys(bare_name(operand.name) for operand in each.operands))
-        in_vain = each.asked and case.failed is None and not case.works  # and all ran elsewhere
+        in_vain = each.asked and case.failed is None and not case.works  # all ran elsewhere
         if not broken & set(names) and not in_vain:
-            continue  # whatever was copied in vain, nobody misses it
+            continue  # the unused copy did no harm
         case.explain(names)
         variables = [bare_name(operand.variable) for operand in each.operands]
         named = [*filter(root_variable, names)] or [*filter(root_variable, variables)]
@@ -63,7 +63,7 @@ def is_assignable(name: str) -> bool:
 
 
 def changed_operand(case: Evidence) -> Operand | None:
-    """What the failed operation would have changed in place, such as an average, or None."""
+    """The tensor that the failed operation would have changed in place (an average), or None."""
     error = case.trace.error if case.trace is not None else None
     if error is None or case.trace is None or not case.trace.operands:
         return None
@@ -74,7 +74,7 @@ def changed_operand(case: Evidence) -> Operand | None:
 def code_to_bring(names: Sequence[str], device: str) -> str:
     """The code that brings tensors to a device: `x`, `batch['x']`; for `batch[0]` all of `batch`.
 
-    A tuple takes no item, and a name with a dot or a number may be one's.
+    Items of a tuple can't be assigned to, and a name with a dot or a number may be such an item.
     """
     first = names[0]
     if not is_assignable(first):
@@ -86,16 +86,16 @@ def code_to_bring(names: Sequence[str], device: str) -> str:
 
 
 class Input(NamedTuple):
-    """What a model was called with on another device, or what else the user's loop takes."""
+    """An argument of a model call on another device, or another tensor of the user's loop."""
 
     operand: Operand
-    looped: bool  #: of the loop alone
-    source: str  #: the line that gave it, or of that loop
+    looped: bool  #: whether only the loop has it
+    source: str  #: the line of the model call, or of the loop
     line: str  #: a line of evidence
 
 
 def inputs_away(case: Evidence, of: str = "") -> dict[str, Input]:
-    """Those by name, which are not explained yet; `of` the model of a class alone."""
+    """The inputs that are not explained yet, by name; `of` restricts them to one model."""
     found: dict[str, Input] = {}
     for each in sorted(case.happened("input"), key=lambda each: each.site.op == LOOP):
         looped, source = each.site.op == LOOP, each.site.source
@@ -111,11 +111,11 @@ def inputs_away(case: Evidence, of: str = "") -> dict[str, Input]:
 
 
 def _is_target(operand: Operand, case: Evidence) -> bool:
-    """Whether the user's loop made it for a loss, as a batch is made."""
+    """Whether an operand is a target of a loss that the user's loop made."""
     within = operand.module or operand.owner
     if operand.held != "made" or within or not root_variable(operand.variable):
         return False
-    if _WEIGHT.search(case.failed or ""):  # of the classes, which is no part of a batch
+    if _WEIGHT.search(case.failed or ""):  # class weights are no part of a batch
         return False
     error = case.trace.error if case.trace is not None else None
     return error is not None and any(each in error.op for each in ("loss", "cross_entropy"))
@@ -124,7 +124,7 @@ def _is_target(operand: Operand, case: Evidence) -> bool:
 def copied_away(
     name: str, device: str, source: str, evidence: Sequence[str], severity: str = WRONG
 ) -> Verdict:
-    """A tensor that was copied from the device, and is used with what is there."""
+    """A tensor that was copied away from the device, and is used with tensors there."""
     return Verdict(
         "operand-elsewhere",
         f"{name} was copied to {device} at {source}, and is used with what stayed on the device",
@@ -135,7 +135,7 @@ def copied_away(
 
 
 def _line_that_sets(variable: str, given: Input | None, case: Evidence) -> str:
-    """The line that gave a variable its value, as the code sees it that uses it; or ""."""
+    """The line that gave a variable the value that the failed code used; or ""."""
     error = case.trace.error if case.trace is not None else None
     lines = [each.source for each in (given, error) if each is not None] + [case.known.given_at]
     found = (line_that_sets(each.partition(CALLED)[0], variable) for each in lines)
@@ -172,7 +172,7 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
     case.explain(list(names))
     first = next(iter(names))
     variable = root_variable(first)
-    if not variable:  # an expression, of which only the operation may be known
+    if not variable:  # an expression; its code may be unknown
         first = f"what {case.trace.error} takes" if case.trace is not None else first
         first = f"`{code}`" if (code := broken[0].variable) else first
         names = {first: broken[0]}
@@ -196,7 +196,7 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
     if method:
         lines.insert(0, method)
         fix = f"move it in {method.removesuffix(DOES_NOT_MOVE)}, too, as its other tensors"
-    if case.known.library is not None:  # which moves each batch
+    if case.known.library is not None:  # the library moves each batch
         fix = case.known.library.fix(case.device)
         lines.insert(0, case.known.library.why)
     lines = lines or [f"{each}" for each in broken if bare_name(each.name) != each.name]

@@ -1,4 +1,4 @@
-"""Find what is right and slower than it need be: models on another device, waits of the host."""
+"""Find correct code that is slower than necessary: models on another device, host waits."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ....reports.events import Happening, Site
 from ..program.syntax import code_at
 from .evidence import MOST_LINES, Evidence
 
-#: Operations that give the host values it may not need, unlike shapes.
+#: Operations that give the host values that it may not need (it needs shapes).
 _TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "item")
 
 
 def runs_apart(case: Evidence) -> Iterator[Verdict]:
-    """Models that run on another device at each step, beside one where it should be."""
-    often = max(1, case.often - 1)  # it is noted from the second step on
+    """Models that run on another device at each step, while the main model is on the right one."""
+    often = max(1, case.often - 1)  # such calls are recorded from the second step on
     apart = [each for each in case.happened("apart") if case.works and each.turns >= often]
     apart = [each for each in apart if each.site.module != case.known.variable]
     yield from ran_elsewhere(apart, case.device, "at each step")
 
 
 def ran_elsewhere(calls: Iterable[Happening], device: str, when: str) -> Iterator[Verdict]:
-    """Models that were called on another device, beside what runs where it should."""
+    """Models that were called on another device, while the main model is on the right one."""
     models: dict[tuple[str, str], list[Happening]] = {}
     for each in calls:
         models.setdefault((each.site.module, each.devices), []).append(each)
@@ -44,7 +44,7 @@ def ran_elsewhere(calls: Iterable[Happening], device: str, when: str) -> Iterato
 
 
 def wrong_autocast(case: Evidence) -> Iterator[Verdict]:
-    """Autocast for another kind of device than that of the model."""
+    """Autocast for a kind of device that is not the model's."""
     history = case.known.history
     kind, entered = kind_of(case.device), {} if history is None else history.autocasts
     if not case.works or not entered or kind in entered.values():

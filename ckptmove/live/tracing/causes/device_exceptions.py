@@ -1,6 +1,6 @@
-"""What an exception of torch says of devices by itself, whatever was recorded.
+"""Causes that the text of a torch exception names by itself, without a recording.
 
-Its texts are those of torch 2.x on CUDA, which `trial/simulation` raises too.
+The texts are those of torch 2.x on CUDA; `trial/simulation` raises the same ones.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _AT = re.compile(r" \(at (?P<line>[^()]*)\)$")
 
 
 class Refusal(NamedTuple):
-    """A text of torch, and what is wrong then.
+    """A text of a torch exception, and its cause.
 
-    Title and fix are formatted with the groups of the pattern, `line`, where it was raised, the
-    `code` there, the `receiver` of the call, and `device`, where everything is meant to be.
+    `title` and `fix` are formatted with the groups of the pattern; `line`, where it was raised; the
+    `code` there; the `receiver` of the call; and `device`, the target device.
     """
 
     pattern: re.Pattern[str]
@@ -113,12 +113,12 @@ _REFUSALS = (
 
 
 def refusal(failed: str, device: str, known: Background) -> Verdict | None:
-    """What is wrong if torch says so; None if its text leaves that open.
+    """The verdict for an exception whose text tells the cause; None for other texts.
 
     Args:
-        failed: the exception in a line, as `source_lines.said` gives it.
-        device: where everything is meant to be.
-        known: of the program.
+        failed: the exception in one line, from `source_lines.error_line`.
+        device: the target device, where everything should be.
+        known: facts about the program.
     """
     at = _AT.search(failed)
     line = at["line"].rpartition("called at ")[2] if at else "an unknown line"
@@ -133,7 +133,7 @@ def refusal(failed: str, device: str, known: Background) -> Verdict | None:
 
 
 def _lines_behind(cause: str, groups: Mapping[str, Any], known: Background) -> Iterator[str]:
-    """The code that made what torch refuses, where that is known."""
+    """The code that made the refused object, if it is known."""
     history = known.history
     if cause == "host-value" and known.given_at:
         yield f"it was given there at {known.given_at}"

@@ -1,4 +1,4 @@
-"""Follow the `device=` that the code gives to what makes a tensor, to what chose that device."""
+"""Follow the `device=` of a call that makes a tensor to the code that chose that device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..program.syntax import calls_at, function_around, tree_of
 
 
 def choice_of_argument(line: str, is_on: str, wanted: str) -> Choice | None:
-    """What chose the device of a tensor that the line `train.py:12` makes on `is_on`, or None.
+    """The code that chose the device of a tensor that the line `train.py:12` makes on `is_on`.
 
-    None, too, if the line gives none, or names it itself.
+    None if it is not known, or if the line gives no device or a constant.
     """
     file, number = file_of(line)
     source = source_of(file, wanted, {})
@@ -29,14 +29,14 @@ def choice_of_argument(line: str, is_on: str, wanted: str) -> Choice | None:
 
 
 def _device_of(call: ast.Call) -> ast.expr | None:
-    """What a call gives as the device: `zeros(2, device=d)`, `x.to(d)`; or None."""
+    """The device argument of a call: `d` in `zeros(2, device=d)` and `x.to(d)`; or None."""
     if isinstance(call.func, ast.Attribute) and call.func.attr == "to" and call.args:
         return call.args[0]
     return next((key.value for key in call.keywords if key.arg == "device"), None)
 
 
 def _left_out(file: str, name: str, line: int, wanted: str) -> Choice | None:
-    """A parameter of the function around a line that is None, since a call does not give it."""
+    """A parameter of the function around a line that is None because a call leaves it out."""
     tree, function = tree_of(file), function_around(file, line)
     if tree is None or function is None:
         return None

@@ -1,4 +1,4 @@
-"""Find what is elsewhere of a model's own tensors, not registered, and of those that are made."""
+"""Find tensors on another device that a model does not register, or that the code makes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _used(case: Evidence) -> Iterator[tuple[Operand, str, str]]:
         yield operand, f"{error} does not accept it", WRONG
     for each in case.happened("mixed", "stray"):
         for operand in each.operands:
-            if operand.name in broken:  # what was computed of it before
+            if operand.name in broken:  # it was computed from this operand before
                 yield operand, f"{each}", WRONG
     for each in case.happened("transfer"):
         if not each.asked or each.site.phase != "forward" or each.turns < case.often:
@@ -44,7 +44,7 @@ def _used(case: Evidence) -> Iterator[tuple[Operand, str, str]]:
 
 
 def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
-    """Tensors of the model that it has not registered."""
+    """Tensors that the model holds, but has not registered."""
     entries = {e.name: e for e in case.manifest.tensors}
     advice = {each.name: _advice(each) for each in case.belonging.unregistered}
     shared_by = {
@@ -55,7 +55,7 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
     untrained = {each.name for each in case.belonging.unregistered if each.untrained}
     lines: dict[str, list[str]] = {}
     worst: dict[str, str] = {}
-    names: dict[str, list[str]] = {}  # of what is kept in the same list of modules
+    names: dict[str, list[str]] = {}  # tensors that are kept in the same list of modules
     for operand, what, severity in _used(case):
         if operand.held in _HIDDEN and operand.name not in case.explained:
             entry = entries.get(operand.name)
@@ -69,7 +69,7 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
             severity = WRONG if operand.name in untrained else severity
             worst[group] = min(worst.get(group, severity), severity, key=_rank)
     for group, told in lines.items():
-        if set(names[group]) <= case.explained:  # beside another
+        if set(names[group]) <= case.explained:  # explained beside another one
             continue
         names[group] += _beside(names[group], case)
         if any(name in untrained for name in names[group]):
@@ -83,7 +83,7 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
         attribute = those[0].rpartition(".")[2]
         registered = f'self.register_buffer("{attribute}", …, persistent=False)'
         there = f'move it to the device of the model: .to("{case.device}")'
-        if entry is None and "." in those[0]:  # of what an object that is not registered holds
+        if entry is None and "." in those[0]:  # an object that is not registered holds it
             holder = re.split(r"[.\[]", those[0], maxsplit=1)[0]
             registered = f'{holder}.to("{case.device}"); or register {holder}, if it is a module'
         fix = advice.get(those[0], registered if attribute.isidentifier() else there)
@@ -104,7 +104,7 @@ def _advice(found: Unregistered) -> str:
 
 
 def code_to_make_anew(names: Sequence[str], case: Evidence) -> str:
-    """What to change, too, where a method makes such a tensor, perhaps after the model is moved."""
+    """A further fix if a method makes such a tensor anew, perhaps after the model is moved."""
     for name in names:
         maker, _, line = case.origins.get(name, "").partition(" at ")
         method = function_at(line)
@@ -117,7 +117,7 @@ def code_to_make_anew(names: Sequence[str], case: Evidence) -> str:
 
 
 def code_of_state(maker: str, device: str) -> str:
-    """How an optimizer has its state with its parameter, which a function made elsewhere."""
+    """The fix for an optimizer's state that the function `maker` made on another device."""
     if maker in _MAKERS:
         return f"make it like the parameter: torch.zeros_like(p), or {maker}(…, device=p.device)"
     if maker == LOAD:
@@ -126,7 +126,7 @@ def code_of_state(maker: str, device: str) -> str:
 
 
 def _beside(names: Sequence[str], case: Evidence) -> list[str]:
-    """Other tensors elsewhere that the same module holds, which would fail next."""
+    """Other tensors of the same module on another device; they would fail next."""
     modules = {name.rpartition(".")[0] for name in names}
     return [
         each.name
@@ -167,7 +167,7 @@ def tensors_made(case: Evidence) -> Iterator[Verdict]:
         bring = f"{made} = {made}.to(x.device)" if is_assignable(made) else "it.to(x.device)"
         if op == LOAD:
             fix, known = f'torch.load(…, map_location="{case.device}"); or {bring}', True
-        if op == "torch.clone":  # of weights, perhaps, which are changed in place
+        if op == "torch.clone":  # perhaps of weights that are changed in place
             fix, known = (
                 f"make that copy after the model is moved to {case.device}, or bring it there "
                 "once, where it is made",
@@ -179,7 +179,7 @@ def tensors_made(case: Evidence) -> Iterator[Verdict]:
                 "optimizer is made; .to of it gives a copy that none trains",
                 True,
             )
-        if CALLED in source:  # in a library
+        if CALLED in source:  # the tensor is made in a library
             what = bring if operand.variable else "move what it makes: .to(x.device)"
             fix, known = f"give that call what is on {case.device}; or {what}", True
         choice = choice_of_argument(source, operand.device, case.device)

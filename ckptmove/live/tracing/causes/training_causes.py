@@ -1,4 +1,4 @@
-"""Find why a model that runs is not trained: its optimizer, and what its values are cut from."""
+"""Find why a model that runs is not trained: a wrong optimizer, or values cut from the graph."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .operand_causes import code_of_state
 
 
 def training(case: Evidence) -> Iterator[Verdict]:
-    """An optimizer that trains other parameters, or state on another device."""
+    """An optimizer that trains other parameters, or has its state on another device."""
     yield from findings.copied(case.belonging)
     found: list[Verdict] = []
     if case.belonging.foreign and case.belonging.untrained:
         case.explain([name for name, _ in case.belonging.foreign])
         found += findings.untrained(case.belonging)
     case.explain([each.name for each in case.belonging.misplaced])
-    # An optimizer that takes its steps has its state where it wants it, or brings it there.
+    # An optimizer that takes steps has its state on the right device, or moves it there itself.
     steps = case.works and case.trace is not None and case.trace.steps > 0
     state = findings.misplaced(case.belonging)
     found += [each for each in state if not steps or each.cause != "state-elsewhere"]
@@ -36,7 +36,7 @@ def training(case: Evidence) -> Iterator[Verdict]:
 
 
 def lost_changes(case: Evidence) -> Iterator[Verdict]:
-    """What an optimizer changes, and nothing reads any more."""
+    """Tensors that an optimizer changes, but that nothing reads any more."""
     if not case.known.stale:
         return
     names = join_names([each.name or "a tensor" for each in case.known.stale])
@@ -50,7 +50,7 @@ def lost_changes(case: Evidence) -> Iterator[Verdict]:
 
 
 def stale_copies(found: Iterable[StaleCopy], device: str) -> Iterator[Verdict]:
-    """Copies on the device that nobody made anew in a whole run, though their sources changed."""
+    """Copies on the device that were made only once in a run, although their sources changed."""
     for each in found:
         yield Verdict(
             "stale-copy",
@@ -62,14 +62,14 @@ def stale_copies(found: Iterable[StaleCopy], device: str) -> Iterator[Verdict]:
 
 
 def _state_explained(found: Verdict, case: Evidence) -> Verdict:
-    """State that is not with its parameter: where it was made or loaded."""
+    """Add to a verdict where the state on another device was made or loaded."""
     early = case.known.loaded_early
     if early is not None:
         line = with_code(early.line)
         line = f"{line} loaded it to where the parameters were then, on {early.device}"
         fix = f"load the optimizer's state after the model is moved; or {found.fix}"
         return replace(found, fix=fix, evidence=(*found.evidence, line))
-    made: dict[str, str] = {}  # by what made it
+    made: dict[str, str] = {}  # the code that made a state → its name
     for each in case.belonging.misplaced:
         if each.name in case.origins:
             made.setdefault(case.origins[each.name], each.name)
@@ -81,7 +81,7 @@ def _state_explained(found: Verdict, case: Evidence) -> Verdict:
 
 
 def hidden_parameters(case: Evidence) -> Iterator[Verdict]:
-    """Parameters that get a gradient and that no optimizer has, for no module registers them."""
+    """Parameters with a gradient that no optimizer has, because no module registers them."""
     found: dict[str, list[Unregistered]] = {}
     for each in case.belonging.unregistered if case.works else ():
         if each.untrained and each.name not in case.explained:
@@ -99,7 +99,7 @@ def hidden_parameters(case: Evidence) -> Iterator[Verdict]:
 
 
 def lost_gradients(case: Evidence) -> Iterator[Verdict]:
-    """Parameters without a gradient, and parameters that should be one: for a copy between them."""
+    """Parameters that get no gradient, or are no longer tied, because of a copy."""
     for line, names in case.known.cuts if case.works else ():
         yield Verdict(
             "no-gradient",

@@ -1,4 +1,4 @@
-"""Find the root causes of what a trace shows: why a model is not where it should be.
+"""Find the root causes in a trace: why a model or a tensor is on the wrong device.
 
 Symptoms that a cause explains are not reported again.
 """
@@ -46,10 +46,10 @@ def causes(
     *,
     trained: bool = True,
 ) -> tuple[Verdict, ...]:
-    """What is wrong with a run, root causes first, each with its fix.
+    """The verdicts about a run, root causes first, each with its fix.
 
-    `failed` is the exception that ended the run, in one line; `known` what is known of the program;
-    `origins` where the model's tensors were made; `trained`, whether it has an optimizer.
+    `failed` is the exception that ended the run, in one line. `known` has facts about the program,
+    and `origins` the code that made the model's tensors. `trained`: the model has an optimizer.
     """
     refused = None if failed is None else refusal(failed, device, known)
     if refused is not None:
@@ -63,7 +63,7 @@ def causes(
         found += batch_away(case)
         found += hidden_tensors(case)
         found += tensors_made(case)
-    if moved or not known.was_there:  # else its state is where it was
+    if moved or not known.was_there:  # else the state stayed on the device
         found += training(case)
     found += lost_changes(case)
     found += lost_gradients(case)
@@ -100,13 +100,13 @@ def _unexplained(failed: str, trace: Trace | None) -> Verdict:
 def before_a_model(
     device: str, trace: Trace | None, failed: str, known: Background
 ) -> tuple[Verdict, ...]:
-    """What is wrong with a run that failed before it called a model, if devices are the cause."""
+    """The verdicts about a run that failed before it called a model, if devices are the cause."""
     found = causes(device, _NO_MODEL, UNKNOWN, trace, failed, known)
     return tuple(each for each in found if each.cause != "step-failed")
 
 
 def without_a_model(device: str, trace: Trace | None, known: Background) -> tuple[Verdict, ...]:
-    """What is wrong with a run that trained tensors of no module, most of it elsewhere."""
+    """The verdicts about a run without modules that trained tensors mostly on other devices."""
     case = Evidence(device, _NO_MODEL, UNKNOWN, trace, None, known)
     ran = {} if trace is None else trace.operations
     if not known.variables or 2 * ran.get(device, 0) > sum(ran.values()):
@@ -133,8 +133,8 @@ def _model(case: Evidence) -> Iterator[Verdict]:
     entries = [e for e in entries if not e.device.endswith(_OFFLOADED)]
     own = any(each.held in REGISTERED for each in case.broken())
     if case.known.was_there and case.failed is not None and not own and case.known.choice is None:
-        return  # it was moved away since
-    swapped = case.failed is not None and "meta" not in case.failed  # by torch.func
+        return  # the model was moved away after it had run
+    swapped = case.failed is not None and "meta" not in case.failed  # by torch.func, perhaps
     if case.device != "meta":
         yield from () if swapped else findings.without_values(entries, case.device)
         entries = [e for e in entries if e.device != "meta"]
@@ -171,13 +171,13 @@ def _model(case: Evidence) -> Iterator[Verdict]:
             f"the model{the} is on {where}: {why}",
             fix,
             tuple(lines),
-            SLOW if most else WRONG,  # it was meant, perhaps
+            SLOW if most else WRONG,  # perhaps this is intended
         )
         return
     broken = {each.name for each in case.broken()}
     same_kind = all(kind_of(e.device) == kind_of(case.device) for e in away)
     if same_kind and not broken:
-        return  # placed over several devices, and it works
+        return  # the model works, spread over several devices
     names = [e.name for e in away]
     case.explain(names)
     after = " after that" if case.known.added else ""
@@ -201,7 +201,7 @@ def _model(case: Evidence) -> Iterator[Verdict]:
 
 
 def _others(case: Evidence) -> Iterator[Verdict]:
-    """Other modules that stayed behind: a loss with weights, another network."""
+    """Other modules that were not moved: a loss with weights, another network."""
     owned: dict[str, list[Operand]] = {}
     for each in case.broken():
         if each.held == OUTPUT:
@@ -222,7 +222,7 @@ def _others(case: Evidence) -> Iterator[Verdict]:
 
 
 def _of_another(given: Operand, case: Evidence) -> Verdict:
-    """A model that runs elsewhere, and gives what the model here can't take."""
+    """A model on another device whose output this model can't take."""
     case.explain([given.name])
     inputs = inputs_away(case, of=given.module)
     case.explain(list(inputs))
@@ -263,13 +263,13 @@ def _elsewhere(case: Evidence) -> Iterator[Verdict]:
         return
     if case.trace is None or case.failed is not None:
         return
-    # What is differentiated is trained; else the model runs for its outputs' sake.
+    # A run with a backward pass trains the model; without one, the outputs are what matters.
     phase = "backward" if case.trace.phases.get("backward") else "forward"
-    often = case.trace.watched or 1  # without a step, a loss is called as often as the model
+    often = case.trace.watched or 1  # without a step, a loss runs as often as a model
     strays = [h for h in case.happened("stray") if h.site.phase == phase and h.turns >= often]
     strays = [h for h in strays if any(each.shape for each in h.operands)]
     strays = [h for h in strays if kind_of(h.devices) != kind_of(case.device)]
-    if phase == "backward":  # it is of the model's pass if it goes on there
+    if phase == "backward":  # it belongs to the model if it continues there
         onward = {
             h.devices
             for h in case.happened("transfer")

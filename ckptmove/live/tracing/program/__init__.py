@@ -1,1 +1,1 @@
-"""What the text of a program says: lines, names, settings and the devices that they choose."""
+"""Read the source of a program: lines, names, settings, and the devices that they choose."""

@@ -1,6 +1,6 @@
 """Find what to change so that a condition of a program holds: a flag, a default, a `not`.
 
-The source is parsed, never run; the truth of its variables is known from the frames around a model.
+The source is parsed, never run; the frames that called a model show which variables are true.
 """
 
 from __future__ import annotations
@@ -10,41 +10,41 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-_MOST_STEPS = 16  # from a condition to what it depends on
+_MOST_STEPS = 16  # the most steps from a condition to its cause
 
 
 class Option(NamedTuple):
     """An option of a command line, as the program declares it."""
 
     flag: str  #: `--no-cuda`
-    flags: tuple[str, ...]  #: all its spellings
+    flags: tuple[str, ...]  #: all its names, short and long
     action: str  #: `store_true`, or ""
     default: ast.expr | None
-    is_number: bool  #: the index of a device
+    is_number: bool  #: whether its value is the index of a device
     line: str  #: where it is declared
 
     @property
     def is_given(self) -> bool:
-        """Whether it was on the command line."""
+        """Whether the option was given on the command line."""
         given = sys.argv[1:]
         return any(each == f or each.startswith(f"{f}=") for each in given for f in self.flags)
 
     @property
     def is_boolean(self) -> bool:
-        """Whether it is True or False, and never the name of a device."""
+        """Whether its value is True or False, and never the name of a device."""
         of = self.default.value if isinstance(self.default, ast.Constant) else None
         return self.action.startswith("store_") or isinstance(of, bool)
 
     @property
     def turns_off(self) -> bool:
-        """Whether the GPU is not used if it is given, by its name."""
+        """Whether its name says that it turns the GPU off."""
         name = self.flag.lstrip("-").replace("_", "-")
         return self.action == "store_true" and name.startswith(
             ("no-", "disable-", "cpu", "use-cpu")
         )
 
     def turned(self, wanted: bool) -> str:
-        """How to have it be True, or False."""
+        """The fix that makes its value True, or False."""
         usual = {"store_true": True, "store_false": False}.get(self.action)
         if usual is None:
             return f"give {self.flag} {wanted}, or make it the default at {self.line}"
@@ -65,16 +65,16 @@ class Conditions:
         option: Callable[[str], Option | None],
     ) -> None:
         """Args:
-        assigned: what variables were given last.
+        assigned: the last expression that was assigned to each variable.
         truths: variables that are True or False.
-        option: the option behind an attribute of the arguments.
+        option: returns the option behind an attribute of the parsed arguments.
         """
         self._assigned = assigned
         self._truths = truths
         self._option = option
 
     def fix(self, test: ast.expr, *, wanted: bool) -> str:
-        """What to change so that a condition is `wanted`; "" if that is not known."""
+        """The fix that makes a condition `wanted`; "" if none is known."""
         for _ in range(_MOST_STEPS):
             if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
                 if wanted and _asks_for_a_device(test.operand):
@@ -98,7 +98,7 @@ class Conditions:
         return ""
 
     def _given(self, test: ast.expr) -> str:
-        """What to give to an option or the environment that is compared with a constant."""
+        """The fix if a condition compares an option or environment variable with a constant."""
         if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.Eq, ast.In)):
             return ""
         value, meant = test.left, test.comparators[0]
@@ -129,7 +129,7 @@ class Conditions:
             return None if inner is None else not inner
         if isinstance(test, ast.BoolOp):
             parts = {self.truth(each) for each in test.values}
-            settles = isinstance(test.op, ast.Or)  # by one part
+            settles = isinstance(test.op, ast.Or)  # one such part decides
             return settles if settles in parts else None if None in parts else not settles
         if _asks_for_a_device(test):
             return True
@@ -139,7 +139,7 @@ class Conditions:
 
 
 def variable_of_environment(value: ast.expr) -> str:
-    """The variable in `os.environ.get("DEVICE")`, `os.getenv("DEVICE")`; else ""."""
+    """The name that `os.environ.get("DEVICE")` or `os.getenv("DEVICE")` reads; else ""."""
     if not isinstance(value, ast.Call) or not value.args:
         return ""
     reads = ast.unparse(value.func).endswith(("environ.get", "getenv"))

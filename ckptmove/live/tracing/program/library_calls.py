@@ -1,8 +1,8 @@
-"""Find the call of a library that takes a device and was given none: skorch, ignite, poutyne.
+"""Find a library call that takes a device, but was given none: skorch, ignite, poutyne.
 
-Such a library moves the model, the batch or both, to the CPU unless it is told otherwise. Asked
-when one of its frames lies between the user's code and what failed, or the model that is elsewhere.
-Nothing of the user's is called: names are looked up in modules, and signatures are read.
+Such a library moves the model, the batch, or both to the CPU by default. The search is done if one
+of its frames lies between the user's code and a failure, or a model on another device. No code of
+the user is called: names are looked up in modules, and signatures are read.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from .source_lines import is_installed, is_library, line_in, locals_of
 from .syntax import tree_of
 
 _MOST_FRAMES = 64
-#: Libraries that move the model to the device that they are given; others move batches alone.
+#: Libraries that move the model to the given device; others move only batches.
 _MOVES_MODEL = frozenset(("skorch", "poutyne", "transformers"))
-#: Libraries that have `device=` for something else, or find the device by themselves.
-#: Keywords by which libraries are told to use the CPU.
+#: Keywords that tell libraries to use the CPU.
 _ON_CPU = {"use_cpu": True, "no_cuda": True, "cpu": True, "accelerator": "cpu", "device": "cpu"}
+#: Libraries that use `device=` for another purpose, or find the device by themselves.
 _NOT_MEANT = frozenset(("torch", "torchvision", "accelerate", "lightning", "pytorch_lightning"))
 
 
 class LibraryCall(NamedTuple):
-    """A call of a library that takes `device=` and was not given it, or is told to use the CPU."""
+    """A library call that takes `device=` but was given none, or that is told to use the CPU."""
 
-    name: str  #: as the user wrote it, `create_supervised_trainer`
-    line: str  #: where, `train.py:12`
+    name: str  #: the called name in the user's code: `create_supervised_trainer`
+    line: str  #: the line of the call: `train.py:12`
     moves_model: bool  #: whether the library moves the model too, and not only batches
-    says: str = ""  #: the keyword by which it is told to use the CPU, `use_cpu=True`
+    says: str = ""  #: the keyword that tells it to use the CPU: `use_cpu=True`
 
-    lacks: str = ""  #: what is wrong, if it takes no device
-    cure: str = ""  #: what is right then
+    lacks: str = ""  #: what is wrong, if the call takes no device
+    cure: str = ""  #: the fix in that case
 
     @property
     def why(self) -> str:
-        """What is wrong with the call."""
+        """The text that says what is wrong with the call."""
         if self.lacks:
             return f"{self.name} at {self.line} {self.lacks}"
         lacks = f"is given {self.says}" if self.says else "is given no device"
         return f"{self.name} at {self.line} {lacks}"
 
     def fix(self, device: str) -> str:
-        """The call as it should be."""
+        """The text that says how to mend the call."""
         if self.cure:
             return self.cure
         if self.says:
@@ -56,9 +56,9 @@ class LibraryCall(NamedTuple):
 
 
 def call_without_device(frame: FrameType | None) -> LibraryCall | None:
-    """Such a call in the user's files from a frame on, of a library that runs there.
+    """Find such a call in the files of a frame and its callers, of a library that runs there.
 
-    Of several, it is the one that made an object whose method runs; else the last.
+    Of several calls, the one that made an object whose method runs is preferred; then the last one.
     """
     libraries: set[str] = set()
     running: list[Any] = []
@@ -82,7 +82,7 @@ def call_without_device(frame: FrameType | None) -> LibraryCall | None:
 
 
 def _prepared(file: str, names: Mapping[str, Any]) -> LibraryCall | None:
-    """The call of accelerate that brings batches to the device, if there is one."""
+    """The `prepare` call of accelerate that should bring batches to the device, or None."""
     tree = tree_of(file)
     own = {
         name for name, each in names.items() if type(each).__module__ == "accelerate.accelerator"
@@ -105,7 +105,7 @@ def _prepared(file: str, names: Mapping[str, Any]) -> LibraryCall | None:
 def _calls(
     file: str, names: Mapping[str, Any], libraries: set[str], running: Sequence[Any]
 ) -> Iterator[tuple[tuple[bool, bool, int], LibraryCall]]:
-    """The calls in a file, each with its rank."""
+    """The calls in a file that could be given a device, each with its rank."""
     tree = tree_of(file)
     nodes = [] if tree is None else list(ast.walk(tree))
     targets = {id(e.value): e.targets[0] for e in nodes if isinstance(e, ast.Assign)}
@@ -134,7 +134,7 @@ def _calls(
 
 
 def _called(func: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The function or class that is called by a name, or as an attribute of a module or class."""
+    """The function or class that is called by a name, or as an attribute of a module."""
     if isinstance(func, ast.Name):
         return names.get(func.id)
     if isinstance(func, ast.Attribute):
@@ -145,7 +145,7 @@ def _called(func: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _library(callee: Any) -> str:
-    """The package that a function or class is of, or the first base of a class that is of one."""
+    """The installed package of a function or class, or of the first base class that has one."""
     if not isinstance(callee, (type, types.FunctionType)):
         return ""
     for each in callee.__mro__ if isinstance(callee, type) else (callee,):
@@ -157,10 +157,10 @@ def _library(callee: Any) -> str:
 
 
 def _takes_device(callee: Any, positional: int) -> bool:
-    """Whether it takes `device`, beyond so many positional arguments."""
+    """Whether a callable takes `device` in addition to so many positional arguments."""
     kinds = callee.__mro__ if isinstance(callee, type) else ()
     makers = [vars(each)["__init__"] for each in kinds if "__init__" in vars(each)] or [callee]
-    for each in makers:  # a class may pass on what it does not name
+    for each in makers:  # a class may pass on `**kwargs` to its base
         try:
             parameters = inspect.signature(each).parameters
         except (TypeError, ValueError):

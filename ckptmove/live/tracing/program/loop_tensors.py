@@ -1,4 +1,4 @@
-"""Find the tensors that the user's loop takes from its batches, by the source around a frame."""
+"""Find the tensors that the user's loop takes from its batches, in the source around a frame."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from .source_lines import is_library, items_of, line_in, locals_of
 from .syntax import loops_around
 
-#: The operation of an event that tells of such tensors.
+#: The operation of an event about such tensors.
 LOOP = "for"
 _MOST_CALLERS = 8
 
 
 def loop_tensors(frame: FrameType | None) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """The line of the innermost `for` around a frame or its callers; names and tensors it gives."""
+    """The tensors of the innermost `for` around a frame or its callers: line, name and tensor."""
     for _ in range(_MOST_CALLERS):
         if frame is None:
             return
@@ -35,7 +35,7 @@ def loop_tensors(frame: FrameType | None) -> Iterator[tuple[str, str, torch.Tens
 
 
 def _moved_in(loop: ast.For) -> set[str]:
-    """What the loop itself brings to a device, where it uses it: `model(x.to(device))`."""
+    """The code of objects that the loop itself moves: `x` in `model(x.to(device))`."""
     return {
         ast.unparse(each.value)
         for each in ast.walk(loop)

@@ -1,4 +1,4 @@
-"""Find in the source of a program what chose a device: an option, the environment, a condition.
+"""Find what chose a device in the source: an option, the environment, or a condition.
 
 The source is parsed, never run.
 """
@@ -16,17 +16,17 @@ from .settings import Settings, device_named_by, string_of
 from .source_lines import CALLED, line_in
 from .syntax import code_at, tree_of
 
-_MOST_SOURCES = 4  # that a value is followed through
+_MOST_SOURCES = 4  # the most variables that a value is followed through
 _Around = TypeVar("_Around", bound=ast.stmt)
 _PLACES = (ast.Name, ast.Attribute, ast.Subscript)
 
 
 class Choice(NamedTuple):
-    """Why the device is another than the one that was asked for."""
+    """Why a device differs from the requested one."""
 
-    title: str  #: what chose it, and where
-    fix: str  #: what to write or to give instead
-    evidence: tuple[str, ...]  #: where its parts come from, one line each
+    title: str  #: the code that chose it, and its line
+    fix: str  #: the change of code or options
+    evidence: tuple[str, ...]  #: the origins of its parts, one line each
 
 
 class Source(Settings):
@@ -42,22 +42,22 @@ class Source(Settings):
     def assigned(
         self, values: Mapping[str, str], is_on: str, used: Iterable[str] = ()
     ) -> Choice | None:
-        """A variable that is moved to, or one of `used`, and was given the wrong device."""
+        """A variable that got the wrong device: one of `used`, or one that is passed to a call."""
         used, values = set(used) or self._moved_to(), dict(values)
         for target, value in [*self._assignments()][::-1]:  # `self.device = device`
             name, other = ast.unparse(target), ast.unparse(value)
             if name in used and name in values and isinstance(value, (ast.Name, ast.Attribute)):
                 used.add(other)
                 values[other] = values[name]
-        found: Choice | None = None  # of several assignments, the last
+        found: Choice | None = None  # the last one of several assignments
         for target, value in self._assignments():
             name = ast.unparse(target)
             if name not in used or kind_of(values.get(name, "")) != kind_of(is_on):
                 continue
             if isinstance(value, (ast.Name, ast.Attribute)) and ast.unparse(value) in values:
-                continue  # the same by another name
+                continue  # another name of a known variable
             if device_named_by(value) not in ("", kind_of(is_on)):
-                continue  # another branch
+                continue  # this assignment is in another branch
             told = [*dict.fromkeys(self._sources(value)), *self._settings(value, kind_of(is_on))]
             title = f"{name} is {values[name]}: {name} = {self.code(value)} at {self.at(value)}"
             found = Choice(title, self._fix(value, told), tuple(line for line, _ in told))
@@ -81,9 +81,9 @@ class Source(Settings):
         return None
 
     def device_at(self, number: int, kind: str, refused: Mapping[str, str]) -> Choice | None:
-        """Why the `torch.device` that a line makes is of a kind; None if nothing is known.
+        """Why a line makes a `torch.device` of this kind; None if it is not known.
 
-        `refused` has the lines where none could be made, with the exception.
+        `refused` maps lines where making a device, or a move, failed to the exception.
         """
         calls = [
             each
@@ -120,18 +120,18 @@ class Source(Settings):
         return Choice(title, self._fix(value, told), tuple(line for line, _ in told))
 
     def _of_branch(self, title: str, value: ast.expr, around: ast.If) -> Choice:
-        """That a branch of an `if` chose a device, which the other one should have done."""
+        """A branch of an `if` chose the device, but the other branch should have run."""
         line = f"it is chosen by `if {self.code(around.test)}` at {self.at(around)}"
         return self._of_test(title, line, around.test, wanted=not _is_in(value, around.body))
 
     def _of_test(self, title: str, line: str, test: ast.expr, *, wanted: bool) -> Choice:
-        """That a condition chose a device, and should be `wanted`."""
+        """A condition chose the device, and should be `wanted`."""
         told = list(dict.fromkeys(self._sources(test)))
         fix = self._fix(test, told, wanted=wanted)
         return Choice(title, fix, (line, *(each for each, _ in told)))
 
     def _passed_before(self, value: ast.expr) -> ast.If | None:
-        """The `if` before the end of a function that returns a device of another kind."""
+        """The last `if` before `value` in its function that names a device of another kind."""
         function = self._around(value, ast.FunctionDef)
         kind = device_named_by(value)
         for each in () if function is None else reversed(function.body):
@@ -184,7 +184,7 @@ class Source(Settings):
         return None
 
     def settled(self, model: str, kind: str) -> Choice | None:
-        """A setting by which the line that makes a model moves it: `….to(config.device)`."""
+        """A setting that moves a model in the line that makes it: `….to(config.device)`."""
         for target, value in self._assignments():
             if ast.unparse(target) != model or not isinstance(value, ast.Call) or not value.args:
                 continue
@@ -198,7 +198,7 @@ class Source(Settings):
         return None
 
     def made(self, model: str) -> str:
-        """The line that made a model, the last of several; "" if there is none."""
+        """The last line that made a model; "" if there is none."""
         found = ""
         for target, value in self._assignments():
             if ast.unparse(target) == model and isinstance(value, ast.Call):
@@ -220,7 +220,7 @@ class Source(Settings):
     # -- parts of the source -----------------------------------------------------------------------
 
     def _moved_to(self) -> set[str]:
-        """What is given to `.to`, `device=` or a class, as `device` is."""
+        """The variables that calls are given, such as `device` in `.to(device)`."""
         found = set()
         for each in self._nodes:
             if isinstance(each, ast.Call):
@@ -229,7 +229,7 @@ class Source(Settings):
         return found
 
     def _sources(self, value: ast.expr) -> Iterator[tuple[str, str]]:
-        """Where the parts of a value come from, each with what to do about it."""
+        """The origins of the parts of an expression, each with its fix or ""."""
         todo, known = [value], set[str]()
         while todo and len(known) < _MOST_SOURCES:
             for each in ast.walk(todo.pop(0)):
@@ -250,7 +250,7 @@ class Source(Settings):
                     yield found
 
     def _option(self, name: str) -> Option | None:
-        """The option of a command line behind `args.NAME`."""
+        """The command-line option behind `args.NAME`, or None."""
         for each in self._nodes:
             if not isinstance(each, ast.Call) or not ast.unparse(each.func).endswith(
                 ("add_argument", "click.option")
@@ -269,7 +269,7 @@ class Source(Settings):
         return None
 
     def _argument(self, name: str) -> tuple[str, str] | None:
-        """The option of a command line behind `args.NAME`, and how to give it."""
+        """The text about the command-line option behind `args.NAME`, and its fix; or None."""
         found = self._option(name)
         if found is None:
             return None
@@ -282,13 +282,13 @@ class Source(Settings):
             return told, ""
         wanted = (self._wanted.partition(":")[2] or "0") if found.is_number else self._wanted
         if kind_of(string_of(found.default or ast.Constant(None))) == kind_of(self._wanted):
-            return told, ""  # it is no fault of the option
+            return told, ""  # the option is not the cause
         if found.is_given:
             return f"{flag} was given on the command line", f"give {flag} {wanted}"
         return told, f"give {flag} {wanted}, or make it the default"
 
     def _environment(self, call: ast.Call) -> tuple[str, str] | None:
-        """A variable of the environment that is read."""
+        """The text about an environment variable that a call reads, and its fix; or None."""
         name = variable_of_environment(call)
         if not name:
             return None
@@ -299,14 +299,14 @@ class Source(Settings):
         return told, f"set {name}={self._wanted}, or make it the default"
 
     def _condition_within(self, value: ast.expr) -> ast.expr | None:
-        """The first condition in a function of the program that is called for a device, or None."""
+        """The first condition in the program's function that a value calls, or None."""
         name = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
         of = (e for e in self._nodes if isinstance(e, ast.FunctionDef) and e.name == name)
         tests = (n.test for e in of for n in ast.walk(e) if isinstance(n, (ast.If, ast.IfExp)))
         return next(tests, None)
 
     def _default_of(self, value: ast.expr) -> ast.expr | None:
-        """The default of a parameter, by its name, that names a device; None if there is none."""
+        """The value that names a device, and is assigned to a name or is its default; or None."""
         found = (
             given
             for target, given in self._assignments()
@@ -317,7 +317,7 @@ class Source(Settings):
     def _fix(
         self, value: ast.expr, told: Iterable[tuple[str, str]], *, wanted: bool | None = None
     ) -> str:
-        """What to change; `wanted` is what a condition should be."""
+        """The fix; `wanted` is what a condition should be."""
         choice = next((each for each in ast.walk(value) if isinstance(each, ast.IfExp)), None)
         test = value
         if choice is not None and wanted is None and self._conditions.truth(choice.test):
@@ -355,13 +355,13 @@ class Source(Settings):
 
 
 def source_of(file: str, wanted: str, truths: Mapping[str, bool]) -> Source | None:
-    """The source of a file; None if there is none to be parsed."""
+    """The source of a file; None if it has no source, or can't be parsed."""
     tree = tree_of(file) if file else None
     return None if tree is None else Source(tree, file, wanted, truths)
 
 
 def _device_within(value: ast.expr) -> str:
-    """The kind of a device that an expression may give, of several the first that is no CPU."""
+    """The kind of device that an expression may give; of several, the first that is no CPU."""
     while isinstance(value, ast.IfExp):
         first = device_named_by(value.body)
         value = value.body if first not in ("", "cpu") else value.orelse
@@ -369,12 +369,12 @@ def _device_within(value: ast.expr) -> str:
 
 
 def _is_in(value: ast.expr, body: Iterable[ast.stmt]) -> bool:
-    """Whether an expression is in one of these statements."""
+    """Whether an expression is inside one of these statements."""
     return any(value is each for part in body for each in ast.walk(part))
 
 
 def _moved(call: ast.Call) -> str:
-    """What a call of `.to` or `.cuda` moves; else ""."""
+    """The code of the object that a call of `.to` or `.cuda` moves; else ""."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("to", "cuda"):
         return ""
     return ast.unparse(call.func.value)

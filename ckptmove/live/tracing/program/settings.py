@@ -1,4 +1,4 @@
-"""Read in the source of a program which settings it has, and what it gives them.
+"""Find a program's variables, parameters and settings in its source, with their values.
 
 The source is parsed, never run.
 """
@@ -14,12 +14,12 @@ from typing import Any
 from ....placement.device import kind_of
 from .source_lines import line_in
 
-_LONGEST = 100  # characters of code that is shown
+_LONGEST = 100  # the most characters of code that are shown
 KINDS = ("cpu", "cuda", "mps", "xpu")
 
 
 class Settings:
-    """What the source of a program gives its variables, parameters and settings."""
+    """The values that the source of a program gives to variables, parameters and settings."""
 
     def __init__(self, tree: ast.Module, file: str, wanted: str) -> None:
         self._nodes = list(ast.walk(tree))
@@ -32,7 +32,7 @@ class Settings:
         return line_in(self._file, node.lineno)
 
     def code(self, node: ast.AST) -> str:
-        """A node as the user wrote it, in a line."""
+        """The user's code of a node, in one line."""
         line = " ".join((ast.get_source_segment(self._text, node) or ast.unparse(node)).split())
         return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
@@ -50,7 +50,7 @@ class Settings:
                         yield ast.copy_location(name, arg), default
 
     def _setting(self, key: str, kind: str) -> tuple[str, str] | None:
-        """The item of a dict, keyword or default of a class that gives a setting its device."""
+        """Where a setting gets a device (a dict, keyword, assignment or text), and the fix."""
         for each in self._nodes:
             found: list[tuple[str, ast.expr | None]] = []
             if isinstance(each, ast.Dict):
@@ -76,7 +76,7 @@ class Settings:
         return None
 
     def _line_in_text(self, node: ast.expr, key: str, kind: str) -> str:
-        """The line of a text, as of JSON or YAML, that gives a setting a device; or ""."""
+        """The line of a text, such as JSON or YAML, that gives a setting a device; or ""."""
         wanted = re.compile(rf"[\"']?\b{re.escape(key)}\b[\"']?\s*[:=]\s*[\"']?{kind}\b")
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
             if wanted.search(linecache.getline(self._file, number)):
@@ -84,7 +84,7 @@ class Settings:
         return ""
 
     def _settings(self, value: ast.expr, kind: str) -> list[tuple[str, str]]:
-        """The settings that a value reads from a dict, where the program gives them a device."""
+        """The settings that an expression reads from a dict, if the program sets a device."""
         found = []
         for each in ast.walk(value):
             key = string_of(each.slice) if isinstance(each, ast.Subscript) else ""
@@ -96,7 +96,7 @@ class Settings:
         return found
 
     def _given(self, parameter: str, kind: str) -> ast.Call | None:
-        """The call that gives a parameter of a function or class its device, by position."""
+        """The call that gives a function's or class's parameter a device by position; or None."""
         makers = {
             id(each): of.name
             for of in self._nodes
@@ -120,7 +120,7 @@ class Settings:
 
 
 def device_named_by(value: ast.expr) -> str:
-    """The kind of device that a constant names, also within `torch.device(...)`; or ""."""
+    """The kind of device that a constant names, also inside `torch.device(...)`; or ""."""
     if isinstance(value, ast.Call) and len(value.args) in (1, 2):
         value = value.args[0]
     kind = kind_of(string_of(value))
@@ -128,6 +128,6 @@ def device_named_by(value: ast.expr) -> str:
 
 
 def string_of(value: ast.expr) -> str:
-    """A string in the source; else ""."""
+    """The value of a string constant; "" for other expressions."""
     text = value.value if isinstance(value, ast.Constant) else None
     return text if isinstance(text, str) else ""

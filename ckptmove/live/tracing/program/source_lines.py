@@ -18,23 +18,23 @@ import torch
 from ....reports.display.phrases import format_error, text_of
 from ....reports.events import Site
 
-_MOST_FRAMES = 64  # that are searched for the user's code
-_MOST_CALLERS = 8  # whose variables are looked at for a module
-_DICT = type(vars(type("", (), {}))["__dict__"])  # of classes written in Python
-_MOST_CAUSES = 16  # of an exception
-_MOST_ITEMS = 64  # of a container that may hold a tensor
+_MOST_FRAMES = 64  # the most frames that are searched for the user's code
+_MOST_CALLERS = 8  # the most callers whose variables are searched for a module
+_DICT = type(vars(type("", (), {}))["__dict__"])  # the type of `__dict__` in Python classes
+_MOST_CAUSES = 16  # the most causes of an exception that are followed
+_MOST_ITEMS = 64  # the most items of a searched container
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
-#: Libraries that know nothing of torch: what they raise is for the code that calls them.
+#: Libraries without torch: their exceptions are caused by the code that calls them.
 _WITHOUT_TORCH = re.compile(
     r"-packages[/\\](numpy|scipy|pandas|matplotlib|seaborn|sklearn|PIL)[/\\]"
 )
-CALLED = ", called at "  #: Between a line in a library and the user's own that called it.
-LAYER = "nn."  #: The beginning of the name of a layer of torch, which makes what it holds.
-_files: dict[str, str] = {}  # by how they are spelled
-_TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no file
+CALLED = ", called at "  #: Between a line in a library and the user's line that called it.
+LAYER = "nn."  #: The prefix of the name of a torch layer, which makes its tensors.
+_files: dict[str, str] = {}  # the short name of a file in `line_in` → its path
+_TYPED = ("<stdin>", "<ipython-input")  # the user's code that is not in a file
 
 _OURS = str(Path(__file__).parents[3]) + os.sep
-#: Our code that replaces code of torch, and is called by the user's.
+#: Code of ckptmove that replaces code of torch; the user's code calls it.
 _LIKE_TORCH = f"{_OURS}trial{os.sep}simulation{os.sep}"
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGES = tuple(
@@ -43,23 +43,23 @@ _PACKAGES = tuple(
     for path in [Path(sysconfig.get_path(kind))]
     for each in (path, path.resolve())  # a virtual environment may be a link
 )
-#: Also of a user's own, of a distribution, or of another environment that this one refers to.
+#: Also packages of the user's site, of a distribution, or of another environment.
 _INSTALLED = re.compile(r"^.*[/\\](?:site|dist)-packages[/\\]")
 _STDLIB = str(Path(sysconfig.get_path("stdlib"))) + os.sep
-#: Where torch's Python calls the engine of backward passes.
+#: The Python file of torch that starts the engine for backward passes.
 _ENGINE = str(Path("torch", "autograd", "graph.py"))
 #: Code of torch between the user's code and the methods of a tensor.
 _PASSING = tuple(
     _TORCH + name.replace("/", os.sep)
     for name in (
         *("_tensor.py", "_tensor_str.py", "overrides.py", "utils/_", "_subclasses/"),
-        *("_compile.py", "_dynamo/eval_frame.py"),  # around what stands between torch and kernels
+        *("_compile.py", "_dynamo/eval_frame.py"),  # they wrap the calls of modes
     )
 )
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the model's or the user's code; None for calls from torch alone."""
+    """The innermost frame of the model's or the user's code; None if only torch calls."""
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return None
@@ -73,16 +73,16 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def own_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's own code, from a frame on; None if there is none."""
+    """The innermost frame of the user's own code, among a frame and its callers; or None."""
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
 def made_site(site: Site, frame: FrameType | None) -> Site:
-    """A site that makes a tensor, by the layer of torch that is made there: `nn.Linear`.
+    """A site that makes a tensor, named by the torch layer that is made there: `nn.Linear`.
 
-    In a `forward`, it is the outermost module made there, at the line that makes it, of any class.
+    In a `forward`, it is the line that makes the outermost new module, even one of a user's class.
     """
     users, forward = user_frame(frame), site.phase == "forward"
     for _ in range(_MOST_FRAMES):
@@ -105,14 +105,14 @@ def made_site(site: Site, frame: FrameType | None) -> Site:
 
 @functools.lru_cache(maxsize=4096)  # asked for every operation, frame by frame
 def _place(file: str) -> str:
-    """Whose a file is: `ours`, `users`, or "" for torch's and Python's."""
+    """The owner of a file: `ours`, `users`, or "" for files of torch and Python."""
     if file.startswith(_OURS) and not file.startswith(_LIKE_TORCH):
         return "ours"
     return "users" if is_users(file) else ""
 
 
 def frame_outside(file: str) -> FrameType | None:
-    """The innermost frame outside of a file of ours."""
+    """The innermost frame outside of `file`, a file of ckptmove."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == file:
         frame = frame.f_back
@@ -120,7 +120,7 @@ def frame_outside(file: str) -> FrameType | None:
 
 
 def backward_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's code that a backward pass calls; None for torch's own."""
+    """The innermost frame of user code inside a backward pass; None if only torch runs."""
     for _ in range(_MOST_FRAMES):
         if frame is None or frame.f_code.co_filename.endswith(_ENGINE):
             return None
@@ -131,42 +131,42 @@ def backward_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """The line that a frame is at, `file.py:12`; "" for none."""
+    """The line that a frame runs, `file.py:12`; "" without a frame."""
     return "" if frame is None else line_in(frame.f_code.co_filename, frame.f_lineno)
 
 
 @functools.lru_cache(maxsize=4096)
 def line_in(file: str, number: int) -> str:
-    """A line of a file, `file.py:12`."""
+    """The name of a line in a file, `file.py:12`."""
     spelled = _spell(file)
     _files[spelled] = file
     return f"{spelled}:{number}"
 
 
 def file_of(line: str) -> tuple[str, int]:
-    """The file and the number of a line that `line_in` spelled; ("", 0) of another."""
+    """The file and the number of a line from `line_in`; ("", 0) for any other text."""
     spelled, _, number = line.rpartition(":")
     return (_files[spelled], int(number)) if spelled in _files and number.isdigit() else ("", 0)
 
 
 def is_library(file: str) -> bool:
-    """Whether this is no file of the user's own."""
+    """Whether a file is not the user's own."""
     return not is_users(file) or is_installed(file)
 
 
-@functools.lru_cache(maxsize=4096)  # asked for each frame
+@functools.lru_cache(maxsize=4096)  # called for each frame
 def is_installed(file: str) -> bool:
     """Whether this is a file of an installed package."""
     return file.startswith(_PACKAGES) or _INSTALLED.match(file) is not None
 
 
 def user_line(frame: FrameType | None) -> str:
-    """The innermost line of the model's or the user's code, from a frame on; "" if none."""
+    """The line of the innermost frame of the model's or the user's code; "" if there is none."""
     return line_of(user_frame(frame))
 
 
 def is_asked(frame: FrameType | None) -> bool:
-    """Whether the user's own code, not a library, calls torch in a frame."""
+    """Whether the call of torch in a frame comes from the user's own code, not from a library."""
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return False
@@ -181,7 +181,7 @@ def is_asked(frame: FrameType | None) -> bool:
 
 
 def is_within(frame: FrameType, line: str) -> bool:
-    """Whether a line is one of the function that a frame runs."""
+    """Whether a line belongs to the function that a frame runs."""
     file, _, number = line.rpartition(":")
     if file != _spell(frame.f_code.co_filename):
         return False
@@ -194,7 +194,7 @@ def is_function(frame: FrameType) -> bool:
 
 
 def is_outer(frame: FrameType, name: str) -> bool:
-    """Whether a variable of a function is not its own: of the module, of a closure, of `self`."""
+    """Whether a function's variable is not local: it is global, from a closure, or in `self`."""
     code = frame.f_code
     root = re.split(r"[.\[]", name, maxsplit=1)[0]
     if not root or not is_function(frame):
@@ -203,7 +203,7 @@ def is_outer(frame: FrameType, name: str) -> bool:
 
 
 def variable(frame: FrameType, wanted: object) -> str:
-    """A frame's variable for an object: `x`, `batch['x']`, `self.critic`; "" if none."""
+    """A frame's variable for an object: `x`, `batch['x']`, `self.critic`; "" if there is none."""
     own = [(name, each) for name, each in locals_of(frame).items() if not name.startswith("_")]
     own += [(name, frame.f_globals.get(name)) for name in frame.f_code.co_names]
     for name, value in own:
@@ -214,7 +214,7 @@ def variable(frame: FrameType, wanted: object) -> str:
             if each is wanted:
                 return f"{name}{key}"
     held = getattr(dict(own).get("self"), "__dict__", {})
-    modules = held.get("_modules")  # those of a module; other classes have other things there
+    modules = held.get("_modules")  # other classes may use this name differently
     for name, value in [*held.items(), *(modules.items() if isinstance(modules, dict) else ())]:
         if value is wanted:
             return f"self.{name}"
@@ -222,7 +222,7 @@ def variable(frame: FrameType, wanted: object) -> str:
 
 
 def locals_of(frame: FrameType) -> dict[str, object]:
-    """The variables of a frame, which doesn't keep what they are at this moment."""
+    """The variables of a frame; the frame does not keep a copy of them alive."""
     held = frame.f_locals
     found = dict(held)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
@@ -231,7 +231,7 @@ def locals_of(frame: FrameType) -> dict[str, object]:
 
 
 def items_of(value: object) -> Iterator[tuple[str, object]]:
-    """The items of a small dict or list, each with its code: `['x']`, `[0]`, `.x` of a tuple."""
+    """The items of a small dict, list or tuple, with their code: `['x']`, `[0]`, `.x`."""
     if isinstance(value, Mapping) and len(value) <= _MOST_ITEMS:
         yield from ((f"[{key!r}]", each) for key, each in list(value.items()))
     elif isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
@@ -243,9 +243,10 @@ def items_of(value: object) -> Iterator[tuple[str, object]]:
 def modules_in(
     frame: FrameType | None,
 ) -> Iterator[tuple[str, torch.nn.Module, FrameType]]:
-    """The modules that the user's code knows from a frame on, by variable: `ema`, `self.shadow`.
+    """The modules in variables of a frame and its callers: `ema`, `self.shadow`.
 
-    With the frame of the variable. What a function was given goes by the name at its caller.
+    Each item is the variable, the module and the variable's frame. Arguments come last, so that the
+    caller's name for a module is preferred.
     """
     given: list[tuple[str, torch.nn.Module, FrameType]] = []
     for _ in range(_MOST_CALLERS):
@@ -275,15 +276,15 @@ def modules_in(
 
 
 def _arguments(frame: FrameType) -> set[str]:
-    """The parameters of the function that a frame runs, but for `self`."""
+    """The argument names of the function that a frame runs, without `self`."""
     code = frame.f_code
     return {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]} - {"self"}
 
 
 def model_name(frame: FrameType, model: torch.nn.Module) -> str:
-    """What the user's own code around a frame calls a model: `net`, `agent.policy`; "" if nothing.
+    """The variable of a model in the user's code around a frame: `net`, `agent.policy`; or "".
 
-    If only libraries are around, it is what they call it.
+    If only libraries are around, it is their variable.
     """
     own = own_frame(frame)
     if own is None:
@@ -295,7 +296,7 @@ def model_name(frame: FrameType, model: torch.nn.Module) -> str:
 
 
 def move_of(value: object) -> str:
-    """The method `to` of a class of the user's own that is no module, and its line; or ""."""
+    """The method `to` of a user's class that is not a module, with its line; or ""."""
     method = None if isinstance(value, torch.nn.Module) else getattr(type(value), "to", None)
     code = getattr(method, "__code__", None)
     if method is None or code is None or is_library(code.co_filename):
@@ -304,7 +305,7 @@ def move_of(value: object) -> str:
 
 
 def raised_at(error: BaseException, *, own: bool = False) -> str:
-    """The line outside of torch and ckptmove where an exception comes from; "" if none.
+    """The innermost line outside of torch and ckptmove that an exception comes from; or "".
 
     With `own`, it is outside of all libraries.
     """
@@ -319,7 +320,7 @@ def raised_at(error: BaseException, *, own: bool = False) -> str:
 
 
 def _raised_in_worker(error: BaseException) -> tuple[str, str] | None:
-    """What an exception in a process or thread of a DataLoader said, and its line; else None."""
+    """The text and line of an exception in a process or thread of a DataLoader; else None."""
     head, found, rest = text_of(error).partition("Original Traceback (most recent call last):")
     if not found or not any(each in head for each in ("DataLoader", "pin memory")):
         return None
@@ -330,7 +331,7 @@ def _raised_in_worker(error: BaseException) -> tuple[str, str] | None:
 
 
 def error_line(error: BaseException) -> str:
-    """An exception in a line, and where it comes from."""
+    """An exception in one line, with the line that it comes from."""
     where, own = raised_at(error), raised_at(error, own=True)
     where += f"{CALLED}{own}" if own and own != where else ""
     worker = _raised_in_worker(error)
@@ -351,9 +352,9 @@ def comes_from(error: BaseException, known: tuple[int, str]) -> bool:
 
 
 def raising_module(error: BaseException) -> str:
-    """The user's variable of the innermost module that an exception comes through; "" if none.
+    """The user's variable of the innermost module that an exception passes through; or "".
 
-    It is one that the innermost code of the user's own calls, and that it knows by a variable.
+    Only modules count that the innermost frame of the user's code calls, and has in a variable.
     """
     own: FrameType | None = None
     found = ""
@@ -370,7 +371,7 @@ def raising_module(error: BaseException) -> str:
 
 
 def raised_in(error: BaseException, module: torch.nn.Module) -> str:
-    """The name of the innermost module whose code an exception comes through; "" if none."""
+    """The name of the innermost module whose code an exception passes through; or ""."""
     names = {id(each): path for path, each in module.named_modules()}
     found = ""
     traceback = error.__traceback__
@@ -383,7 +384,7 @@ def raised_in(error: BaseException, module: torch.nn.Module) -> str:
 
 @functools.lru_cache(maxsize=4096)  # asked for every operation, frame by frame
 def is_users(file: str) -> bool:
-    """Whether this is a file of the user's, or of a library that uses torch."""
+    """Whether a file is the user's, or belongs to a library that is not torch."""
     if file.startswith((_OURS, _TORCH, "<")):
         return file.startswith(_TYPED)
     return is_installed(file) or not file.startswith(_STDLIB)

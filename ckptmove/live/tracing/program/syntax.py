@@ -9,17 +9,17 @@ from types import FrameType
 
 from .source_lines import file_of, is_library, line_in
 
-_MOST_LINES = 1 << 16  # of a source
-_MOST_TREES = 64  # that are kept
-_LONGEST = 100  # characters of code that is shown
+_MOST_LINES = 1 << 16  # the longest source that is parsed
+_MOST_TREES = 64  # the most trees that are kept
+_LONGEST = 100  # the most characters of code that are shown
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_trees: dict[str, tuple[list[str], ast.Module | None]] = {}  # by file, with what was parsed
+_trees: dict[str, tuple[list[str], ast.Module | None]] = {}  # by file, with the parsed lines
 
 
 def tree_of(file: str) -> ast.Module | None:
-    """The source of a file, as `linecache` has it now; None if there is none to be parsed."""
+    """The tree of a file's source in `linecache`; None if there is no source, or it has errors."""
     lines = linecache.getlines(file)  # the same list until the file is read again
     known = _trees.get(file)
     if known is None or known[0] is not lines:
@@ -61,7 +61,7 @@ def calls_at(file: str, line: int) -> list[ast.Call]:
 
 
 def function_around(file: str, line: int) -> ast.FunctionDef | None:
-    """The innermost function of a file that a line is in; None if it is in none."""
+    """The innermost function around a line of a file; None if there is none."""
     tree = tree_of(file) if file else None
     around = [
         each
@@ -72,20 +72,20 @@ def function_around(file: str, line: int) -> ast.FunctionDef | None:
 
 
 def function_at(line: str) -> str:
-    """The function that the line `train.py:12` is in; "" if it is in none, or not known."""
+    """The name of the function around the line `train.py:12`; "" if there is none, or unknown."""
     found = function_around(*file_of(line))
     return "" if found is None else found.name
 
 
 def last_line_of_function(line: str) -> str:
-    """The line of the last statement of the function that a line is in, or the line itself."""
+    """The last statement's line of the function around a line; else the line itself."""
     file, number = file_of(line)
     found = function_around(file, number)
     return line if found is None else line_in(file, found.body[-1].lineno)
 
 
 def line_of_argument(line: str) -> str:
-    """The line that gave a value to the variable that a line moves something to; or ""."""
+    """The line that set the variable that is the first argument of a call at a line; or ""."""
     file, number = file_of(line)
     around: ast.AST | None = function_around(file, number) or (tree_of(file) if file else None)
     given = [each.args[0] for each in calls_at(file, number) if each.args] if file else []
@@ -101,9 +101,9 @@ def line_of_argument(line: str) -> str:
 
 
 def line_that_sets(line: str, name: str) -> str:
-    """The line that gave a variable its value, as a line sees it; "" if a call gave it, or none.
+    """The line that set the variable that a line uses; "" for an argument, or if there is none.
 
-    Of a variable of the function around, it is the last line before.
+    For a local variable, it is the last such line before.
     """
     file, number = file_of(line)
     tree = tree_of(file) if file else None
@@ -127,7 +127,7 @@ def _is_set(node: ast.Name, name: str) -> bool:
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function or module, but for those of functions and classes in it."""
+    """The nodes of a function or module, without the bodies of functions and classes in it."""
     todo = list(ast.iter_child_nodes(scope))
     while todo:
         each = todo.pop()
@@ -142,7 +142,7 @@ def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
 
 
 def line_of_attribute(kind: type, attribute: str) -> str:
-    """The line where a class of the user's own first gives `self` an attribute; "" if none does."""
+    """The first line where a class of the user sets an attribute of `self`; "" if there is none."""
     for each in kind.__mro__:
         codes = (getattr(method, "__code__", None) for method in vars(each).values())
         own = next((c for c in codes if c is not None and not is_library(c.co_filename)), None)
@@ -161,31 +161,31 @@ def line_of_attribute(kind: type, attribute: str) -> str:
 
 
 def _sets(node: ast.Attribute, attribute: str) -> bool:
-    """Whether a node is the attribute of a variable, which is assigned to."""
+    """Whether a node assigns to this attribute of a variable."""
     of_variable = isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
     return node.attr == attribute and of_variable
 
 
 def is_method(line: str) -> bool:
-    """Whether the function that a line is in has `self`."""
+    """Whether the function around a line is a method, with `self`."""
     found = function_around(*file_of(line))
     return found is not None and [each.arg for each in found.args.args][:1] == ["self"]
 
 
 def code_at(line: str) -> str:
-    """What stands in the line `train.py:12`, shortened; "" if that is not known."""
+    """The code of the line `train.py:12`, shortened; "" if it is not known."""
     file, number = file_of(line)
     return shortened(linecache.getline(file, number)) if file else ""
 
 
 def shortened(code: str) -> str:
-    """Code in one line, of which the rest is left out if it is long."""
+    """Code in one line; the rest of long code is left out."""
     line = " ".join(code.split())
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 
 def arguments_of_call(frame: FrameType, callee: str) -> tuple[list[str], dict[str, str]]:
-    """The code of the arguments with which a frame's line calls `callee`, by place and by name."""
+    """The code of the arguments if a frame's line calls `callee`: positional ones, and keywords."""
     for call in calls_at(frame.f_code.co_filename, frame.f_lineno):
         if ast.unparse(call.func) == callee:
             named = {key.arg: ast.unparse(key.value) for key in call.keywords if key.arg}
@@ -194,7 +194,7 @@ def arguments_of_call(frame: FrameType, callee: str) -> tuple[list[str], dict[st
 
 
 def assigned_at(frame: FrameType, name: str) -> tuple[str, int] | None:
-    """The code that gives a variable its value by a call, the last in a frame's file; its line."""
+    """The last call in a frame's file whose result is assigned to a variable, with its line."""
     tree = tree_of(frame.f_code.co_filename)
     found = [
         (ast.unparse(each), each.lineno)

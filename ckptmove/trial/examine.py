@@ -30,9 +30,9 @@ _NO_INPUT = "no step was run: describe the input, for example --input 'float32[8
 
 
 def examined(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Examine a model on a real or simulated device; called in another process."""
+    """Examine a model on a real or simulated device; runs in another process."""
     model, specs, optimizer = asked["model"], tuple(asked["inputs"]), asked["optimizer"]
-    known = facts()  # the tools that tell them are processes
+    known = facts()  # collected before confinement: it starts processes
     lacking: tuple[str, ...] = ()
     if factory.is_of_file(model):
         device = "cpu" if asked["played"] else asked["device"]
@@ -49,10 +49,10 @@ def examine(
     stage: Stage,
     known: Facts | None = None,
 ) -> Diagnosis:
-    """Build a model, bring it to a device as `model.to` does, and take a step.
+    """Build a model, move it to a device like `model.to`, and take a step.
 
     Raises:
-        UsageError: a name or a spec makes no sense.
+        UsageError: a name or a spec is not valid.
     """
     with stage.entered():
         torch.manual_seed(inputs.SEED)
@@ -77,7 +77,7 @@ def _called(model: Model) -> str:
 
 
 def _unbuilt(called: str, error: Exception, stage: Stage, known: Facts | None) -> Diagnosis:
-    """The diagnosis if the model cannot be made."""
+    """The diagnosis if the model can't be built."""
     excuse = stage.excuse(error)
     found = diagnose(
         stage.name,
@@ -149,7 +149,7 @@ def _step(
     recorder: Recorder,
     notes: list[str],
 ) -> torch.optim.Optimizer | None:
-    """Take a step, if it is known what the model takes."""
+    """Take a step, if the model's inputs are known; returns the optimizer, if one was used."""
     if not specs and built.config is None and built.example is None:
         notes.append(_NO_INPUT)
         return None

@@ -1,4 +1,4 @@
-"""Turn the outcome of a trial into findings: what passed, what failed, what was traced."""
+"""Turn the outcome of a trial into findings: passed checks, failed checks, and the trace."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..reports.validate import FAILED, PASSED, SKIPPED, TRIAL_CHECKS, Finding
 from .stage import Stage, is_mismatch
 from .step import Step
 
-_MOST_HAPPENINGS = 6  # shown of a kind
-_MOST_TOLD = 200  # in data
+_MOST_HAPPENINGS = 6  # happenings of one kind that are shown
+_MOST_TOLD = 200  # happenings in the data of a finding
 
 
 @dataclass
@@ -26,13 +26,13 @@ class Performance:
 
     findings: dict[str, Finding] = field(default_factory=dict)
     step: Step | None = None
-    #: Of the saved state.
+    #: The dtypes of the saved state.
     dtypes: frozenset[torch.dtype] = frozenset()
-    #: Called whenever a finding was added.
+    #: Called after each added finding.
     report: Callable[[Performance], object] | None = None
 
     def listed(self) -> tuple[Finding, ...]:
-        """A finding for every check; what wasn't reached is skipped."""
+        """A finding for every check; a check that was not reached is skipped."""
         return tuple(
             self.findings.get(check, Finding(check, SKIPPED, "not reached"))
             for check in TRIAL_CHECKS
@@ -45,19 +45,19 @@ class Performance:
             self.report(self)
 
     def skip_rest(self, why: str) -> None:
-        """Skip what has no finding yet."""
+        """Skip every check that has no finding yet."""
         for check in TRIAL_CHECKS:
             if check not in self.findings:
                 self.find(check, SKIPPED, why)
 
 
-# -- what went wrong -------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 def report_error(
     found: Performance, check: str, stage: Stage, error: BaseException, title: str
 ) -> None:
-    """A check that an exception ended."""
+    """Add the finding of a check that an exception ended."""
     excuse = stage.excuse(error)
     where = raised_at(error)
     lines = [f"at {where}"] if where else []
@@ -77,7 +77,10 @@ def report_failed_step(
     problems: Sequence[str],
     lines: Sequence[str],
 ) -> None:
-    """The step, which an exception ended; perhaps because of a problem that was known before."""
+    """Add the findings of a step that an exception ended.
+
+    One of the `problems` that were known before the step may be the cause.
+    """
     trace = recorder.trace()
     excuse = stage.excuse(error)
     mismatch = is_mismatch(error)
@@ -112,7 +115,10 @@ def report_failed_step(
 
 
 def report_trace(found: Performance, trace: Trace, broken: Mapping[str, Any] | None = None) -> None:
-    """The finding of a trace; `broken` says where the step ended, {} if not by a device."""
+    """Add the finding of a trace.
+
+    `broken`: where a device mismatch ended the step; {} if something else ended it.
+    """
     lines = []
     for kind, said in (
         ("stray", "computed on another device"),

@@ -1,4 +1,4 @@
-"""Tell why a script finds no gradient: it asks a copy, and torch keeps those of leaves alone."""
+"""Explain a missing gradient: the script reads it from a copy, but only leaf tensors keep one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..reports.doctor import Verdict
 def gradient_of_copy(
     error: BaseException, device: str, line_of_node: Callable[[int], str]
 ) -> Verdict | None:
-    """What is wrong if an exception comes of a `.grad` that is None since its tensor is a copy.
+    """The verdict if an exception is due to a `.grad` that is None because its tensor is a copy.
 
-    `line_of_node` gives the line of a node of autograd, by its number.
+    `line_of_node` maps the number of an autograd node to its source line.
     """
     if "NoneType" not in str(error):
         return None
@@ -38,7 +38,7 @@ def gradient_of_copy(
 
 
 def _asked_for_gradients(traceback: TracebackType | None) -> list[tuple[str, torch.Tensor]]:
-    """The tensors without a gradient that the user's innermost line asks for one."""
+    """The non-leaf tensors, with names, whose `.grad` the innermost line of user code reads."""
     found: list[tuple[str, torch.Tensor]] = []
     while traceback is not None:
         frame, number = traceback.tb_frame, traceback.tb_lineno

@@ -1,4 +1,4 @@
-"""Say where models are that a script made and never called, and why an optimizer has no state."""
+"""Report models that a script made but never called, and optimizers without state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from ..reports.display.phrases import join_names
 
-_MOST = 8  # models that are told
+_MOST = 8  # models that are reported
 
 
 def models_never_called(
@@ -38,7 +38,7 @@ def models_never_called(
 
 
 def optimizers_without_state(variables: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each optimizer among a script's variables that holds nothing yet."""
+    """A line for each optimizer among a script's variables that has no state yet."""
     for name, value in variables.items():
         if isinstance(value, torch.optim.Optimizer) and not any(value.state.values()):
             kind = type(value).__name__

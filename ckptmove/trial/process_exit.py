@@ -1,4 +1,4 @@
-"""Have code of the user that ends the process fail instead, so that there is a report."""
+"""Turn `os._exit` in user code into an exception, so that a report can still be written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 @contextlib.contextmanager
 def exits_raised() -> Iterator[None]:
-    """Within it, `os._exit` in this process raises SystemExit, as `sys.exit` does."""
+    """A context in which `os._exit` in this process raises SystemExit, like `sys.exit`."""
     before, own = os._exit, os.getpid()
 
     def leave(status: Any = 0) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Have a history told where the user's program makes, fills and moves modules and their like."""
+"""Record in a history where the user's program makes, fills and moves modules and other objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOVES = ("to", "cuda", "cpu", "xpu")
 
 @contextmanager
 def told_to(history: History, names: Names) -> Iterator[None]:
-    """Tell a history what the program does, and what it reads, as long as this lasts."""
+    """A context that records the program's actions in a history, and loaded tensors in `names`."""
     with ExitStack() as stack:
         stack.enter_context(replaced(torch, "load", _noting_tensors(torch.load, names)))
         for target, name, after in _calls(history):
@@ -36,7 +36,8 @@ def told_to(history: History, names: Names) -> Iterator[None]:
                 stack.enter_context(replaced(target, name, _then(real, after, failed)))
         stack.enter_context(_told_of_parameters(history))
         maker = type(torch.device)
-        if maker is not type:  # of a simulated device: the class of torch itself can't be watched
+        # True only for the class of a simulated device; torch's own class can't be watched.
+        if maker is not type:
             real = vars(maker)["__call__"]
             stack.enter_context(replaced(maker, "__call__", _noting_devices(real, history)))
         if isinstance(vars(torch.Generator).get("__init__"), type(_then)):
@@ -48,7 +49,7 @@ def told_to(history: History, names: Names) -> Iterator[None]:
 
 @contextmanager
 def _told_of_parameters(history: History) -> Iterator[None]:
-    """Tell a history which modules register which parameters."""
+    """A context that records in a history which module registers which parameter."""
 
     def registered(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         history.note_parameter(module, name, parameter, sys._getframe(1))
@@ -61,7 +62,7 @@ def _told_of_parameters(history: History) -> Iterator[None]:
 
 
 def _calls(history: History) -> Iterator[tuple[type, str, Callable[..., None]]]:
-    """Methods, each with what is told after it returned."""
+    """The watched methods, each with the function to call after the method returned."""
 
     def made(each: Any, args: Any, kwargs: Any, at: FrameType) -> None:
         history.note_made(each, at)
@@ -69,7 +70,7 @@ def _calls(history: History) -> Iterator[tuple[type, str, Callable[..., None]]]:
     def moved(module: Any, args: Any, kwargs: Any, at: FrameType) -> None:
         given = [*args, *kwargs.values()]
         to = next((each for each in given if not isinstance(each, (torch.dtype, bool))), None)
-        if to is not None or not given:  # else to another type of numbers
+        if to is not None or not given:  # else only the dtype changes
             history.note_moved(module, to, at)
 
     def filled(module: Any, args: Any, kwargs: Any, at: FrameType) -> None:
@@ -100,7 +101,7 @@ def _then(
     after: Callable[..., None],
     refused: Callable[[BaseException, FrameType], None] | None = None,
 ) -> Any:
-    """A method, and what is told of a call that returned; or of one that failed."""
+    """Wrap a method: call `after` when a call returns, and `refused` on a RuntimeError."""
 
     @functools.wraps(real)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +118,7 @@ def _then(
 
 
 def _noting_tensors(real: Any, names: Names) -> Any:
-    """`torch.load`, and the tensors that it gives."""
+    """Wrap `torch.load` to record the tensors that it returns."""
 
     @functools.wraps(real)
     def load(*args: Any, **kwargs: Any) -> Any:
@@ -131,7 +132,7 @@ def _noting_tensors(real: Any, names: Names) -> Any:
 
 
 def _noting_devices(real: Any, history: History) -> Any:
-    """What makes a `torch.device`, and tells of each, and of what is none."""
+    """Wrap the constructor of `torch.device` to record each device and each failed call."""
 
     @functools.wraps(real)
     def made(cls: Any, *args: Any, **kwargs: Any) -> Any:

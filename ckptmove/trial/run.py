@@ -1,4 +1,4 @@
-"""Run a trial on a stage: the model loads its state, then takes one step that is traced."""
+"""Run a trial on a stage: the model loads its state, then takes one traced step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .state.checkpoint_state import Placing, Saved, State
 from .state.state_dict_fit import Fit
 from .step import NoLoss, Step
 
-#: What the user's code may raise; a script may parse arguments that aren't its own, and exit.
+#: Exceptions of the user's code. A script may parse arguments that aren't its own, and exit.
 _THEIRS = (Exception, SystemExit)
 
 
@@ -51,10 +51,10 @@ def perform(
     keep: bool = False,
     report: Callable[[Performance], object] | None = None,
 ) -> Performance:
-    """Run a trial of a checkpoint; `keep` what the step gives, to be compared.
+    """Run a trial of a checkpoint; `keep` stores the results of the step for a comparison.
 
     Raises:
-        UsageError: the request makes no sense.
+        UsageError: the request is not valid.
         InputError: a file can't be read, or is not trusted.
     """
     found = Performance(report=report)
@@ -88,7 +88,7 @@ def _built(request: Request, held: Saved) -> Built:
 
 
 def _is_itself(request: Request) -> bool:
-    """Whether the model is made of the checkpoint, or lies beside it in the same folder."""
+    """Whether the model and the checkpoint are the same file or folder."""
     if request.model is None:
         return True
     if not isinstance(request.model, (str, os.PathLike)) or not Path(request.model).exists():
@@ -100,7 +100,7 @@ def _is_itself(request: Request) -> bool:
 
 
 def _averages_told(state: State, averages: Sequence[State]) -> list[str]:
-    """Of several state dicts that fit, which was taken."""
+    """A line about averaged weights (EMA) that fit: used, or passed over for other weights."""
     if any(each is state for each in averages):
         return [f"{state.name} holds averaged weights (EMA); no other weights fit"]
     names = join_names([each.name for each in averages])
@@ -110,7 +110,11 @@ def _averages_told(state: State, averages: Sequence[State]) -> list[str]:
 def _adopt(
     request: Request, stage: Stage, held: Saved, to: Placing, built: Built, found: Performance
 ) -> bool:
-    """Have the model take its state, and go to the device; whether it did."""
+    """Load the state into the model and move the model to the device.
+
+    Returns:
+        Whether both succeeded.
+    """
     kind = type(built.module).__name__
     data: dict[str, Any] = {"class": kind, "kind": built.kind}
     if built.is_program and _is_itself(request):
@@ -140,7 +144,7 @@ def _adopt(
             lines.append(f"its own hooks accept what does not fit by name: {fit.title()}")
         loads = True
     except _THEIRS as error:
-        if fit.loads:  # not what could be seen from outside
+        if fit.loads:  # otherwise, the title of the fit names the cause
             report_error(found, "model", stage, error, f"{kind} does not accept its state")
             return False
     away = _elsewhere(fit, held, to)
@@ -167,7 +171,7 @@ def _adopt(
 
 
 def _valued(request: Request, state: State) -> Mapping[Any, Any]:
-    """The state dict with values, mapped from the file, where the stage has none."""
+    """The state dict with values, mapped from the file; for a stage without values."""
     with _disable_current_modes():
         again = checkpoint_state.read(request.path)
     return next(each.content for each in again.states if each.path == state.path)
@@ -179,7 +183,7 @@ def _taken(fit: Fit, kind: str) -> str:
 
 
 def _elsewhere(fit: Fit, held: Saved, to: Placing) -> dict[str, list[str]]:
-    """Keys of the model's state that were left on another device, by device."""
+    """The keys of the model's state that stay on another device, by device."""
     away: dict[str, list[str]] = {}
     for key in fit.state.content:
         label = held.label((*fit.state.path, key))
@@ -275,7 +279,7 @@ def _step_title(step: Step, stage: Stage, train: bool) -> str:
 def _optimizer(
     request: Request, stage: Stage, held: Saved, to: Placing, module: torch.nn.Module
 ) -> tuple[optimizer_state.Rebuilt, list[str], str]:
-    """The optimizer, what is wrong with its state, and what it is."""
+    """The optimizer, the problems of its state, and its description."""
     made: Callable[..., Any] | None = None
     if request.optimizer is not None:
         made = imported(request.optimizer, "--optimizer")
@@ -315,7 +319,10 @@ def _optimizer(
 def _steps_elsewhere(
     state: State, held: Saved, to: Placing, rebuilt: optimizer_state.Rebuilt
 ) -> list[str]:
-    """Tensors that torch keeps on the CPU, but that were stored elsewhere and stay there."""
+    """Step counters that torch keeps on the CPU but that were stored on another device.
+
+    Loading leaves them on that device. Returns a line for each device.
+    """
     if to.wanted == "cpu":
         return []
     away: dict[str, list[str]] = {}

@@ -38,29 +38,29 @@ from .simulation.script_host import call, hosting
 from .stage_fake import excused
 from .subprocess_call import tell, tell_so_far
 
-#: As many calls without a step are looked at one by one; more, as often as takes little time.
+#: Before the first step, each of the first calls is diagnosed; later ones so that it costs little.
 _FEW_CALLS = 16
-_SPARE = 10
-_AGAIN = 1.0  # second after which a script that goes on is told again
+_SPARE = 10  # the pause after a diagnosis, as a multiple of its duration
+_AGAIN = 1.0  # seconds after which a script that goes on is stopped again
 _LIMIT = "the simulation can't continue"
-#: What is raised by the script's own doing, even if it reads as if it were of the simulation.
+#: Exceptions that are the script's own fault, even if the text looks like one of the simulation.
 _OWN = (ModuleNotFoundError, FileNotFoundError, SyntaxError, NameError, EOFError, KeyboardInterrupt)
 
 
-#: What a script that evaluates, or saves, says.
+#: Code of scripts that evaluate, or that save.
 _EVALUATES = re.compile(r"\.eval\(\)|no_grad\(\)|inference_mode\(\)")
 _SAVES = re.compile(r"torch\.save\(|\.save_pretrained\(|save_file\(|\.save_checkpoint\(")
 
 
 class _Enough(BaseException):
-    """So many steps were taken."""
+    """The wanted steps were taken, or the time is up."""
 
 
 class _Run:
-    """A script that runs.
+    """A run of a script.
 
     Attributes:
-        diagnosis: the latest, after a step or a call.
+        diagnosis: the latest diagnosis, after a step or a call.
     """
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
@@ -74,32 +74,36 @@ class _Run:
         self.simulated = bool(asked["simulate"])
         self._facts = facts()
         self._enough = self._steps = 0
-        self._began = self._due = 0.0  # when a model was called first; when to look again
-        self._until = 0.0  # when it ends that took its steps
-        self._settled = False  # whether it began what follows them
+        # the times of the first call of a model and of the next diagnosis
+        self._began = self._due = 0.0
+        self._until = 0.0  # when to stop a script that took its steps
+        self._settled = False  # whether the script went on after its steps
         self.diagnosis: Diagnosis | None = None
         self.home = torch.device(self._device)
         self._call = call if self.simulated else str
-        self.history = History()  #: of what the script made and moved
+        self.history = History()  #: the objects that the script made and moved
         self.recorder = Recorder(
             None, self.home, call=self._call, turn=self._turn, history=self.history
         )
 
     @property
     def is_fork(self) -> bool:
-        """Whether this is a copy of the process, made by the script."""
+        """Whether this process is a fork that the script made."""
         return os.getpid() != self._process
 
     def _turn(self, recorder: Recorder) -> None:
-        """Before a model is called, after a step: end the run before the first call too many."""
-        if self.is_fork:  # which loads data, say
+        """Diagnose the run, and end it if it is done.
+
+        Called before each call of a model and after each step.
+        """
+        if self.is_fork:  # for example, one that loads data
             return
         now = time.monotonic()
         between = recorder.steps == self._steps
         self._steps = recorder.steps
         if not self._began and recorder.names.latest:
             self._began = now
-        # Some scripts change their weights without an optimizer.
+        # Some scripts update their weights without an optimizer.
         own = self._onward and recorder.backwards >= self._wanted
         patience = self._onward if own else self._patience
         late = bool(self._began) and not recorder.steps and now > self._began + patience
@@ -108,7 +112,7 @@ class _Run:
             self._limit(self._onward)
         ends = between and (late or (bool(self._until) and now >= self._until))
         few = not recorder.steps and recorder.models.count <= _FEW_CALLS
-        last = between and bool(self._until) and not self._settled  # all of the last step is known
+        last = between and bool(self._until) and not self._settled  # the last step is complete
         self._settled |= last
         due = few or last or ends or not between or now > self._due
         if recorder.steps <= self._wanted and due:
@@ -116,14 +120,14 @@ class _Run:
         if not ends:
             return
         self._enough += 1
-        if self._enough > 2:  # who catches everything goes on
+        if self._enough > 2:  # the script catches every exception and goes on
             tell(self.enough().to_json())
         raise _Enough
 
     _stop_timer: Callable[[], None] | None = None
 
     def _limit(self, seconds: float) -> None:
-        """Have the script end after a time, even if it calls no model."""
+        """Stop the script after a time, even if it calls no model."""
         main = threading.current_thread() is threading.main_thread()
         if seconds and main and HAS_TIMER:
             self._stop_timer = timer(seconds, _AGAIN, self._time_is_up)
@@ -132,20 +136,20 @@ class _Run:
         if self.is_fork:
             return
         self._enough += 1
-        if self._enough > 2:  # who catches everything goes on
+        if self._enough > 2:  # the script catches every exception and goes on
             tell(self.enough().to_json())
         raise _Enough
 
     def over(self) -> None:
-        """The script has ended: nothing limits it any more."""
+        """Stop the timer, because the script has ended."""
         if self._stop_timer is not None:
             self._stop_timer()
 
     def _look(self, now: float) -> None:
-        """Have the latest diagnosis, and tell it, in case that the process ends."""
+        """Update the diagnosis and report it, in case the process ends early."""
         try:
             self.diagnosis = self.diagnosed()
-        except Exception as ours:  # the script can't help it
+        except Exception as ours:  # not the script's fault
             if self.diagnosis is None:
                 self.diagnosis = Diagnosis(self._script, self._device, self.simulated)
             note = f"the cause can't be found: {error_line(ours)}"
@@ -155,11 +159,11 @@ class _Run:
         self._due = after + _SPARE * (after - now)
 
     def diagnosed(self, failed: str | None = None, error: BaseException | None = None) -> Diagnosis:
-        """What the run comes to, as long as its model is there.
+        """The diagnosis of the run; made while its model still exists.
 
         Args:
-            failed: the exception that ended it, in a line, even if the script caught it.
-            error: the exception that ended it, if one did.
+            failed: the exception that ended it, in one line, even if the script caught it.
+            error: the exception that ended it, if any.
         """
         with _disable_current_modes():
             model = self._model(failed)
@@ -181,9 +185,9 @@ class _Run:
             )
 
     def _model(self, failed: str | None) -> torch.nn.Module | None:
-        """The model that it is all about: the one that failed, or is trained; or else the largest.
+        """The main model: the one that failed, else the one that is trained, else the largest.
 
-        Of two that are alike, the later.
+        Of two equal candidates, the later one.
         """
         names = self.recorder.names
         error = self.recorder.error
@@ -191,7 +195,7 @@ class _Run:
         latest = names.latest
         failing = failed is not None and error is not None and error.phase == "forward"
         if failing and latest and next(latest[-1].parameters(), None) is not None:
-            return latest[-1]  # a loss has buffers at most
+            return latest[-1]  # a loss module has no parameters
         trained = {
             id(parameter)
             for each in names.optimizers.known
@@ -208,8 +212,8 @@ class _Run:
             return (
                 any(names.optimizers.fed(each) for each in parameters),
                 any(id(each) in trained for each in parameters),
-                not is_table(model),  # which may stay on the CPU
-                # What stays elsewhere beside a model that does the work is meant to, as a table.
+                not is_table(model),  # a table may stay on the CPU
+                # If most operations run on the device, a model elsewhere is there on purpose.
                 most and parameters[0].device == self.home,
                 sum(map(_count, parameters)),
                 next((n for n, each in enumerate(latest) if each is model), -1),
@@ -218,7 +222,7 @@ class _Run:
         return max(models, key=rank) if models else next(filter(_hides_tensors, names.models), None)
 
     def _optimizers(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-        """Those that train a model; or all, if none does."""
+        """The optimizers that train a model; or all optimizers, if none does."""
         own = {id(parameter) for parameter in model.parameters()}
         known = self.recorder.names.optimizers.known
         training = [
@@ -229,7 +233,7 @@ class _Run:
         return training or known
 
     def _latest(self) -> Diagnosis:
-        """The latest diagnosis, before the script tidied up, or its model was gone."""
+        """The latest diagnosis, from before the script cleaned up or its model was deleted."""
         if self.diagnosis is None or self.diagnosis.report is None:
             return self.diagnosed()
         if self.recorder.steps >= self._wanted:
@@ -248,7 +252,7 @@ class _Run:
         return _noted(found, f"the script was stopped: no optimizer took a step in {waited}")
 
     def _with_later(self, found: Diagnosis) -> Diagnosis:
-        """A diagnosis, with the models that ran elsewhere after the steps that it is of."""
+        """A diagnosis plus the models that ran on another device after the diagnosed steps."""
         told = " ".join(each.title for each in found.verdicts)
         later = [
             each
@@ -261,12 +265,12 @@ class _Run:
         return replace(found, verdicts=(*found.verdicts, *elsewhere))
 
     def _with_stale(self, found: Diagnosis) -> Diagnosis:
-        """The diagnosis of a script that ended, with the copies that nobody made anew."""
+        """The diagnosis of a script that ended, plus its stale copies, which were not renewed."""
         stale = () if found.is_wrong else stale_copies(self.recorder.stale.stale, self._device)
         return replace(found, verdicts=(*found.verdicts, *stale))
 
     def _not_run(self) -> tuple[str, ...]:
-        """What the script has and was not run: later steps, and what its text tells."""
+        """The parts of the script that were not run: later steps, evaluation, saving."""
         evaluates = "evaluation" if _EVALUATES.search(self._text) else ""
         saves = "saving" if _SAVES.search(self._text) else ""
         missed = (saves, evaluates if not self.recorder.evaluated else "")
@@ -301,7 +305,7 @@ class _Run:
         return found
 
     def _copied_at(self, error: BaseException) -> str:
-        """Where the copy was made that an optimizer refuses; "" if it refuses none."""
+        """Where the copy that an optimizer refuses was made; "" if it refuses none."""
         traceback = error.__traceback__
         param = None
         while traceback is not None:
@@ -316,7 +320,7 @@ class _Run:
     def ended(self, code: object, variables: Mapping[str, Any] | None = None) -> Diagnosis:
         """The diagnosis after the script ended by itself with the exit code `code`.
 
-        `variables` is what the script defined, if that is known.
+        `variables` are the script's global variables, if known.
         """
         recorder = self.recorder
         failed = code not in (None, 0)
@@ -344,7 +348,7 @@ class _Run:
         return found
 
     def _short(self) -> str:
-        """That it ended before the steps were taken."""
+        """A note that the script ended before it took the wanted steps."""
         steps, calls = self.recorder.steps, self.recorder.models.count
         if steps:
             times = plural(steps, "step")
@@ -359,7 +363,7 @@ class _Run:
 
 
 def _variables(error: BaseException, script: str) -> Mapping[str, Any]:
-    """The variables of a script, and of its function that raised an exception."""
+    """The variables of a script and of its functions in the traceback of an exception."""
     found: dict[str, Any] = {}
     traceback = error.__traceback__
     while traceback is not None:
@@ -371,13 +375,13 @@ def _variables(error: BaseException, script: str) -> Mapping[str, Any]:
 
 
 def _hides_tensors(model: torch.nn.Module) -> bool:
-    """Whether a model that has registered nothing holds parameters all the same."""
+    """Whether a model has parameters that are not registered."""
     hidden = holdings(model).of(Ownership.UNREGISTERED)
     return any(isinstance(each.tensor, torch.nn.Parameter) for each in hidden)
 
 
 def _count(parameter: torch.Tensor) -> int:
-    """The elements of a parameter; none if it has no shape yet."""
+    """The number of elements of a parameter; 0 if it has no shape yet."""
     return 0 if torch.nn.parameter.is_lazy(parameter) else parameter.numel()
 
 
@@ -390,11 +394,11 @@ def _noted(found: Diagnosis, note: str) -> Diagnosis:
 
 
 def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """In that process: run a script until it took its steps, and tell what is the matter.
+    """Run a script until it took its steps, and return the diagnosis; called in its own process.
 
     Args:
         asked: `script`, `args`, `steps`, `device`, `simulate`; `patience`: seconds from the first
-            call of a model to the first step.
+            call of a model to the first step; `onward`: seconds to go on after the steps.
     """
     run = _Run(asked)
     sys.argv = [str(asked["script"]), *map(str, asked["args"])]
@@ -409,7 +413,7 @@ def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         stack.enter_context(told_to(run.history, run.recorder.names))
         stack.enter_context(run.recorder)
         try:
-            # What it defines stays, so that its model does.
+            # Keep the script's variables, so that its model stays alive.
             defined = runpy.run_path(str(asked["script"]), run_name="__main__")
             run.over()
         except _Enough:

@@ -19,16 +19,16 @@ _MISMATCH = re.compile(r"same device|different devices|FakeTensor Device Propaga
 
 
 def is_mismatch(error: BaseException) -> bool:
-    """Whether an operation was given tensors of several devices."""
+    """Whether an exception says that an operation got tensors on several devices."""
     return _MISMATCH.search(text_of(error)) is not None
 
 
 class Stage:
-    """A device, and how a model, its optimizer and a batch get there.
+    """A device, and the ways to move a model, its optimizer and a batch there.
 
     Attributes:
-        name: the device, as the user calls it.
-        device: the device that tensors are on.
+        name: the device as the user names it.
+        device: the device of the tensors.
         values: whether tensors have values.
     """
 
@@ -43,25 +43,25 @@ class Stage:
         return nullcontext()
 
     def build(self, make: Callable[[], Built], nbytes: int) -> Built:
-        """The model, on the CPU, of a checkpoint of so many bytes."""
+        """Build the model on the CPU; its checkpoint has `nbytes` bytes."""
         return make()
 
     def load(self, module: torch.nn.Module, fit: Fit) -> None:
-        """Have the model load its state, as torch does.
+        """Load the state into the model, as torch does.
 
         Raises:
-            RuntimeError: it won't.
+            RuntimeError: the model refuses the state.
         """
         loaded_into(module, fit)
 
     def moved(self, module: torch.nn.Module, away: Container[str] = ()) -> None:
-        """Bring a model to the device, as `Module.to` does, but not what is said to be `away`."""
+        """Move a model to the device, like `Module.to`. A simulation leaves the keys in `away`."""
         module.to(self.device)
 
     def optimizer_state(self, state: State, saved: Saved, to: Placing) -> Mapping[Any, Any]:
-        """The state of an optimizer, with each tensor where loading it would leave it.
+        """The state of an optimizer, each tensor on the device where loading would leave it.
 
-        torch moves all but `step` to the parameters when it loads them.
+        On loading, torch moves all tensors except `step` to the devices of the parameters.
         """
         content: dict[Any, Any] = {}
         for key, slots in state.content["state"].items():
@@ -79,11 +79,11 @@ class Stage:
         return {**state.content, "state": content, "param_groups": groups}
 
     def hyper(self, value: Any) -> Any:
-        """One hyper-parameter of an optimizer, which stays where it is."""
+        """A copy of a hyper-parameter of an optimizer; a tensor stays on its device."""
         return value.clone() if isinstance(value, torch.Tensor) else value
 
     def slot(self, value: Any, label: str | None, slot: str) -> Any:
-        """One value of an optimizer's state."""
+        """A copy of one value of an optimizer's state, on the device where it belongs."""
         if not isinstance(value, torch.Tensor):
             return value
         on_host = label in (None, "cpu")
@@ -94,9 +94,9 @@ class Stage:
         return batch.to(self.device)
 
     def excuse(self, error: BaseException) -> str | None:
-        """Why an exception says nothing of the model; None if it does."""
+        """Why the simulation caused an exception; None if the model or the user's code did."""
         return None
 
     def call(self, text: str) -> str:
-        """A text that may speak of the device."""
+        """A text in which the device has the name that the user knows."""
         return text

@@ -1,9 +1,9 @@
 """The stage of a trial on a simulated device: tensors without values, in a separate process.
 
 `FakeTensorMode` computes shapes, dtypes and devices, but no values. If torch is built without CUDA,
-a fake `cuda:0` cannot have an autograd graph: the process ends. But every build has what autograd
-needs for the device type `lazy`, which is the stand-in. Whatever the model's code says about the
-real device is applied to the stand-in.
+a fake `cuda:0` cannot have an autograd graph: the process crashes. But every build of torch
+supports autograd for the device type `lazy`, so this device is the stand-in. If the model's code
+names the real device, the stand-in is used.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .stage import Stage, is_mismatch
 from .state.state_dict_fit import Fit
 from .subprocess_call import SubprocessLost, call_in_subprocess
 
-_SMALL = 256 << 20  # bytes of a checkpoint whose model may be built with values
+_SMALL = 256 << 20  # a model is built with values only if its checkpoint has at most so many bytes
 
-#: Exceptions by which torch says that a value is needed, or that there is no shape without one.
+#: Exceptions with which torch says that an operation, or the shape of its result, needs a value.
 _NO_VALUE = frozenset(
     (
         "DataDependentOutputException",
@@ -47,7 +47,7 @@ _NO_VALUE = frozenset(
         "UnsupportedOperatorException",
     )
 )
-#: What real tensors on a real device would not say.
+#: Messages that real tensors on a real device would not cause.
 _OF_FAKES = re.compile(
     r"\bfake\b|FakeTensor|\blazy\b|meta tensor|tensor subclass|data.?pointer|data_ptr|symint|"
     r"unbacked|not compiled with \w+ enabled|compiled without \w+ support|"
@@ -63,13 +63,13 @@ _HOOKS = {
     "resizePrivateUse1Bytes": "a storage that changes its size (resize_)",
     "getPinnedMemoryAllocator": "a tensor that is made in pinned memory (pin_memory=True)",
 }
-#: What is no word of a message: names that it quotes, and paths.
+#: Parts of a message that are ignored: quoted names, and paths.
 _NAMED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*[/\\]\S*")
-#: What no way of playing a device is to blame for.
+#: Exceptions that the simulation does not cause.
 _MISTAKES = (NameError, LookupError, ImportError, AttributeError, SyntaxError, FileNotFoundError)
 _OURS = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
-#: Where torch is, packages are; in an environment on top of another that is not its own folder.
+#: The folders of packages. If the environment extends another one, torch may be in the other one.
 _PACKAGES = (
     str(Path(torch.__file__).parents[1]),
     *(str(Path(sysconfig.get_path(kind))) for kind in ("purelib", "platlib", "stdlib")),
@@ -85,7 +85,7 @@ class Simulated(Stage):
         self.name = name
         self._cast = FakeDevice(name)
         self.device = self._cast.device
-        # Constants of the user's modules are real, and on the CPU.
+        # Constants in the user's modules are real tensors on the CPU.
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def entered(self) -> AbstractContextManager[Any]:
@@ -93,7 +93,7 @@ class Simulated(Stage):
         return pretending(self._cast, self._mode)
 
     def build(self, make: Callable[[], Built], nbytes: int) -> Built:
-        """See Stage. Code that needs values builds a small model with them."""
+        """See Stage. If the code needs values, a small model is built with values."""
         try:
             built = make()
         except Exception as error:
@@ -115,11 +115,11 @@ class Simulated(Stage):
         module.load_state_dict(content, strict=True)
 
     def moved(self, module: torch.nn.Module, away: Container[str] = ()) -> None:
-        """See Stage. What is said to be elsewhere stays behind, as `assign=True` has it."""
+        """See Stage. Tensors in `away` stay on the CPU, as after loading with `assign=True`."""
         place(module, lambda key: torch.device("cpu") if key in away else self.device)
 
     def slot(self, value: Any, label: str | None, slot: str) -> Any:
-        """See Stage. A step has a value, since optimizers compute with it on the host."""
+        """See Stage. A step counter gets a value, because optimizers use it on the host."""
         if slot in ("step", "mu_product") and isinstance(value, torch.Tensor):
             return torch.tensor(1.0)
 
@@ -153,11 +153,11 @@ class Simulated(Stage):
 
 
 def excused(error: BaseException, call: Callable[[str], str]) -> str | None:
-    """The reason, if an exception comes from the simulation and not from the model; else None.
+    """The reason if the simulation, not the model, caused an exception; else None.
 
     Args:
         error: the exception.
-        call: what to call the device in it.
+        call: replaces the stand-in in a text by the device that the user knows.
     """
     if isinstance(error, NotSimulated):
         return str(error)
@@ -174,16 +174,16 @@ def excused(error: BaseException, call: Callable[[str], str]) -> str | None:
     complained = raised and not file.startswith((_OURS, *_PACKAGES))
     if complained or isinstance(error, _MISTAKES):
         return None
-    lacks = isinstance(error, NotImplementedError) and not raised  # by torch's C++
+    lacks = isinstance(error, NotImplementedError) and not raised  # from torch's C++
     if lacks or _OF_FAKES.search(_NAMED.sub("", text_of(error))):
         return call(format_error(error))
     return None
 
 
 def _origin(error: BaseException) -> tuple[str, bool]:
-    """The file that an exception comes from, and whether it was raised there by a statement.
+    """The file that an exception comes from, and whether a `raise` statement there raised it.
 
-    Else something did that isn't written in Python.
+    Otherwise code that is not Python raised it.
     """
     traceback = error.__traceback__
     if traceback is None:
@@ -202,11 +202,11 @@ def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
     """Run a trial on a simulated device, in another process.
 
     Args:
-        request: what; its model must have a name.
-        patience: seconds until it is ended.
+        request: the trial; its model must have a name.
+        patience: seconds until the process is ended.
 
     Raises:
-        CkptmoveError: as `perform`.
+        CkptmoveError: see `perform`.
     """
     asked = {**asdict(request), "path": str(Path(request.path).absolute())}
     guarded = is_of_file(request.model)
@@ -221,7 +221,7 @@ def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
 
 
 def rehearsed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Run the requested trial; this is called in that process."""
+    """Run the requested trial; called in that process."""
     request = Request(**{**asked, "inputs": tuple(asked["inputs"])})
     lacking: tuple[str, ...] = ()
     if is_of_file(request.model):

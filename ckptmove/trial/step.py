@@ -1,4 +1,4 @@
-"""Take one step of a model: forward, and for training a loss, backward and the optimizer."""
+"""Take one step of a model: forward; for training also loss, backward and optimizer step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .state.optimizer_state import Rebuilt
 from .state.state_dict_fit import bits_equal
 
 _MOST_LISTED = 8
-#: Relative and absolute differences that are let pass where bits may differ, by the coarsest dtype.
+#: Relative and absolute tolerance where bits may differ, by the coarsest dtype.
 _TOLERANCES = {
     torch.float64: 1e-7,
     torch.float32: 1e-4,
@@ -30,22 +30,22 @@ _COARSEST = 0.1
 
 @dataclass
 class Step:
-    """What a step came to."""
+    """The result of a step."""
 
     #: How the loss was made; None without training.
     loss: str | None = None
     value: float | None = None
-    #: Tensors of the output on the CPU, by name; without values empty, as `parameters`.
+    #: Tensors of the output on the CPU, by name. This and `parameters` are empty without values.
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
     #: Parameters and buffers after the step.
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
-    #: How many parameters have one.
+    #: The number of parameters that have a gradient.
     gradients: int = 0
     problems: list[str] = field(default_factory=list)
 
 
 class NoLoss(Exception):
-    """Nothing of the output can be differentiated."""
+    """No tensor of the output is differentiable."""
 
 
 def take_step(
@@ -57,10 +57,10 @@ def take_step(
     values: bool,
     keep: bool,
 ) -> Step:
-    """Take a step, forward alone without an optimizer.
+    """Take a step; without an optimizer, only the forward pass.
 
     Raises:
-        NoLoss: there is nothing to train. Whatever else is raised is the model's or torch's.
+        NoLoss: there is nothing to train. Any other exception comes from the model or torch.
     """
     step = Step()
     set_mode(module, train=optimizer is not None)
@@ -111,7 +111,7 @@ def _update(module: torch.nn.Module, batch: Batch, optimizer: torch.optim.Optimi
 
 
 def set_mode(module: torch.nn.Module, *, train: bool) -> None:
-    """Have a model train or infer; a program of torch.export does what it was traced for."""
+    """Set training or inference mode; programs of torch.export keep the mode of their trace."""
     try:
         module.train(train)
     except NotImplementedError:
@@ -154,7 +154,7 @@ def tensors_of(output: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _loss(output: Any, batch: Batch) -> tuple[torch.Tensor, str]:
-    """What to minimise, and how it is made."""
+    """The loss to minimize, and how it is made."""
     leaves = dict(tensors_of(output))
     own = leaves.get("loss")
     if own is not None and own.dim() == 0 and own.requires_grad:
@@ -188,7 +188,7 @@ def _not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def _no_numbers(module: torch.nn.Module) -> list[str]:
-    """Buffers with NaNs, which are not always computed with; infinities mask things."""
+    """Lines for buffers with NaNs, which not every step uses. Infinities are valid in masks."""
     lines = []
     for name, buffer in module.named_buffers():
         if buffer.layout is torch.strided and buffer.is_floating_point():
@@ -199,8 +199,9 @@ def _no_numbers(module: torch.nn.Module) -> list[str]:
 
 
 def _unsaved(module: torch.nn.Module, rebuilt: Rebuilt) -> list[str]:
-    """Parameters that are trained, but whose state was not saved though others' was."""
-    if not rebuilt.saved or isinstance(rebuilt.optimizer, torch.optim.LBFGS):  # its own is one
+    """A line about trained parameters without a saved state, if other parameters have one."""
+    # LBFGS keeps a single state for all parameters.
+    if not rebuilt.saved or isinstance(rebuilt.optimizer, torch.optim.LBFGS):
         return []
     own = dict(module.named_parameters())
     without = [
@@ -208,7 +209,7 @@ def _unsaved(module: torch.nn.Module, rebuilt: Rebuilt) -> list[str]:
         for key, name in rebuilt.names.items()
         if key not in rebuilt.saved and name in own and own[name].grad is not None
     ]
-    # An optimizer whose only state may be None saves nothing for some.
+    # An optimizer saves no state for a parameter if the only value of that state is None.
     if not without or len(without) == len(rebuilt.names):
         return []
     return [f"no state is saved for {join_names(without)}, which the step updates"]
@@ -220,7 +221,7 @@ def _unsaved(module: torch.nn.Module, rebuilt: Rebuilt) -> list[str]:
 def misplaced(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device
 ) -> list[tuple[str, str, str]]:
-    """What is not where it must be: a name, where it is, and where it must be."""
+    """The tensors on a wrong device: name, its device, and the right device."""
     found = holdings(module, optimizer)
     home = indexed(device)
     strays = [
@@ -233,7 +234,7 @@ def misplaced(
 
 
 def misplaced_lines(found: Sequence[tuple[str, str, str]], call: Callable[[str], str]) -> list[str]:
-    """What is misplaced, a line for each pair of devices."""
+    """A line about misplaced tensors for each pair of devices."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, here, there in found:
         groups.setdefault((call(here), call(there)), []).append(name)
@@ -247,7 +248,7 @@ def misplaced_lines(found: Sequence[tuple[str, str, str]], call: Callable[[str],
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two steps agree."""
+    """How far the results of two steps agree."""
 
     equal: bool
     close: bool
@@ -256,7 +257,7 @@ class Difference:
 
 
 def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> Difference:
-    """How the results of two steps differ; the coarsest of `dtypes` sets the tolerance."""
+    """Compare the results of two steps; the coarsest dtype in `dtypes` sets the least tolerance."""
     lines: list[str] = []
     equal = close = True
     worst = max((_tolerance(each) for each in dtypes), default=0.0)

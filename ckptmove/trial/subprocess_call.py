@@ -1,8 +1,8 @@
 """Call a function in a separate process, so that even a crash is a result.
 
-The arguments and the result are files in a temporary folder. No pipe is used, because a process
-started by the function could keep it open forever; such processes are ended too. If the function
-runs code of a file, its process is guarded, and ended if it tries to reach outside.
+The arguments and the result are files in a temporary folder. No pipe is used for them, because a
+process that the function started could keep it open forever; such processes are ended too. If the
+function runs code from a file, its process is guarded, and ended if it tries to reach outside.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..system.signals import KILL
 from ..system.temporary import temporary_folder
 from .sandbox import guard
 
-_MOST_SAID = 1 << 16  # bytes of what the process said last
-_MOST_TOLD = 1 << 26  # bytes of what it tells
-_GRACE = 1.0  # seconds that what is left behind has to end
-#: ckptmove is this one, wherever it lies, and neither `sys.path` nor the environment tells of it.
+_MOST_SAID = 1 << 16  # the last bytes of the output that are kept
+_MOST_TOLD = 1 << 26  # bytes of the result file
+_GRACE = 1.0  # seconds that remaining processes have to end
+#: Imports this copy of ckptmove, wherever it is, without `sys.path` or environment variables.
 _BEGIN = """
 import sys
 from importlib import util
@@ -48,10 +48,10 @@ class SubprocessLost(Exception):
     """The process gave no result.
 
     Attributes:
-        code: what it exited with, or the negative number of a signal; None: its time was up.
-        latest: what it told so far, if anything.
-        lines: what it said last.
-        attempt: what ended it, if it was guarded: `open a socket` and the like.
+        code: its exit code, or the negative number of a signal; None: its time was up.
+        latest: its latest intermediate result, if any.
+        lines: the last lines of its output.
+        attempt: the forbidden action that ended it, if it was guarded, such as `open a socket`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SubprocessLost(Exception):
 
 
 class _Signalled(BaseException):
-    """A signal arrived that asks us to end."""
+    """A signal arrived that asks this process to end."""
 
 
 def call_in_subprocess(
@@ -85,18 +85,18 @@ def call_in_subprocess(
     """Call a function in another process.
 
     Args:
-        function: of a module, by its name; it takes and gives what JSON can tell.
-        request: what it is called with.
-        patience: seconds until the process is ended; None waits for ever.
-        heard: whether what it says is heard, on stderr; else only its last line is, if it is lost.
-        script: whether it imports and reads what `python script.py` would; else it imports what is
-            imported here, and reads nothing.
-        guarded: whether it runs code of a file; see `guard`. It calls `enforce` when all that is
-            the user's own is imported.
+        function: a function at the top level of a module; its argument and result are JSON data.
+        request: the argument of the function.
+        patience: seconds until the process is ended; None waits forever.
+        heard: whether its output goes to stderr; else only the last line is shown if it is lost.
+        script: whether it has the `sys.path` and the standard input of `python script.py`; else it
+            has the `sys.path` of this process and no standard input.
+        guarded: whether it runs code from a file; see `guard`. It calls `enforce` after it imported
+            all code of the user.
 
     Raises:
-        SubprocessLost: it ended without a result, or with none that makes sense.
-        CkptmoveError: as the function does.
+        SubprocessLost: it ended without a valid result.
+        CkptmoveError: the function raised it.
     """
     asked = {
         "module": function.__module__,
@@ -127,7 +127,7 @@ def call_in_subprocess(
 
 
 def _error(result: Mapping[str, Any]) -> errors.CkptmoveError | None:
-    """The error that the process tells of, if it makes sense: it may tell what it likes."""
+    """The error that the process reports, if valid: the process may report arbitrary data."""
     name, message, path, hint = map(result.get, ("error", "message", "path", "hint"))
     if not isinstance(name, str) or not isinstance(message, str):
         return None
@@ -142,7 +142,7 @@ def _error(result: Mapping[str, Any]) -> errors.CkptmoveError | None:
 def _run(
     folder: str, patience: float | None, heard: bool, stdin: int | None, own: str | None
 ) -> tuple[int | None, bytes]:
-    """Run the process to its end, or to the end of patience: its exit code, and what it said."""
+    """Run the process until it ends or its time is up; returns its exit code and output."""
     ours = Path(__file__).resolve().parents[1] / "__init__.py"
     said = bytearray()
     out, listener = 2, None
@@ -153,7 +153,7 @@ def _run(
     with _signals_raised():
         process: subprocess.Popen[bytes] | None = None
         try:
-            # In a session of its own it has a group, and may read from a terminal all the same.
+            # A new session gives the process its own group; it can still read from a terminal.
             process = subprocess.Popen(
                 [sys.executable, "-c", _BEGIN, os.fspath(ours), folder],
                 stdin=stdin,
@@ -171,12 +171,12 @@ def _run(
             if process is not None:
                 _end(process)
     if listener is not None:
-        listener.join(_GRACE)  # who left the group may still hold the other end
+        listener.join(_GRACE)  # a process that left the group may still hold the other end
     return code, bytes(said)
 
 
 def _listen(source: int, said: bytearray) -> None:
-    """Keep the end of what comes."""
+    """Read a pipe, and keep only the end of its data."""
     with open(source, "rb", buffering=0) as stream:
         while piece := stream.read(_MOST_SAID):
             said += piece
@@ -184,7 +184,7 @@ def _listen(source: int, said: bytearray) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it started: by asking, at first, so that they clean up."""
+    """End a process and its children: first with SIGTERM, so that they can clean up."""
     if not hasattr(os, "killpg"):
         process.kill()
         process.wait()
@@ -197,14 +197,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 process.poll()
                 os.killpg(process.pid, 0)
                 time.sleep(0.01)
-        except OSError:  # none of them is left
+        except OSError:  # no process is left
             break
     process.wait()
 
 
 @contextlib.contextmanager
 def _signals_raised() -> Iterator[None]:
-    """Have signals that would end us at once end the other process before."""
+    """A context in which a signal that would end this process ends the other process first."""
     numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
     ours = [each for each in numbers if each and signal.getsignal(each) is signal.SIG_DFL]
     arrived: list[int] = []
@@ -230,7 +230,7 @@ def _signals_raised() -> Iterator[None]:
 
 
 def _read(folder: str) -> tuple[bool, dict[str, Any] | None]:
-    """Whether the process told its result, and that; or what it told so far."""
+    """Whether the process finished, and its result or latest intermediate result."""
     try:
         told = json.loads(guard.read_own(Path(folder, _TOLD), _MOST_TOLD))
         result = told["result"]
@@ -243,14 +243,14 @@ def _read(folder: str) -> tuple[bool, dict[str, Any] | None]:
 
 
 class _Served:
-    """Where the process tells what it has to, and which it is: forks of it tell nothing."""
+    """The folder for the results, and the id of the process: forks of it report nothing."""
 
     folder = ""
     process = 0
 
 
 def serve(folder: str) -> None:
-    """In that process: call the function that is asked for, and tell what it gives."""
+    """In that process: call the requested function and report its result."""
     _Served.folder, _Served.process = folder, os.getpid()
     asked = json.loads(Path(folder, _ASKED).read_bytes())
     sys.argv[1:] = []
@@ -271,25 +271,25 @@ def serve(folder: str) -> None:
 
 
 def enforce() -> tuple[str, ...]:
-    """In that process: be guarded from now on; see `guard.enforce`."""
+    """In that process: guard it from now on; see `guard.enforce`."""
     return guard.enforce(_Served.folder)
 
 
 def tell_so_far(result: Mapping[str, Any]) -> None:
-    """In that process: tell what is known so far, in case that it doesn't get any further."""
+    """In that process: report an intermediate result, in case the process ends early."""
     if os.getpid() == _Served.process:
         with contextlib.suppress(OSError):
             _write(result, done=False)
 
 
 def tell(result: Mapping[str, Any]) -> NoReturn:
-    """In that process: tell the result, and end."""
+    """In that process: report the result, and exit."""
     if os.getpid() == _Served.process:
         _write(result, done=True)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # they may be the user's own
+        with contextlib.suppress(Exception):  # they may be objects of the user's code
             stream.flush()
-    os._exit(0)  # torch may abort while it is torn down
+    os._exit(0)  # torch may abort during shutdown
 
 
 def _write(result: Mapping[str, Any], *, done: bool) -> None:

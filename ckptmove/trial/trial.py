@@ -1,4 +1,4 @@
-"""Try a checkpoint: check that a model takes it and that a step runs where it should.
+"""Try a checkpoint: check that a model accepts it and that a step runs on the right device.
 
 found = rehearse("run.pt", model="train.py:Net", inputs=["float32[8,3,32,32]"], step="train")
 found.ok, found.of("step").title
@@ -30,7 +30,7 @@ from .subprocess_call import SubprocessLost, call_in_subprocess
 
 __all__ = ["Finding", "TrialResult", "rehearse"]
 
-TIMEOUT = 600.0  # seconds that what runs in another process may take
+TIMEOUT = 600.0  # seconds that a trial in another process may take
 _STEPS = ("forward", "train")
 
 
@@ -52,9 +52,9 @@ def rehearse(
     Without a `model` the checkpoint is the model. A model that fails is a finding.
 
     Raises:
-        UsageError: the request makes no sense.
+        UsageError: the request is not valid.
         DeviceError: this machine does not have the device, and `simulate` is not set.
-        InputError: a checkpoint cannot be read, or would have to be trusted.
+        InputError: a checkpoint cannot be read, or is not trusted.
     """
     if step not in (None, *_STEPS):
         raise UsageError(f"step must be forward or train, not {step!r}")
@@ -112,7 +112,7 @@ def is_there(device: str) -> bool:
     """Whether torch can use a device on this machine."""
     try:
         torch.ones(1, device=device).add_(1)
-    except Exception:  # each backend has its own, and a tag of a file may be any text
+    except Exception:  # each backend raises its own kind; the tag in a file may be any text
         return False
     return kind_of(device) != "meta"
 
@@ -121,7 +121,7 @@ def _seeded(device: str) -> list[int]:
     return [torch.device(device).index or 0] if kind_of(device) == "cuda" else []
 
 
-# -- of a file -------------------------------------------------------------------------------------
+# -- models from files -----------------------------------------------------------------------------
 
 
 def _confined(request: Request, against: str | None, device: str, timeout: float) -> TrialResult:
@@ -137,7 +137,7 @@ def _confined(request: Request, against: str | None, device: str, timeout: float
 
 
 def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Run the requested trial; this is called in that process."""
+    """Run the requested trial; called in that process."""
     told = asked["request"]
     request = Request(**{**told, "inputs": tuple(told["inputs"])})
     path = request.path if request.model is None else str(request.model)
@@ -179,11 +179,11 @@ def _simulated(request: Request, against: StrPath | None, timeout: float) -> Tri
     return TrialResult(request.device, True, findings)
 
 
-# -- against another -------------------------------------------------------------------------------
+# -- against another checkpoint --------------------------------------------------------------------
 
 
 def _compare(request: Request, against: str, device: str, found: Performance) -> None:
-    """Take the other checkpoint's step, and add to the finding whether it gives the same."""
+    """Take the same step with the other checkpoint, and add the comparison to the finding."""
     if found.step is None:
         return
     there = _device(against, device, False)

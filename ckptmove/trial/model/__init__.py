@@ -1,1 +1,1 @@
-"""The model that the user names, and what is fed to it."""
+"""The model that the user names, and its input."""

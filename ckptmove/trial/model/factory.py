@@ -1,9 +1,12 @@
 """Build the model that the user names with `--model`.
 
-It is a function or class in the user's code; a folder of transformers, or of a model of diffusers,
-of which config.json is used, without weights and without the network; a program (TorchScript,
-`torch.export`), which is itself the model; or a whole pickled module, only if trusted: the one
-place where a pickle is ever run.
+The name refers to one of:
+
+- a function or class in the user's code;
+- a folder of a transformers or diffusers model: only its config.json is used, no weights and no
+  network;
+- a program (TorchScript, `torch.export`), which is itself the model;
+- a whole pickled module, only if trusted. No other part of ckptmove runs a pickle.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from ...errors import InputError, UnsupportedError, UsageError
 from ..sandbox import configurations, exported_programs, torchscript
 from .import_by_name import imported, is_named
 
-#: What makes a module, or the name of it.
+#: A function or class that makes a module, or its name; or a path.
 Model = str | os.PathLike[str] | Callable[..., Any]
 
 
@@ -36,29 +39,29 @@ class Built:
     #: `code`, `huggingface`, `diffusers`, `torchscript`, `export` or `pickle`.
     kind: str
     config: Any = None
-    #: Positional and named inputs that an exported program was traced with.
+    #: The positional and keyword inputs with which an exported program was traced.
     example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
     def is_program(self) -> bool:
-        """Whether it has its values, and its devices, from a file."""
+        """Whether the model's values and devices come from its own file."""
         return self.kind in ("torchscript", "export", "pickle")
 
 
 def is_of_file(model: Model | None) -> bool:
-    """Whether a model is made of a file or folder, or of the checkpoint (None)."""
+    """Whether a model is made from a file or folder, or from the checkpoint (None)."""
     if model is None:
         return True
     return isinstance(model, (str, os.PathLike)) and Path(model).exists()
 
 
 def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -> Built:
-    """The model that is named; `trust_pickle` allows to unpickle one, which runs what it says.
+    """Build the named model; `trust_pickle` allows unpickling a module, which runs its code.
 
     Raises:
-        UsageError: nothing is so named, or it is no model.
-        UnsupportedError: a pickled module that isn't trusted. Whatever else is raised is the
+        UsageError: nothing has this name, or it is not a model.
+        UnsupportedError: the file could run code and is not trusted. Any other exception is the
             model's own failure.
     """
     if not isinstance(model, (str, os.PathLike)):
@@ -114,8 +117,8 @@ def _needed(factory: Callable[..., Any]) -> list[str]:
 
 
 def import_classes(folder: Path) -> None:
-    """Import the code of the library that a folder's configuration asks for, if there is any."""
-    with suppress(Exception):  # whoever needs it says so
+    """Import the library code that a folder's configuration needs, if any."""
+    with suppress(Exception):  # a failure is reported when the code is needed
         said = json.loads((folder / "config.json").read_bytes())
         if _is_of_diffusers(said):
             _class_of_diffusers(said)
@@ -124,7 +127,7 @@ def import_classes(folder: Path) -> None:
 
         for name in ("AutoModel", *_architectures(said)):
             getattr(transformers, name, None)
-        # The code of a model that has no class by name.
+        # The code of a model whose configuration names no class.
         transformers.MODEL_MAPPING.get(transformers.CONFIG_MAPPING[said["model_type"]], None)
 
 
@@ -135,7 +138,7 @@ def _architectures(said: Mapping[str, Any]) -> list[str]:
 
 
 def _of_folder(folder: Path) -> Built:
-    """The model of a folder's configuration, of the library that wrote it."""
+    """The model of a folder's configuration, built by transformers or diffusers."""
     file = folder / "config.json"
     if not file.is_file():
         raise _without_configuration(folder)
@@ -170,7 +173,7 @@ def _of_folder(folder: Path) -> Built:
 
 
 def _without_configuration(folder: Path) -> UsageError:
-    """What is said of a folder that no single model is made of, and what to name instead."""
+    """The error for a folder without a config.json, with a hint about what to name instead."""
     text = str(folder)
     if (folder / "model_index.json").is_file():
         below = sorted(str(each.parent) for each in folder.glob("*/config.json"))
@@ -200,7 +203,7 @@ def _is_of_diffusers(said: Mapping[str, Any]) -> bool:
 
 
 def _diffusers(said: dict[str, Any], file: Path) -> Built:
-    """A model of diffusers, as `from_config` of its class makes it.
+    """A model of diffusers, made by `from_config` of its class.
 
     Source: diffusers/configuration_utils.py, `ConfigMixin.from_config`.
     """
@@ -223,7 +226,7 @@ def _diffusers(said: dict[str, Any], file: Path) -> Built:
 
 
 def _class_of_diffusers(said: Mapping[str, Any]) -> Any:
-    """The class that a configuration names, if diffusers has it and it is of its models."""
+    """The class that a configuration names, if it is a model class of diffusers; else None."""
     import diffusers
 
     made = getattr(diffusers, said["_class_name"], None)
@@ -232,7 +235,7 @@ def _class_of_diffusers(said: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _quiet(logging: Any) -> Iterator[None]:
-    """Keep a library's advice on a configuration from being shown as ours."""
+    """A context without a library's warnings about a configuration."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -273,7 +276,7 @@ def _format(path: Path) -> str:
 
 
 def _exported(path: Path, trust_pickle: bool) -> Built:
-    """A program of torch.export, of which no pickle but of plain tensors is read."""
+    """A program of torch.export; of its pickles, only plain tensors are read."""
     found = None if trust_pickle else exported_programs.danger(path)
     if found is not None:
         raise UnsupportedError(

@@ -1,6 +1,6 @@
 """Import code that the user names: `package.module:name`, or `path/to/file.py:name`.
 
-ckptmove imports no other code, and this only because the user said so.
+ckptmove imports no other user code, and this code only because the user named it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ...errors import UsageError
 
 
 def is_named(spec: str) -> bool:
-    """Whether this is the spelling of a name in code, rather than a path."""
+    """Whether a text is spelled like a name in code, not like a path."""
     place, colon, name = spec.rpartition(":")
     dotted = all(part.isidentifier() for part in place.split("."))
     return bool(colon and place and _is_dotted(name)) and (dotted or place.endswith(".py"))
 
 
 def optimizer_name(spec: str) -> str:
-    """The name of an optimizer in code: a bare one, such as `SGD`, is torch's."""
+    """The full name of an optimizer in code: a bare name, such as `SGD`, is in torch.optim."""
     return f"torch.optim:{spec}" if spec.isidentifier() else spec
 
 
@@ -33,11 +33,11 @@ def _is_dotted(name: str) -> bool:
 
 
 def imported(spec: str, what: str) -> Any:
-    """The object of a name.
+    """Import the object with a name.
 
     Raises:
-        UsageError: there is no such module, file or name. Whatever else importing raises is the
-            named code's own.
+        UsageError: there is no such module, file or name. Any other exception comes from the
+            imported code.
     """
     place, _, name = spec.rpartition(":")
     if not is_named(spec):
@@ -57,7 +57,7 @@ def imported(spec: str, what: str) -> Any:
 
 def _of_package(name: str, what: str) -> Any:
     here = str(Path.cwd())
-    if not {"", here} & set(sys.path):  # as of `python -m`, but not of a command
+    if not {"", here} & set(sys.path):  # `python -m` adds the folder, an installed command doesn't
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
@@ -84,8 +84,8 @@ def _of_file(place: str, what: str) -> Any:
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module  # where dataclasses and pickles look for it
-    sys.path.append(str(path.parent))  # it may import its neighbors
+    sys.modules[name] = module  # dataclasses and pickles look for it there
+    sys.path.append(str(path.parent))  # it may import modules beside it
     try:
         found.loader.exec_module(module)
     except BaseException:

@@ -1,8 +1,8 @@
-"""Make a batch for a trial, the same every time: from specs, a function, or a configuration.
+"""Make a reproducible batch for a trial: from specs, a function, or a configuration.
 
 A spec is `[name=]dtype[sizes][<limit]`: `float32[8,3,224,224]`, `int64[2,128]<1000`,
-`mask=bool[4]`. Floating-point values are normally distributed, integers uniformly from 0 to below
-the limit.
+`mask=bool[4]`. Floating-point values are normally distributed; integers are uniformly distributed
+from 0 to below the limit.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ SEED = 20240229
 _SPEC = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\](?:<(?P<limit>\d{1,18}))?"
 )
-_SIZE = re.compile(r"\d{1,18}")  # 64 bits; Python itself refuses thousands of digits
-_BATCH, _LENGTH, _FRAMES = 2, 16, 3200  # of inputs made from a configuration
-_LIMIT = 2  # of whole numbers, unless it is said: within any vocabulary
+_SIZE = re.compile(r"\d{1,18}")  # fits 64 bits; Python itself refuses thousands of digits
+_BATCH, _LENGTH, _FRAMES = 2, 16, 3200  # sizes of inputs made from a configuration
+_LIMIT = 2  # the default limit of integers: small enough for every vocabulary
 _FULL_BYTE = 256
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One input. `limit` is above the largest whole number, or None."""
+    """One input. Integers are below `limit`; None: a default."""
 
     name: str | None
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Spec:
     limit: int | None = None
 
     def tensor(self) -> torch.Tensor:
-        """Its values, by torch's generator."""
+        """A tensor with random values from torch's generator."""
         if self.dtype is torch.bool:
             return torch.randint(0, 2, self.shape).bool()
         if self.dtype.is_floating_point:
@@ -53,17 +53,17 @@ class Spec:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model is called with."""
+    """The arguments of a model's call."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    #: What they are, in a line.
+    #: A description of the arguments, in one line.
     said: str
-    #: Whether a Hugging Face model gets labels, and so gives its own loss.
+    #: Whether the batch has labels, so that a Hugging Face model returns its own loss.
     labelled: bool = False
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
+        """The same batch on a device."""
 
         def moved(value: Any) -> Any:
             return value.to(device) if isinstance(value, torch.Tensor) else value
@@ -73,10 +73,10 @@ class Batch:
 
 
 def parse_spec(spec: str) -> Spec:
-    """The input that a spec asks for.
+    """The input that a spec describes.
 
     Raises:
-        UsageError: it is no spec.
+        UsageError: the spec is not valid.
     """
     found = _SPEC.fullmatch(spec.strip())
     if found is None:
@@ -98,10 +98,10 @@ def parse_spec(spec: str) -> Spec:
 
 
 def check(specs: Sequence[str]) -> None:
-    """See that specs can be understood, without making anything.
+    """Check that specs are valid, without making tensors.
 
     Raises:
-        UsageError: they can't.
+        UsageError: they are not.
     """
     named = [spec for spec in specs if is_named(spec)]
     if named and len(specs) > 1:
@@ -116,10 +116,10 @@ def check(specs: Sequence[str]) -> None:
 
 
 def batch(specs: Sequence[str], built: Built, *, train: bool) -> Batch:
-    """The batch, on the CPU; the same for the same specs.
+    """The batch, on the CPU; equal specs give equal values.
 
     Raises:
-        UsageError: a spec makes no sense, or one is needed.
+        UsageError: a spec is not valid, or a required one is missing.
     """
     torch.manual_seed(SEED)
     if specs:
@@ -159,11 +159,11 @@ def _called(made: Any, spec: str) -> Batch:
     return Batch((made,), {}, said)
 
 
-# -- of Hugging Face -------------------------------------------------------------------------------
+# -- Hugging Face ----------------------------------------------------------------------------------
 
 
 def _configured(built: Built) -> Batch:
-    """What a model of transformers takes, by its main input and its configuration."""
+    """A batch for a model of transformers, by its main input and its configuration."""
     config = built.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     main = getattr(built.module, "main_input_name", "input_ids")
@@ -178,7 +178,7 @@ def _configured(built: Built) -> Batch:
         kwargs = _words(text, takes)
         if getattr(config, "is_encoder_decoder", False):
             kwargs["decoder_input_ids"] = kwargs["input_ids"].clone()
-        if hasattr(built.module, "logit_scale"):  # it compares words with pictures, as CLIP
+        if hasattr(built.module, "logit_scale"):  # it compares words with pictures, like CLIP
             kwargs |= _pictures(config)
     else:
         raise UsageError(
@@ -209,7 +209,7 @@ def _takes(module: torch.nn.Module) -> set[str]:
 
 def _words(config: Any, takes: set[str]) -> dict[str, torch.Tensor]:
     longest = getattr(config, "max_position_embeddings", None) or _LENGTH
-    # Some models (RoBERTa) count positions from behind the padding.
+    # Some models (RoBERTa) number positions from after the padding index.
     length = max(1, min(_LENGTH, longest - 2)) if longest > 2 else longest
     vocabulary = getattr(config, "vocab_size", None) or _LIMIT
     padding = getattr(config, "pad_token_id", None)
@@ -221,7 +221,7 @@ def _words(config: Any, takes: set[str]) -> dict[str, torch.Tensor]:
 
 
 def _labelled(built: Built, made: Batch) -> Batch:
-    """The batch with labels, where the model has a loss that is known to take them."""
+    """The batch, with labels if the model is of a class whose loss is known to take them."""
     kind = type(built.module).__name__
     words = made.kwargs.get("input_ids")
     first = next((v for v in made.kwargs.values() if isinstance(v, torch.Tensor)), None)

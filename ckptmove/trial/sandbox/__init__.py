@@ -1,1 +1,1 @@
-"""Run code of a file: only allowed code, in a process that can do nothing else."""
+"""Run code from a file: only allowed code, in a process that can't do anything else."""

@@ -2,9 +2,9 @@
 
 A model is built from `config.json` alone: no weights, tokenizers or pickles of the folder are read.
 But a configuration may name code in its folder (`auto_map`), another file to read instead
-(`configuration_files`), kernels of the Hub as an implementation of attention (`owner/name`), a
-backbone of timm elsewhere (`local-dir:`, `hf-hub:`), and files among the arguments for timm, which
-its older versions unpickle.
+(`configuration_files`), kernels from the Hub that implement attention (`owner/name`), a timm
+backbone at another place (`local-dir:`, `hf-hub:`), and files in the arguments for timm, which
+older versions of timm unpickle.
 
 Sources: transformers/configuration_utils.py, modeling_utils.py, integrations/hub_kernels.py,
 models/timm_wrapper and timm_backbone; timm/models/_factory.py (`create_model`).
@@ -18,19 +18,19 @@ from typing import Any
 
 _CODE = "the code of the model is in its folder, and ckptmove never runs code of a checkpoint"
 _IMPLEMENTATION = re.compile(r"[a-z0-9_]*", re.ASCII)
-_IGNORED = re.compile(r"[\x00-\x20]")  # some of them, where a name is split as a URL
+_IGNORED = re.compile(r"[\x00-\x20]")  # splitting a name as a URL drops some of these characters
 _ELSEWHERE = re.compile(r"(hf-hub|hf_hub|local-dir):", re.IGNORECASE)
 
 _ARGUMENTS = ("model_args", "backbone_kwargs")
-_OF_FILES = ("checkpoint", "pretrained", "cache_dir")  # how their names begin
+_OF_FILES = ("checkpoint", "pretrained", "cache_dir")  # arguments for files start with these
 
 
 def danger(said: Mapping[str, Any], known: Container[object]) -> str | None:
-    """Why a model may not be made of a configuration, or None.
+    """Why a model may not be made from a configuration, or None.
 
     Args:
-        said: what the configuration says.
-        known: the types of models whose code the library has.
+        said: the content of the configuration.
+        known: the model types whose code is in the library.
     """
     todo: list[tuple[str, Any]] = [("", said)]
     while todo:

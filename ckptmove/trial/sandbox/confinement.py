@@ -1,7 +1,7 @@
-"""Prepare what a model made from a file needs, guard its process, and report what it tried.
+"""Import the code that a model from a file needs, guard its process, and report its findings.
 
-The user's own code (a function that gives inputs, a class of optimizers, the modules of classes
-that a trusted pickle names) is imported before the process is guarded: it may do what it likes.
+The user's own code (a function that makes inputs, an optimizer class, the modules of classes that a
+trusted pickle names) is imported before the process is guarded: it is not restricted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LACKING = {
     "seccomp": "this system does not keep code in C from starting processes: it has no seccomp",
 }
 _TORCH = ("torch._dynamo", "torch.export.pt2_archive._package")
-#: What there may be no classes of a user's in.
+#: Packages that have no classes of the user.
 _STANDARD = frozenset((*sys.builtin_module_names, *sys.stdlib_module_names, "ckptmove", "torch"))
 
 
@@ -44,26 +44,26 @@ def begin(
     *,
     trust_pickle: bool = False,
 ) -> tuple[str, ...]:
-    """In a process that runs a model made of a file: import what is needed, and be guarded.
+    """Import the needed code, and guard the process that will run a model made from a file.
 
     Args:
         path: the file or folder.
-        inputs, optimizer: as of a request.
-        device: where it is run; `cpu` also for one that is simulated.
+        inputs, optimizer: see `Request`.
+        device: the device that runs the model; `cpu` for a simulated device.
         trust_pickle: whether a pickled module may be unpickled.
 
     Returns:
-        What this system doesn't hold code in C to, a sentence each.
+        A sentence for each restriction that this system can't impose on C code.
 
     Raises:
-        UsageError: a name in code names nothing.
+        UsageError: a name in code does not exist.
     """
     folder = Path(path).parent if Path(path).name == "config.json" else Path(path)
-    with contextlib.suppress(CkptmoveError):  # whoever reads it says so
+    with contextlib.suppress(CkptmoveError):  # reported later, when the model is built
         if folder.is_dir():
             factory.import_classes(folder)
         for module in _modules(path, trust_pickle):
-            with contextlib.suppress(Exception):  # whoever needs it says so
+            with contextlib.suppress(Exception):  # reported later, when the module is needed
                 importlib.import_module(module)
     if inputs and is_named(inputs[0]):
         imported(inputs[0], "--input")
@@ -74,17 +74,17 @@ def begin(
 
 
 def _start(device: str) -> None:
-    """Have libraries do once what a guarded process can't.
+    """Initialize libraries in ways that a guarded process can't.
 
-    OpenMP's may register itself in shared memory; a driver starts processes and connects to others.
+    OpenMP may register itself in shared memory; a driver starts processes and connects to others.
     """
     torch.get_num_threads()
-    with contextlib.suppress(Exception):  # whoever needs it says so
+    with contextlib.suppress(Exception):  # reported later, when the device is needed
         torch.ones(1, device=device).add_(1).cpu()
 
 
 def _modules(path: StrPath, trust_pickle: bool) -> list[str]:
-    """The modules that code of a file takes for granted."""
+    """The modules that code from a file expects to be imported."""
     with formats.open_checkpoint(path) as found:
         if found.format == "torch-export":
             return [*_TORCH, *exported_programs.libraries(path)]
@@ -101,12 +101,12 @@ def _modules(path: StrPath, trust_pickle: bool) -> list[str]:
 
 
 def report(found: Performance) -> None:
-    """In that process: tell what is found so far, in case that it is ended."""
+    """In that process: report the findings so far, in case it is ended."""
     subprocess_call.tell_so_far({"findings": [each.to_json() for each in found.findings.values()]})
 
 
 def result(found: Performance, lacking: Sequence[str]) -> Mapping[str, Any]:
-    """In that process: what it tells at last."""
+    """In that process: the final result."""
     model = found.findings.get("model")
     if model is not None:
         found.findings["model"] = replace(model, details=[*lacking, *model.details])
@@ -114,10 +114,10 @@ def result(found: Performance, lacking: Sequence[str]) -> Mapping[str, Any]:
 
 
 def findings(told: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """What a process found that runs code of a file.
+    """The findings of a process that ran code from a file.
 
     Raises:
-        SubprocessLost: what it told makes no sense.
+        SubprocessLost: its result is not valid.
     """
     found = _findings(told)
     if [each.check for each in found] != list(TRIAL_CHECKS):
@@ -126,7 +126,7 @@ def findings(told: Mapping[str, Any]) -> tuple[Finding, ...]:
 
 
 def _findings(told: Mapping[str, Any]) -> list[Finding]:
-    """Those of the findings that make sense: the process may tell what it likes."""
+    """The valid findings in a result: the process may report arbitrary data."""
     listed = told.get("findings")
     found = []
     for each in listed if isinstance(listed, list) else ():
@@ -140,7 +140,7 @@ def _findings(told: Mapping[str, Any]) -> list[Finding]:
 
 
 def ended(lost: subprocess_call.SubprocessLost) -> tuple[Finding, ...]:
-    """What a process found that was ended: what it told, and by what it ended."""
+    """The findings of a process that was ended: those it reported, and the reason for its end."""
     found = {each.check: each for each in _findings(lost.latest or {})}
     last = next((check for check in TRIAL_CHECKS if check not in found), TRIAL_CHECKS[-1])
     if lost.attempt is not None:

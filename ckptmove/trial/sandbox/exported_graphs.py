@@ -1,9 +1,9 @@
 """Check the JSON of an exported program, so that reading and running it runs no other code.
 
-torch turns the JSON into Python: sizes and guards are evaluated, names are written into the source
-of `forward`, operators are looked up by dotted names, and specs of inputs may import modules. So
-each text is checked by its key, wherever it stands: torch's schema has no key with two meanings. An
-unknown key may hold no text.
+torch turns the JSON into Python: it evaluates sizes and guards, writes names into the source of
+`forward`, looks up operators by dotted names, and may import modules for specs of inputs. So each
+text is checked by its key, at any place: torch's schema has no key with two meanings. Under an
+unknown key, no text is allowed.
 
 Sources: torch/_export/serde/schema.py and serialize.py (`GraphModuleDeserializer`);
 torch/export/_unlift.py (`_convert_guards_code_to_fn`); torch/fx/graph.py (`_gen_python_code`);
@@ -23,13 +23,13 @@ from ...formats.safetensors.header import unique
 from .magnitudes import is_bounded, is_literal
 
 _LONGEST = 1 << 14  # characters of an expression
-_SHOWN = 60  # characters of a text that is refused
+_SHOWN = 60  # characters of a refused text in a message
 
-#: Operators of torchvision that compute; others of it write files.
+#: Operators of torchvision that only compute; others write files.
 _VISION = frozenset(
     ("nms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
 )
-#: Operators that call graphs of the program, or operators that are checked as well.
+#: Operators that call graphs of the program or other operators, all of which are checked too.
 _HIGHER = frozenset(
     (
         *("associative_scan", "auto_functionalized", "auto_functionalized_v2", "cond"),
@@ -54,7 +54,7 @@ _MATH = (
     *("acos", "asin", "atan", "ceil", "cos", "cosh", "floor", "log2", "sin", "sinh", "sqrt"),
     *("tan", "tanh", "trunc"),
 )
-#: Functions that may stand where an operator does.
+#: Functions that are allowed in place of an operator.
 _FUNCTIONS = frozenset(
     (
         *(f"_operator.{name}" for name in _OPERATORS),
@@ -69,7 +69,7 @@ _FUNCTIONS = frozenset(
 )
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.([A-Za-z]\w*))?", re.ASCII)
 _DUNDER = re.compile(r"__i?(and|or|xor|lshift|rshift)__")
-#: What an expression may call: the functions that torch and sympy print.
+#: Functions that an expression may call: torch and sympy print these.
 _CALLED = frozenset(
     (
         *("Abs", "Add", "And", "BooleanFalse", "BooleanTrue", "CeilDiv", "CeilToInt", "CleanDiv"),
@@ -83,7 +83,7 @@ _CALLED = frozenset(
         *("TruncToInt", "Tuple", "Unequality", "Where", "ceiling", "floor", "log", "sqrt"),
     )
 )
-#: As `_CALLED`, of guards, which are printed as Python.
+#: Functions that a guard may call in addition: guards are printed as Python.
 _BUILTIN = frozenset(("abs", "bool", "float", "int", "max", "min", "pow", "round", "sum"))
 _OF_MATH = frozenset((*_MATH, "exp", "fabs", "inf", "log", "nan", "pow"))
 _OF_TORCH = frozenset(
@@ -100,7 +100,7 @@ _OF_GUARDS = (*_PLAIN, ast.Subscript, ast.Attribute, ast.List, ast.Tuple, ast.If
 
 
 def is_operator(said: str) -> bool:
-    """Whether this names an operator of torch's, or a function, that computes and no more."""
+    """Whether this names a torch operator or a function that only computes."""
     found = _OPERATOR.fullmatch(said)
     if found is None:
         return said in _FUNCTIONS
@@ -114,17 +114,17 @@ def is_operator(said: str) -> bool:
 
 
 def is_expression(said: str) -> bool:
-    """Whether it is of numbers, symbols, and known functions of them alone, none of them huge."""
+    """Whether it has only numbers, symbols and known functions, and no value can be huge."""
     return _is_made_of(said, _PLAIN)
 
 
 def _is_guard(said: str) -> bool:
-    """As an expression; it may look at the sizes of inputs besides."""
+    """Like `is_expression`, but it may also read the sizes of inputs."""
     return _is_made_of(said, _OF_GUARDS)
 
 
 def _is_made_of(said: str, kinds: tuple[type[ast.AST], ...]) -> bool:
-    # sympy joins lines, which would end comments elsewhere.
+    # sympy joins lines, so a comment would end at another place.
     if len(said) > _LONGEST or not said.isascii() or _ODD.search(said):
         return False
     text = said.strip()
@@ -150,7 +150,7 @@ def _is_harmless(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         made = node.func
         if isinstance(made, ast.Attribute):
-            return True  # it was looked at above
+            return True  # the attribute is a node of its own, which is checked above
         name = made.id if isinstance(made, ast.Name) else ""
         return name in _CALLED or name in _BUILTIN or name.startswith(_PREFIXES)
     return True
@@ -164,7 +164,7 @@ _DOTTED = re.compile(r"[^\"'\\\x00-\x1f\x7f]*")
 
 
 def _is_dotted(said: str) -> bool:
-    """Whether it can stand between quotes in code."""
+    """Whether it can be put between quotes in code."""
     return _DOTTED.fullmatch(said) is not None
 
 
@@ -177,7 +177,7 @@ _OF_BUILTINS = ("dict", "float", "int", "list", "set", "str", "tuple")
 
 
 def _is_tree(said: str) -> bool:
-    """Whether a spec of inputs or outputs is of plain containers, and imports nothing."""
+    """Whether a spec of inputs or outputs has only plain containers, and imports nothing."""
     try:
         _, root = json.loads(said, object_pairs_hook=unique)
         todo = [root]
@@ -206,7 +206,7 @@ def _is_tree(said: str) -> bool:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether it is made of words, numbers and lists."""
+    """Whether it has only words, numbers and lists."""
     todo = [value]
     while todo:
         each = todo.pop()
@@ -217,7 +217,7 @@ def _is_data(value: Any) -> bool:
     return True
 
 
-#: Key → what a text under it must be, and what to call one that isn't.
+#: Key → the check of a text under it, and the description of a text that fails.
 _RULES: dict[str, tuple[Callable[[str], bool], str]] = {
     "expr_str": (is_expression, "a size that is code, or is too large"),
     "guards_code": (_is_guard, "a guard that is code, or is too large"),
@@ -242,15 +242,15 @@ _RULES: dict[str, tuple[Callable[[str], bool], str]] = {
         (_is_text, ""),
     ),
 }
-#: Keys of objects that are not of plain data.
+#: Keys of objects that are not plain data.
 _OBJECTS = ("as_custom_obj", "custom_obj")
 
 
 def unknown(root: Any) -> str | None:
-    """What a program says that might be run, or None if it only computes.
+    """Describe a part of a program that might run other code; None if it only computes.
 
     Args:
-        root: what its JSON says.
+        root: the parsed JSON of the program.
     """
     todo: list[tuple[str, Any]] = [("", root)]
     while todo:

@@ -1,12 +1,12 @@
 """Refuse files of torch.export with records that torch might run when it loads the program.
 
 torch unpickles constants in records named `opaque_obj_N`, builds objects from `custom_obj_N`, loads
-libraries in `data/aotinductor/`, and turns the program's JSON into Python. Which records it reads
-has changed from version to version. So this is a list of the records that a program may hold; any
-other record might be run by some version of torch.
+libraries in `data/aotinductor/`, and turns the program's JSON into Python. Each version of torch
+reads other records. So this module lists the records that a program may have; some version of torch
+might run any other record.
 
-torch looks records up without regard to case, but does not document it: names must be as torch
-writes them, and two that differ only in case are refused when the archive is opened.
+torch looks up records without regard to case, but does not document it. So names must be as torch
+writes them, and two names that differ only in case are refused when the archive is opened.
 
 Sources: torch/export/__init__.py (`load`); torch/export/pt2_archive/_package.py (`load_pt2`);
 torch/_export/serde/serialize.py (`deserialize_torch_artifact`).
@@ -26,9 +26,9 @@ from ...zips.archive import Archive
 from ...zips.members import Record
 from . import exported_graphs
 
-_SHOWN = 80  # characters of a name
+_SHOWN = 80  # characters of a name in a message
 _NAME = r"[\w.-]+"
-#: Records as torch 2.8 and newer name them, in a folder of any name; what of each is looked at.
+#: The record names of torch 2.8 and newer, in a folder of any name, and how each is checked.
 _RECORDS = (
     (re.compile(rf"models/{_NAME}\.json"), "program"),
     (re.compile(rf"data/weights/{_NAME}_weights_config\.json"), "weights"),
@@ -42,7 +42,7 @@ _RECORDS = (
     ),
     (re.compile(r"extra/.*", re.DOTALL), "plain"),
 )
-#: As torch 2.1 to 2.7 named them, in no folder.
+#: The record names of torch 2.1 to 2.7, without a folder.
 _OLD_RECORDS = (
     (re.compile(r"serialized_exported_program\.json"), "program"),
     (re.compile(r"serialized_(state_dict|constants)\.json"), "tensors"),
@@ -51,7 +51,7 @@ _OLD_RECORDS = (
     (re.compile(r"extra_files/.*", re.DOTALL), "plain"),
 )
 _PAYLOADS = {"weights": re.compile(r"weight_\d+"), "constants": re.compile(r"tensor_\d+")}
-#: Modules of transformers that define what its models give, as a tree of outputs names it.
+#: Modules of transformers that define output classes of its models, as named in a tree of outputs.
 _OUTPUTS = re.compile(
     rb'"(transformers\.(?:models\.\w+\.)?(?:modeling_\w+|cache_utils))\.\w+\\?"', re.ASCII
 )
@@ -59,23 +59,23 @@ _ZIP = b"PK\x03\x04"
 
 
 def danger(path: StrPath) -> str | None:
-    """What else than a graph of torch's operators over tensors a file of torch.export holds.
+    """Describe content of a torch.export file that is not a graph of torch operators or tensors.
 
     Returns:
-        A clause that names the record, or None if there is nothing else.
+        A clause that names the record, or None if there is no such content.
 
     Raises:
-        InputError: it can't be read.
+        InputError: the file can't be read.
     """
     with File.open(path) as source:
         return next(_dangers(Archive(source)), None)
 
 
 def libraries(path: StrPath) -> list[str]:
-    """Modules of libraries whose operators or classes a program names, as far as they are known.
+    """The library modules whose operators or classes a program names, as far as known.
 
     Raises:
-        InputError: it can't be read.
+        InputError: the file can't be read.
     """
     found: list[str] = []
     with File.open(path) as source:
@@ -90,7 +90,7 @@ def libraries(path: StrPath) -> list[str]:
 
 def _dangers(archive: Archive) -> Iterator[str]:
     first = next(iter(archive.records), "")
-    prefix = first[: first.find("/") + 1]  # torch takes the folder of the first record
+    prefix = first[: first.find("/") + 1]  # torch uses the folder of the first record
     known = _RECORDS if prefix else _OLD_RECORDS
     for name, record in archive.records.items():
         if not name.startswith(prefix):
@@ -113,7 +113,7 @@ def _dangers(archive: Archive) -> Iterator[str]:
 
 
 def _what(short: str) -> str:
-    """What a record is that is on no list."""
+    """Describe a record that is on no list."""
     lower = short.lower()
     if lower.startswith("data/aotinductor/"):
         return "it holds compiled code"
@@ -123,7 +123,7 @@ def _what(short: str) -> str:
 
 
 def _payloads(root: Any, kind: str) -> str | None:
-    """What a description of weights or constants says besides tensors, or None."""
+    """Describe an entry of a weights or constants description that is no tensor, or None."""
     config = root.get("config") if isinstance(root, dict) else None
     if not isinstance(config, dict):
         return "no description of tensors"
@@ -145,7 +145,7 @@ def _payloads(root: Any, kind: str) -> str | None:
 
 
 def _pickled(archive: Archive, folder: str, root: Any, kind: str) -> str | None:
-    """What is pickled as a tensor and can't be one, or None."""
+    """Describe a record that is pickled as a tensor but can't be one, or None."""
     for payload in root["config"].values() if kind in _PAYLOADS else ():
         record = archive.records.get(f"{folder}{payload['path_name']}")
         if payload.get("use_pickle") and record and not _is_of_tensors(archive, record):
@@ -154,7 +154,7 @@ def _pickled(archive: Archive, folder: str, root: Any, kind: str) -> str | None:
 
 
 def _is_of_tensors(archive: Archive, record: Record) -> bool:
-    """Whether it is a zip of torch.save, and not one of TorchScript, which torch would load too."""
+    """Whether it is a zip of torch.save; a zip of TorchScript, which torch also loads, is not."""
     content = content_of(archive, record)
     if record.nbytes < len(_ZIP) or content.read(0, len(_ZIP)) != _ZIP:
         return False

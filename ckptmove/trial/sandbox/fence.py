@@ -1,15 +1,15 @@
-"""Restrict a process that runs code of a file by means of the kernel, whatever the language.
+"""Restrict a process that runs code from a file through the kernel, whatever the language.
 
 On Linux 5.13 and newer, Landlock lets the process write only below its folder and to compute
 devices, and execute no program. Newer kernels also forbid TCP (6.7), other devices (6.10) and
-signals to other processes (6.12). A filter of system calls, on x86-64 and 64-bit ARM, ends the
-process when it starts a process or opens a network socket, and lets it make only the calls of
-`system_calls`. What the kernel lacks of these, `enclose` says; then only the audit hook of `guard`
-holds, which code in C can get around.
+signals to other processes (6.12). On x86-64 and 64-bit ARM, a filter of system calls ends the
+process when it starts a process or opens a network socket, and allows only the calls in
+`system_calls`. `enclose` returns the parts that the kernel lacks; then only the audit hook of
+`guard` remains, and C code can bypass it.
 
-Before Linux 7.0, Landlock applies to the thread that asks for it and the threads that it starts
-later. So libraries are kept from starting threads earlier (`guard.environment`); those of a driver
-remain. The filter of system calls applies to all threads.
+Before Linux 7.0, Landlock applies to the thread that requests it and the threads that it starts
+later. So libraries are kept from starting threads earlier (`guard.environment`); a driver may still
+do so. The filter of system calls applies to all threads.
 
 Sources: the kernel's userspace-api/landlock.rst and seccomp_filter.rst; linux/landlock.h,
 linux/seccomp.h, linux/filter.h, linux/audit.h.
@@ -32,12 +32,12 @@ from typing import Any
 from ...system.files import READ
 from . import system_calls
 
-#: What the process ends by, if the filter of system calls ends it.
+#: The return code of the process if the filter of system calls ends it.
 ENDING = -int(getattr(signal, "SIGSYS", 0)) or None
 _MOST_WRITTEN = 1 << 30  # bytes of a file
-_NO_NEW_PRIVILEGES = 38  # of prctl
+_NO_NEW_PRIVILEGES = 38  # an option of prctl
 
-#: What computes, and is written to for that, in /dev: GPUs of NVIDIA, AMD and Intel; NPUs.
+#: Files in /dev that are written in order to compute: GPUs of NVIDIA, AMD and Intel; NPUs; null.
 _DEVICES = (
     *("null", "nvidia*", "nvidia-caps/*", "dri/*", "kfd", "dxg"),
     *("accel/*", "accel*", "davinci*", "devmm_svm", "hisi_hdc"),
@@ -52,23 +52,23 @@ _EXECUTE, _WRITE_FILE, _TRUNCATE = 1 << 0, 1 << 1, 1 << 14
 _REMOVE = 1 << 4 | 1 << 5  # of folders and files
 _MAKE = 1 << 7 | 1 << 8 | 1 << 12  # folders, files, links
 _MAKE_OTHERS = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11  # devices, sockets, pipes
-_REFER = 1 << 13  # a name in another folder
+_REFER = 1 << 13  # link or rename to another folder
 _TCP = 1 << 0 | 1 << 1  # bind, connect
-_IOCTL = 1 << 15  # of devices
+_IOCTL = 1 << 15  # on devices
 _SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
 _ALL_THREADS_TOO = 1 << 3  # LANDLOCK_RESTRICT_SELF_TSYNC
 
 
 def enclose(folder: str) -> tuple[str, ...]:
-    """Have the kernel refuse, from now on, what reaches out of this process.
+    """Have the kernel refuse, from now on, actions that reach outside this process.
 
-    It can't be taken back. Where the kernel lacks a part of it, the rest holds.
+    It can't be undone. If the kernel lacks a part of it, the other parts still apply.
 
     Args:
-        folder: where it may write.
+        folder: where the process may write.
 
     Returns:
-        What the system lacks: `Landlock`, `seccomp`.
+        The parts that the system lacks: `Landlock`, `seccomp`.
     """
     _limit()
     files = calls = False
@@ -83,9 +83,9 @@ def enclose(folder: str) -> tuple[str, ...]:
 
 
 def _limit() -> None:
-    """Write no core and no endless file; and be the first to go when memory is short."""
+    """Forbid core dumps and huge files; if memory runs out, the kernel ends this process first."""
     with contextlib.suppress(ImportError):
-        resource: Any = import_module("resource")  # which Windows lacks
+        resource: Any = import_module("resource")  # Windows has none
         for kind, most in (
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_FSIZE, _MOST_WRITTEN),
@@ -93,7 +93,7 @@ def _limit() -> None:
             _, hard = resource.getrlimit(kind)
             least = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(kind, (least, least))
-    # Its memory isn't limited: how much a right model needs can't be known.
+    # Memory is not limited, because it is unknown how much a valid model needs.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -113,7 +113,7 @@ def _restrict_files(syscall: Any, folder: str) -> bool:
         _SCOPES if version >= 6 else 0,
     )
     rules = syscall(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
-    if rules < 0:  # an older kernel takes a longer structure only if the rest is zeros, as it is
+    if rules < 0:  # an older kernel also accepts the longer structure, since the rest is zeros
         return False
     try:
         _allow(syscall, rules, folder, within)
@@ -138,17 +138,17 @@ def _allow(syscall: Any, rules: int, path: str, access: int) -> None:
 
 # -- system calls ----------------------------------------------------------------------------------
 
-#: What the kernel calls a machine, and its 32-bit one, by which a process could get around.
+#: The kernel's number of an architecture, and of its 32-bit mode, which could bypass the filter.
 _MACHINES = {"x86_64": (0xC000003E, 0x40000003), "aarch64": (0xC00000B7, 0x40000028)}
 _FILTER, _ALL_THREADS = 1, 1
 _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 _AND = 0x54
-_NUMBER, _ARCH = 0, 4  # of what a filter sees, in bytes
+_NUMBER, _ARCH = 0, 4  # byte offsets in the data that a filter sees
 _END, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
 _A_THREAD = 0x10000  # CLONE_THREAD
 _INET, _INET6 = 2, 10
-_X32 = 0x40000000  # numbers of a third way, from here
+_X32 = 0x40000000  # from here, the numbers of the x32 interface
 
 
 def _restrict_calls(syscall: Any) -> bool:
@@ -158,18 +158,18 @@ def _restrict_calls(syscall: Any) -> bool:
     steps = b"".join(_filter(machine, os.getpid()))
     code = ctypes.create_string_buffer(steps, len(steps))
     program = struct.pack("=HxxxxxxQ", len(steps) // 8, ctypes.addressof(code))
-    # Threads in a filter of their own can't be brought under this one: then it is ours alone.
+    # Threads with another filter can't get this one; then it applies to this thread only.
     number = system_calls.SECCOMP[machine]
     return any(syscall(number, _FILTER, flags, program) == 0 for flags in (_ALL_THREADS, 0))
 
 
 def _step(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
-    """One instruction; where it jumps, by so many instructions more."""
+    """One instruction; for a jump, the numbers of instructions to skip if true and if false."""
     return struct.pack("=HBBI", code, then, otherwise, value)
 
 
 def _argument(which: int, *, high: bool = False) -> bytes:
-    """Look at a half of an argument."""
+    """Load one half of an argument."""
     return _step(_LOAD, 16 + 8 * which + (4 if high else 0))
 
 
@@ -178,18 +178,18 @@ _FAILS, _LACKS = _step(_RETURN, _FAIL | _EPERM), _step(_RETURN, _FAIL | _ENOSYS)
 
 
 def _among(values: Iterable[int], then: bytes) -> list[bytes]:
-    """What is returned if what was looked at is one of these."""
+    """Run the instruction `then` if the loaded value is one of `values`."""
     return [step for each in values for step in (_step(_EQUAL, each, 0, 1), then)]
 
 
 def _filter(machine: str, process: int) -> list[bytes]:
-    """The filter, in the kernel's code for such: it goes forward only, and returns what to do."""
+    """The filter as BPF instructions, which only jump forward and return an action."""
     arch, other = _MACHINES[machine]
     steps = [
         _step(_LOAD, _ARCH),
         _step(_EQUAL, other, 0, 1),
         _ENDS,
-        # Any other is an emulator's, whose numbers aren't known.
+        # Any other architecture is that of an emulator, whose numbers are unknown.
         _step(_EQUAL, arch, 1, 0),
         _ALLOWS,
         _step(_LOAD, _NUMBER),
@@ -202,27 +202,28 @@ def _filter(machine: str, process: int) -> list[bytes]:
         steps += [_step(_EQUAL, number, 0, len(looks[name])), *looks[name]]
     for first, last in _ranges(system_calls.allowed(machine)):
         steps += [_step(_AT_LEAST, first, 0, 2), _step(_AT_LEAST, last + 1, 1, 0), _ALLOWS]
-    # `clone3` is among the newer: its flags are in memory, where they can't be looked at. Who finds
-    # it missing takes `clone`.
+    # `clone3` is one of the newer calls: its flags are in memory, where a filter can't read them.
+    # Libraries that find it missing use `clone`.
     return [*steps, _step(_AT_LEAST, system_calls.NEWER, 0, 1), _LACKS, _FAILS]
 
 
 def _looks(process: int) -> dict[str, list[bytes]]:
-    """Name of a call → what decides by its arguments."""
+    """Name of a call → the instructions that decide by its arguments."""
     itself = [_argument(0), *_among([process], _ALLOWS), _FAILS]
-    # Two ways to open are not known; and none that doesn't write may make a file empty.
+    # Fails: O_WRONLY and O_RDWR together, which is undefined, and O_TRUNC without a write mode.
     opening = [
         *(_step(_ANY_BIT, os.O_WRONLY, 0, 2), _step(_ANY_BIT, os.O_RDWR, 0, 1), _FAILS),
         *(_step(_ANY_BIT, os.O_WRONLY | os.O_RDWR, 1, 0), _step(_ANY_BIT, os.O_TRUNC, 1, 0)),
         *(_ALLOWS, _FAILS),
     ]
-    devices = _ALLOWS if any(Path("/dev").glob("davinci*")) else _FAILS  # theirs aren't published
+    # The commands of davinci devices are not published, so all are allowed where there is one.
+    devices = _ALLOWS if any(Path("/dev").glob("davinci*")) else _FAILS
     return {
         "clone": [_argument(0), _step(_ANY_BIT, _A_THREAD, 0, 1), _ALLOWS, _ENDS],
         "kill": itself,
         "tgkill": itself,
         "socket": [_argument(0), *_among((_INET, _INET6), _ENDS), _FAILS],
-        # To an address; what is connected by `socketpair` needs none.
+        # Allowed without an address: sockets of a `socketpair` need none.
         "sendto": [*_is_zero(4), _FAILS],
         "open": [_argument(1), *opening],
         "openat": [_argument(2), *opening],
@@ -232,7 +233,7 @@ def _looks(process: int) -> dict[str, list[bytes]]:
             *(*_among((each << 8 for each in system_calls.TYPES), _ALLOWS), devices),
         ],
         "prctl": [_argument(0), *_among(system_calls.OPTIONS, _ALLOWS), _FAILS],
-        # Limits of its own are read, and none is set.
+        # Allowed only to read its own limits.
         "prlimit64": [
             *(_argument(0), _step(_EQUAL, 0, 2, 0), _step(_EQUAL, process, 1, 0), _FAILS),
             *(*_is_zero(2), _FAILS),
@@ -242,13 +243,13 @@ def _looks(process: int) -> dict[str, list[bytes]]:
 
 
 def _is_zero(which: int) -> list[bytes]:
-    """Allow it if an argument is zero."""
+    """Allow the call if an argument is zero."""
     low, high = _argument(which), _argument(which, high=True)
     return [low, _step(_EQUAL, 0, 0, 3), high, _step(_EQUAL, 0, 0, 1), _ALLOWS]
 
 
 def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """First and last of numbers that follow each other, of numbers in order."""
+    """The first and last number of each run of consecutive numbers; `numbers` are sorted."""
     first = last = numbers[0]
     for each in numbers[1:]:
         if each != last + 1:

@@ -1,11 +1,10 @@
-"""An audit hook that ends a process when code of a file does more than compute.
+"""An audit hook that ends a process when code from a file does more than compute.
 
-Python raises audit events before certain actions. Those that reach outside the process end it at
+Python raises audit events before certain actions. Actions that reach outside the process end it at
 once: starting a process, opening a socket, loading a library that is not installed, writing outside
 the temporary folder. This is a second line of defense: C code raises no events, and code from a
-pickle can get around the hook. So the kernel refuses the same actions (`fence`). What a file may
-hold without being trusted is decided earlier, by `exported_programs`, `torchscript` and
-`configurations`.
+pickle can bypass the hook. So the kernel refuses the same actions (`fence`). Before that,
+`exported_programs`, `torchscript` and `configurations` refuse untrusted files with other code.
 
 Source: the audit events table of the Python documentation.
 """
@@ -24,15 +23,15 @@ from typing import Any, NoReturn
 
 from . import fence
 
-#: What the process exits with: EX_NOPERM of sysexits.h.
+#: The exit code of an ended process: EX_NOPERM of sysexits.h.
 CODE = 77
-ATTEMPT = "attempt.txt"  # in its folder: what it tried
-_LONGEST = 160  # bytes of that
+ATTEMPT = "attempt.txt"  # a file in its folder that names the forbidden action
+_LONGEST = 160  # bytes of that file
 
 _PROCESS = "start a process"
 _SOCKET = "open a socket"
 _SIGNAL = "signal another process"
-#: Event → what it is, whatever its arguments are.
+#: Forbidden event → its description, whatever its arguments are.
 _ENDING = {
     **dict.fromkeys(
         (
@@ -52,9 +51,9 @@ _ENDING = {
         _SOCKET,
     ),
     **dict.fromkeys(("socket.sethostname", "os.chflags", "os.lchflags"), "change the system"),
-    "os.chdir": "change its working directory",  # by which paths are understood
+    "os.chdir": "change its working directory",  # relative paths depend on it
 }
-#: Event → which of its arguments are paths that change, each with the one that holds its folder.
+#: Event → the positions of its arguments that are changed paths, each with that of its folder's fd.
 _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.chmod": ((0, 2),),
     "os.chown": ((0, 3),),
@@ -84,7 +83,7 @@ _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
 _QUIET = {"fork_exec": _PROCESS, "mkfifo": "change a file", "mknod": "change a file"}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _FREE = ("/dev/null", ":memory:", "")
-#: What of C's library ctypes may not look up.
+#: Functions of the C library that ctypes may not look up.
 _OF_C = frozenset(
     (
         *("execl", "execle", "execlp", "execv", "execve", "execvp", "execvpe", "fexecve", "fork"),
@@ -106,7 +105,7 @@ _OF_C = frozenset(
 
 
 def environment(folder: str) -> dict[str, str]:
-    """What has libraries keep what they keep in a folder, and not ask the network."""
+    """Environment variables: libraries keep their files in a folder and don't use the network."""
     kept = {
         name: os.fspath(Path(folder, name.lower()))
         for name in (
@@ -116,23 +115,23 @@ def environment(folder: str) -> dict[str, str]:
         )
     }
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    # Else what is compiled would start compilers.
+    # Without this, torch.compile would start compilers.
     eager = {"TORCHDYNAMO_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    # Else numpy starts threads when it is imported, too early for `fence`; and others are bound.
+    # Without this, importing numpy starts threads, too early for `fence`, and OpenMP may bind them.
     single = {"OPENBLAS_NUM_THREADS": "1", "OMP_PROC_BIND": "false"}
     return {**kept, **offline, **eager, **single, "TMPDIR": folder}
 
 
 def enforce(folder: str) -> tuple[str, ...]:
-    """End this process when its code, from now on, tries more than computing.
+    """From now on, end this process when its code tries to do more than compute.
 
-    It can't be taken back. Its last act is to note what was tried in the folder.
+    It can't be undone. Before the process ends, it writes the attempted action to the folder.
 
     Args:
-        folder: where it may write.
+        folder: where the process may write.
 
     Returns:
-        What the kernel lacks to hold code in C to the same; see `fence.enclose`.
+        The kernel features that are missing to restrict C code too; see `fence.enclose`.
     """
     sys.dont_write_bytecode = True
     home = Path(folder).resolve()
@@ -176,7 +175,7 @@ def enforce(folder: str) -> tuple[str, ...]:
 
 
 def _replace_quiet_ones(end: Callable[[str], NoReturn]) -> None:
-    """Functions that start processes and make files, and of which there is no event."""
+    """Replace functions that start processes or make files without an audit event."""
 
     def ending(what: str) -> Callable[..., NoReturn]:
         def ended(*args: object, **kwargs: object) -> NoReturn:
@@ -192,7 +191,7 @@ def _replace_quiet_ones(end: Callable[[str], NoReturn]) -> None:
 
 
 def _libraries() -> tuple[Path, ...]:
-    """Folders of what is installed."""
+    """The folders of installed libraries."""
     paths = {
         *sysconfig.get_paths().values(),
         sys.prefix,
@@ -206,7 +205,7 @@ def _libraries() -> tuple[Path, ...]:
 
 def _is_inside(path: object, fd: object, home: Path) -> bool:
     """Whether a path that is about to change is in the folder."""
-    if isinstance(path, int) or path is None:  # a file that is open
+    if isinstance(path, int) or path is None:  # an open file
         return True
     if _text(path) in _FREE:
         return True
@@ -216,15 +215,15 @@ def _is_inside(path: object, fd: object, home: Path) -> bool:
             said = Path(f"/proc/self/fd/{fd}").readlink() / said
         except OSError:
             return False
-    # A link itself may lie here, and lead elsewhere: both count.
+    # A link in the folder may point outside: both the link and its target must be inside.
     places = (said.resolve(), said.parent.resolve() / said.name)
     return all(place.is_relative_to(home) for place in places)
 
 
 def _is_installed(path: object, libraries: tuple[Path, ...], home: Path) -> bool:
-    """Whether a library is one of this machine's, rather than one that the program brought."""
+    """Whether a library is installed on this machine, not brought by the program."""
     if path is None or isinstance(path, int) or os.sep not in _text(path):
-        return True  # without a folder, the system looks for it in its own
+        return True  # without a folder, the system searches its own folders
     place = Path(_text(path)).resolve()
     if place.is_relative_to(home):
         return False
@@ -239,11 +238,11 @@ def _text(path: object) -> str:
 
 
 def read_attempt(folder: str, code: int | None) -> str | None:
-    """What a process tried, if that is what ended it; for its parent.
+    """The forbidden action that ended a process, or None; called in its parent process.
 
     Args:
-        folder: where it could write.
-        code: what it exited with.
+        folder: where the process could write.
+        code: its exit code.
     """
     if code is not None and code == fence.ENDING:
         return "start a process or open a socket"
@@ -256,10 +255,10 @@ def read_attempt(folder: str, code: int | None) -> str | None:
 
 
 def read_own(path: Path, most: int) -> bytes:
-    """Read a file that the process may have replaced by anything: a link, a file without end.
+    """Read a file that the process may have replaced, for example by a link or an endless file.
 
     Raises:
-        OSError: it is no file, or it is too large.
+        OSError: it is not a regular file, or it is too large.
     """
     only = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(path, os.O_RDONLY | only), "rb") as file:

@@ -1,9 +1,9 @@
 """Bound the values that an expression can take, without evaluating it.
 
-A short expression can ask for a number that fills the memory (`9**9**9`), or for a sum that takes
-hours to expand (`(a+b+c+d)**500`). So each node of its tree has a bound: the bits of its value, and
-the number of terms when expanded. An expression is refused if a node is above the limit, or if its
-bound is unknown.
+A short expression can produce a number that fills the memory (`9**9**9`), or a sum that takes hours
+to expand (`(a+b+c+d)**500`). So each node of its tree gets a bound: the bits of its value, and the
+number of terms after expansion. An expression is refused if the bound of a node is above the limit
+or unknown.
 
 Sources: sympy/parsing/sympy_parser.py (it reads `^` as a power, and `1e999999999` as a Float with
 all its digits); torch/utils/_sympy/functions.py (`PowByNatural`, `LShift`, `RoundDecimal`).
@@ -17,12 +17,12 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-_MOST_BITS = 1 << 12  # of a value
-_MOST_TERMS = 1 << 12  # of a product that is multiplied out
-_MOST_LITERAL = 128  # bits of a number that is written out
-_MOST_EXPONENT = 64  # also of digits that are asked for
+_MOST_BITS = 1 << 12  # bits of a value
+_MOST_TERMS = 1 << 12  # terms of an expanded product
+_MOST_LITERAL = 128  # bits of a literal number
+_MOST_EXPONENT = 64  # also the most digits for rounding
 _MOST_SHIFT = 1 << 10
-_MOST_ARGUMENTS = 64  # sympy compares those of Max, Min, And and Or pairwise
+_MOST_ARGUMENTS = 64  # sympy compares the arguments of Max, Min, And and Or pairwise
 _SYMBOL = 64  # bits of the size of a tensor
 
 _LITERAL = re.compile(r"[+-]?[0-9]{0,40}\.?[0-9]{0,400}(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
@@ -30,16 +30,16 @@ _POWERS = frozenset(("pow", "Pow", "PowByNatural", "FloatPow"))
 _SHIFTS = frozenset(("LShift", "RShift"))
 #: Their second argument is a number of digits.
 _ROUNDING = frozenset(("round", "RoundDecimal", "Float"))
-_WITHOUT_ARGUMENTS = frozenset(("size", "stride"))  # these then give tuples
+_WITHOUT_ARGUMENTS = frozenset(("size", "stride"))  # without arguments, these return tuples
 
 
 class _Bound(NamedTuple):
-    """What a value does not exceed.
+    """The upper bounds of a value.
 
     Attributes:
-        bits: of the number.
-        terms: of the sum that it is when it is multiplied out.
-        number: whether it is one; text, lists and tuples are not, and must not be multiplied.
+        bits: the bits of the number.
+        terms: the terms of the sum after expansion.
+        number: whether it is a number; text, lists and tuples are not, and must not be multiplied.
     """
 
     bits: int = 1
@@ -56,11 +56,11 @@ def is_bounded(tree: ast.AST, text: str) -> bool:
 
     Args:
         tree: the expression.
-        text: what it was parsed from, a line of ASCII.
+        text: its source, a line of ASCII.
     """
     bounds: dict[ast.AST, _Bound] = {}
     try:
-        for node in reversed(list(ast.walk(tree))):  # so that children come before parents
+        for node in reversed(list(ast.walk(tree))):  # children come before parents
             bound = _bound(node, bounds, text)
             if bound.bits > _MOST_BITS or bound.terms > _MOST_TERMS:
                 return False
@@ -71,7 +71,7 @@ def is_bounded(tree: ast.AST, text: str) -> bool:
 
 
 def is_literal(text: str) -> bool:
-    """Whether this is a number of moderate length, spelled in decimals."""
+    """Whether this is a decimal number of moderate length."""
     return _LITERAL.fullmatch(text) is not None
 
 
@@ -110,7 +110,7 @@ def _of_constant(node: ast.Constant, text: str) -> _Bound:
         return _Bound(number=False)
     if isinstance(node.value, bool):
         return _Bound()
-    # What sympy reads is the text, not the value.
+    # sympy reads the text, not the value.
     said = text[node.col_offset : node.end_col_offset]
     if not isinstance(node.value, (int, float)) or not is_literal(said):
         raise _Unbounded
@@ -136,7 +136,7 @@ def _of_operation(node: ast.BinOp, bounds: Mapping[ast.AST, _Bound]) -> _Bound:
         return _power(left, node.right)
     if isinstance(node.op, (ast.LShift, ast.RShift)):
         return _shift(left, node.right)
-    raise _Unbounded  # `^` among them
+    raise _Unbounded  # for example, `^`
 
 
 def _of_call(node: ast.Call, bounds: Mapping[ast.AST, _Bound]) -> _Bound:
@@ -155,7 +155,7 @@ def _of_call(node: ast.Call, bounds: Mapping[ast.AST, _Bound]) -> _Bound:
     if name == "Mul":
         return _product(given)
     if name == "sum":
-        # Each of its elements may be as large as the largest.
+        # Assume that each element is as large as the largest.
         count = sum(len(getattr(each, "elts", ())) or 1 for each in node.args)
         return _sum([_largest(given)._replace(number=True)] * min(count, _MOST_TERMS))
     if name == "Add":
@@ -191,7 +191,7 @@ def _shift(value: _Bound, by: ast.AST) -> _Bound:
 
 
 def _value(node: ast.AST) -> float:
-    """The magnitude of a number that is written out; of anything else none is known."""
+    """The absolute value of a literal number; raises _Unbounded for any other node."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         node = node.operand
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
@@ -204,7 +204,7 @@ def _value(node: ast.AST) -> float:
 
 
 def _written(node: ast.Call) -> float:
-    """The magnitude of a number that is written as a call."""
+    """The absolute value of a number that is written as a call."""
     first = node.args[0]
     name = getattr(node.func, "id", "")
     if name not in ("Integer", "Rational", "Float") or not isinstance(first, ast.Constant):

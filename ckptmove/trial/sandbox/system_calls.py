@@ -1,7 +1,7 @@
-"""The system calls that a process which runs code of a file may make, each group with its reason.
+"""The system calls that are allowed in a process that runs code from a file, in groups by reason.
 
-This is a list of what is allowed: a call that a newer kernel adds is refused until somebody
-has read what it does. Numbers are those of x86-64 and of 64-bit ARM; `-`: it has no such call.
+This is a list of allowed calls: a call that a newer kernel adds is refused until somebody has read
+what it does. The two numbers are those of x86-64 and 64-bit ARM; `-` means no such call.
 
 Sources: asm/unistd_64.h, asm-generic/unistd.h; linux/fcntl.h, prctl.h; the ioctls of linux/fs.h,
 asm-generic/ioctls.h, drm.h, kfd_ioctl.h, habanalabs_accel.h, and of NVIDIA's open kernel modules.
@@ -13,14 +13,14 @@ import platform
 from collections.abc import Mapping
 
 _TEXTS = (
-    # Memory of its own.
+    # The memory of the process.
     """
     brk 12 214, mmap 9 222, munmap 11 215, mprotect 10 226, mremap 25 216, madvise 28 233,
     mincore 27 232, msync 26 227, mlock 149 228, munlock 150 229, mlock2 325 284,
     memfd_create 319 279, membarrier 324 283, get_mempolicy 239 236, set_mempolicy 238 237,
     mbind 237 235, pkey_alloc 330 289, pkey_free 331 290, pkey_mprotect 329 288, mseal 462 462
     """,
-    # Threads of its own, and waiting for them; how one is started is looked at (`clone`).
+    # Threads of the process, and waiting for them; the filter checks how one is started (`clone`).
     """
     futex 202 98, futex_waitv 449 449, futex_wake 454 454, futex_wait 455 455,
     futex_requeue 456 456, set_robust_list 273 99, set_tid_address 218 96, rseq 334 293,
@@ -28,7 +28,7 @@ _TEXTS = (
     sched_getscheduler 145 120, sched_getparam 143 121, sched_get_priority_max 146 125,
     sched_get_priority_min 147 126, getcpu 309 168, arch_prctl 158 -, restart_syscall 219 128
     """,
-    # Signals to itself; `kill` and `tgkill` are looked at.
+    # Signals to itself; the filter checks `kill` and `tgkill`.
     """
     rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, rt_sigsuspend 130 133,
     rt_sigpending 127 136, rt_sigtimedwait 128 137, sigaltstack 131 132, pause 34 -, alarm 37 -,
@@ -41,7 +41,7 @@ _TEXTS = (
     gettimeofday 96 169, time 201 -, times 100 153, timerfd_create 283 85,
     timerfd_settime 286 86, timerfd_gettime 287 87
     """,
-    # Reading files: nothing that is read can leave, but for what the user is shown.
+    # Reading files: the data can't leave the process, except in the output that the user sees.
     """
     read 0 63, pread64 17 67, readv 19 65, preadv 295 69, preadv2 327 286, lseek 8 62,
     close 3 57, close_range 436 436, dup 32 23, dup2 33 -, dup3 292 24, stat 4 -, lstat 6 -,
@@ -51,8 +51,8 @@ _TEXTS = (
     fgetxattr 193 10, listxattr 194 11, llistxattr 195 12, flistxattr 196 13,
     fadvise64 221 223, readahead 187 213, flock 73 32
     """,
-    # Writing to what is open, and changing names: where, Landlock decides. How files are opened
-    # is looked at (`open`, `openat`).
+    # Writing to open files, and changing names: Landlock decides where. The filter checks how files
+    # are opened (`open`, `openat`).
     """
     creat 85 -, write 1 64, pwrite64 18 68, writev 20 66, pwritev 296 70, pwritev2 328 287,
     ftruncate 77 46, fallocate 285 47, fsync 74 82, fdatasync 75 83, mkdir 83 -, mkdirat 258 34,
@@ -60,7 +60,7 @@ _TEXTS = (
     link 86 -, linkat 265 37, symlink 88 -, symlinkat 266 36, umask 95 166, sendfile 40 71,
     copy_file_range 326 285
     """,
-    # Descriptors that lead from itself to itself.
+    # Descriptors that connect the process to itself.
     """
     pipe 22 -, pipe2 293 59, eventfd 284 -, eventfd2 290 19, poll 7 -, ppoll 271 73, select 23 -,
     pselect6 270 72, epoll_create 213 -, epoll_create1 291 20, epoll_ctl 233 21,
@@ -68,7 +68,7 @@ _TEXTS = (
     recvfrom 45 207, recvmsg 47 212, shutdown 48 210, getsockname 51 204, getpeername 52 205,
     getsockopt 55 209
     """,
-    # What it and the machine are.
+    # Facts about the process and the machine.
     """
     uname 63 160, sysinfo 99 179, getrlimit 97 163, getrusage 98 165, getrandom 318 278,
     getpid 39 172, getppid 110 173, getuid 102 174, geteuid 107 175, getgid 104 176,
@@ -77,31 +77,31 @@ _TEXTS = (
     waitid 247 95
     """,
 )
-#: Those that end the process: they start another, or reach into one.
+#: Calls that end the process: they start another process, or reach into one.
 _ENDING = """
     execve 59 221, execveat 322 281, fork 57 -, vfork 58 -, ptrace 101 117,
     process_vm_writev 311 271
     """
-#: Those of which the arguments decide; see `fence`.
+#: Calls that are allowed or refused by their arguments; see `fence`.
 _BY_ARGUMENTS = """
     clone 56 220, kill 62 129, tgkill 234 131, socket 41 198, sendto 44 206, open 2 -,
     openat 257 56, fcntl 72 25, ioctl 16 29, prctl 157 167, prlimit64 302 261,
     sched_setaffinity 203 122
     """
 SECCOMP = {"x86_64": 317, "aarch64": 277}
-#: Numbers from here are the same everywhere, and libraries do without what is missing of them.
+#: From here, numbers are the same on every architecture, and libraries work without these calls.
 NEWER = 424
 
-#: Commands of `fcntl` that have a signal sent to another process: F_SETOWN, F_SETOWN_EX.
+#: Commands of `fcntl` that cause signals to another process: F_SETOWN, F_SETOWN_EX.
 OWNERS = (8, 15)
-#: Options of `prctl`: names of threads and of memory; what is allowed; huge pages, timers, and the
-#: length of vectors.
+#: Allowed options of `prctl`: names of threads and of memory; reading permissions; huge pages,
+#: timers, and the length of vectors.
 OPTIONS = (3, 15, 16, 21, 23, 29, 30, 38, 39, 41, 42, 51, 64, 0x53564D41)
-#: Commands of `ioctl`: whether it is a terminal, its size and group; what can be read; flags of the
-#: descriptor. So not what would type into the terminal.
+#: Allowed commands of `ioctl`: whether it is a terminal, its size and group; the number of bytes to
+#: read; flags of the descriptor. The command that types into the terminal is not allowed.
 COMMANDS = (0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-#: Types of commands, by which drivers compute: NVIDIA's (0 is unified memory), DRM, AMD's, those of
-#: Windows' subsystem and of Habana's and Huawei's processors. So none of a file system.
+#: Allowed types of commands, with which drivers compute: NVIDIA (0 is unified memory), DRM, AMD,
+#: the Windows subsystem, and processors of Habana and Huawei. None is of a file system.
 TYPES = (0, *map(ord, "FdKGHM"))
 
 
@@ -112,15 +112,15 @@ def _numbers(text: str, machine: str) -> dict[str, int]:
 
 
 def allowed(machine: str) -> list[int]:
-    """Numbers of calls that may be made whatever their arguments are, in order."""
+    """The sorted numbers of calls that are allowed whatever their arguments are."""
     return sorted(n for text in _TEXTS for n in _numbers(text, machine).values())
 
 
 def ending(machine: str) -> list[int]:
-    """Numbers of calls that end the process."""
+    """The sorted numbers of calls that end the process."""
     return sorted(_numbers(_ENDING, machine).values())
 
 
 def calls_by_arguments(machine: str = platform.machine()) -> Mapping[str, int]:
-    """Name → number of calls of which the arguments decide."""
+    """Name → number of the calls that are allowed or refused by their arguments."""
     return _numbers(_BY_ARGUMENTS, machine)

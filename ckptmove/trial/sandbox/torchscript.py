@@ -1,7 +1,7 @@
 """Refuse TorchScript programs that might do more than compute, and load the others.
 
-After compiling, libtorch tells which operators the code calls. Code that runs before that, while
-the file is loaded, is checked by its text: see `formats.programs.script_operators`.
+After compiling, libtorch lists the operators that the code calls. Code that runs earlier, while the
+file is loaded, is checked by its text: see `formats.programs.script_operators`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _HINT = "trust the file with --trust-pickle"
 
 
 def makes_itself(path: StrPath) -> bool:
-    """Whether a TorchScript file has code of its own that makes what it holds.
+    """Whether a TorchScript file has code of its own that creates its content.
 
     Raises:
-        InputError: it can't be read.
+        InputError: the file can't be read.
     """
     return script_operators.makes_itself(_code(path))
 
 
 def danger(path: StrPath) -> str | None:
-    """What libtorch might run while it merely loads the file: a clause, or None.
+    """A clause about code that libtorch might run while it loads the file, or None.
 
     Raises:
-        InputError: it can't be read.
+        InputError: the file can't be read.
     """
     with formats.open_checkpoint(path) as found:
         for container in found.container.everything():
@@ -51,7 +51,7 @@ def danger(path: StrPath) -> str | None:
 
 
 def _code(path: StrPath) -> dict[str, str]:
-    """The text of each record that may be code: torch looks them up without regard to case."""
+    """The text of each record that may be code: torch looks up records without regard to case."""
     with File.open(path) as source:
         archive = Archive(source)
         return {
@@ -69,18 +69,18 @@ def loaded(path: StrPath, *, trust: bool) -> torch.nn.Module:
 
     Args:
         path: the file.
-        trust: whether it may call operators that do other things than computing.
+        trust: whether it may call operators that do more than compute.
 
     Raises:
-        UnsupportedError: it calls one, and isn't trusted.
+        UnsupportedError: it calls such an operator and is not trusted.
     """
     found = None if trust else danger(path)
     if found is None:
         native: Any = torch._C
         unit = native.CompilationUnit()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch.jit's own end
-            # As torch.jit.load does, which keeps the compiled functions to itself.
+            warnings.simplefilter("ignore")  # deprecation warnings of torch.jit
+            # Like torch.jit.load, which doesn't return the compiled functions.
             module = native.import_ir_module(unit, str(path), torch.device("cpu"), {}, False)
             found = None if trust else _called(unit)
             if found is None:
@@ -91,7 +91,7 @@ def loaded(path: StrPath, *, trust: bool) -> torch.nn.Module:
 
 
 def _called(unit: Any) -> str | None:
-    """What code calls that doesn't only compute, of all that was compiled."""
+    """A clause about a call in the compiled code that does more than compute, or None."""
     for function in unit.get_functions():
         for node in _nodes(function.graph):
             kind = node.kind()

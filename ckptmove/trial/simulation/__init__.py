@@ -1,1 +1,1 @@
-"""Simulate a device that this machine does not have: what torch would answer and do on it."""
+"""Simulate a device that this machine does not have: torch's answers and operations on it."""

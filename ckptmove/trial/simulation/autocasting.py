@@ -1,4 +1,4 @@
-"""Autocast on the simulated device, by torch's own lists of operations."""
+"""Autocast on the simulated device, with torch's own lists of operations."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LOWER, _HIGHER, _HIGHER_IF_UNSET, _WIDEST = (
 
 
 def casts() -> Iterator[tuple[Op, Callable[..., Any]]]:
-    """Each operation that autocast treats, and what it does then."""
-    # A header comes with every wheel.
+    """Each operation that autocast handles, and the function that replaces it."""
+    # Every wheel of torch has this header.
     header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
     text = header.read_text(encoding="utf-8").replace("\\\n", " ")
     for kind in (_LOWER, _HIGHER, _HIGHER_IF_UNSET, _WIDEST):
@@ -31,7 +31,7 @@ def casts() -> Iterator[tuple[Op, Callable[..., Any]]]:
             name = ".".join(part.strip() for part in each.split(","))
             try:
                 op = operation(name)
-            except (AttributeError, RuntimeError):  # an overload that is gone
+            except (AttributeError, RuntimeError):  # an overload that no longer exists
                 continue
             yield op, functools.partial(_cast, kind, op)
     yield operation("binary_cross_entropy"), _unsafe

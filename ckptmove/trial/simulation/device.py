@@ -1,12 +1,13 @@
-"""A device with real values on a machine that has none, within torch's own dispatcher.
+"""A simulated device with real values, built into torch's own dispatcher.
 
-Its tensors are torch's `privateuseone` tensors over ordinary memory (`device_memory`), each
+Its tensors are torch's `privateuseone` tensors over ordinary memory (`device_memory`). Each
 operation runs on the CPU over the same bytes (`device_kernels`), operands follow CUDA's rules
-(`operand_rules`), and autocast torch's lists (`autocasting`). What names the real device, in Python
-or in C++, in any thread, comes to the simulated one. `script_host` answers what Python asks.
+(`operand_rules`), and autocast follows torch's lists (`autocasting`). Code that names the real
+device, in Python or C++ and in any thread, gets the simulated one. `script_host` answers questions
+of Python code about the device.
 
-It lacks: storages that grow or shrink (`storage.resize_`), pinned memory, CSR, CSC and BSR tensors,
-CUDA graphs, kernels for CUDA alone, a second device.
+It does not support: storages that grow or shrink (`storage.resize_`), pinned memory, CSR, CSC and
+BSR tensors, CUDA graphs, kernels that only CUDA has, a second device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .autocasting import casts
 from .device_kernels import Kernel, operation
 from .device_memory import KEY, NAME, NotSimulated, new_storage, resize, shown, unset
 
-#: Of which torch this needs private functions.
+#: The oldest torch that has the private functions that are needed.
 OLDEST = "2.11"
 _NEEDED = (
     (backend_registration, "_setup_privateuseone_for_python_backend"),
@@ -35,14 +36,14 @@ _NEEDED = (
     (torch._C, "_swap_tensor_impl"),
     (torch._C, "_construct_storage_from_data_pointer"),
 )
-#: The dispatch keys of what can be simulated.
+#: The device types that can be simulated, with their dispatch keys.
 _KEYS = {"cuda": "CUDA", "mps": "MPS", "xpu": "XPU"}
-#: Operations that have one kernel for every device, and there ask which it is.
+#: Operations with one kernel for every device, which reads the device type itself.
 _ALSO = ("copy_", "convolution", "convolution_backward", "set_.source_Tensor")
-_kept: list[torch.library.Library] = []  # what is registered goes when its library does
+_kept: list[torch.library.Library] = []  # kernels exist as long as the library that registered them
 
 
-#: `torch.privateuseone`, which torch and libraries ask; its random numbers are those of the CPU.
+#: `torch.privateuseone`, for torch and libraries; it uses the CPU's random number generator.
 DEVICE_MODULE = SimpleNamespace(
     is_initialized=lambda: True,
     is_available=lambda: True,
@@ -60,10 +61,10 @@ DEVICE_MODULE = SimpleNamespace(
 
 
 def install(device: torch.device) -> None:
-    """Make the device, once in this process, for good.
+    """Create the device, permanently and at most once in this process.
 
     Raises:
-        NotSimulated: it can't be, with this torch or in this process.
+        NotSimulated: this kind of device, or this torch, is not supported.
     """
     if _kept:
         return
@@ -97,12 +98,12 @@ def _kernel(op: Any) -> Kernel:
 
 
 def _run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """What has no kernel here, as an operation of somebody else's library."""
+    """Run an operation without a kernel here, for example one of another library."""
     return _kernel(op)(*args, **kwargs)
 
 
 def _register(library: torch.library.Library) -> None:
-    """The kernels of what the CPU has kernels for."""
+    """Register kernels for the operations for which the CPU has kernels."""
     special = {
         "convolution": kernels.convolution,
         "_softmax": kernels.softmax,
@@ -124,7 +125,7 @@ def _register(library: torch.library.Library) -> None:
 
 
 def _register_others(library: torch.library.Library) -> None:
-    """What differs from the CPU: fused cells, attention, sparse tensors, autocast."""
+    """Register kernels that differ from the CPU: fused cells, attention, sparse ones, autocast."""
     for key in (KEY, f"Autograd{KEY}"):
         library.impl("_thnn_fused_lstm_cell", kernels.lstm_cell, key)
         library.impl("_thnn_fused_gru_cell", kernels.gru_cell, key)
@@ -140,7 +141,10 @@ def _register_others(library: torch.library.Library) -> None:
 
 
 def _register_names(library: torch.library.Library, real: str) -> None:
-    """Whatever is made on the real device, by torch's C++ too, is made on this one."""
+    """Make operations that create or move tensors use this device instead of the real one.
+
+    This includes calls from torch's C++ code.
+    """
     makers = {"empty.memory_format", "empty_strided", "_efficientzerotensor"}
     for name in sorted(makers | _names("BackendSelect")):
         op = operation(name)

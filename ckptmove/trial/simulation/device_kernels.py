@@ -1,4 +1,4 @@
-"""Kernels of the simulated device: each runs the CPU's operation over the same bytes."""
+"""Kernels of the simulated device: each runs the CPU's operation on the same bytes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _aten: Any = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _true_type: Any = torch.Tensor.type
 
-#: The generators of the device, by key; kept, so that no other gets the key of one.
+#: The generators of the device, by key; kept alive so that no other generator gets the same key.
 generators: dict[int, object] = {}
 
 
 def operation(name: str) -> Op:
-    """The operation of a name such as `add.Tensor`."""
+    """The operation with a name such as `add.Tensor`."""
     base, _, overload = name.partition(".")
     return getattr(getattr(_aten, base), overload or "default")
 
@@ -46,12 +46,12 @@ class Kernel:
         self._tensors = [e.name for e in op._schema.arguments if str(e.type) == "Tensor"]
 
     def run(self, near: dict[str, Any]) -> Any:
-        """Run it on the CPU; what takes a tensor may be given a number, as torch's C++ gives it."""
+        """Run it on the CPU; torch's C++ may pass a number for an argument that is a tensor."""
         numbers = any(isinstance(near.get(name), (int, float, complex)) for name in self._tensors)
         return (self.op.overloadpacket if numbers else self.op)(**near)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it as the CPU does, once its operands are where they may be."""
+        """Check the devices of the operands, then run the operation on the CPU."""
         shown.use()
         operands = dict(zip(self.rules.names, args, strict=False)) | kwargs
         self.rules.check(operands, generators)
@@ -68,7 +68,7 @@ class Kernel:
         return bridge.there(made)
 
     def _widened(self, near: dict[str, Any], error: Exception) -> Any:
-        """What the CPU has no kernel for in half precision, in float32."""
+        """Run in float32 if the CPU has no half-precision kernel; else raise the error again."""
         low: list[torch.dtype] = []
 
         def up(value: Any) -> Any:
@@ -93,19 +93,19 @@ class Kernel:
 
 
 def sees(op: Op) -> bool:
-    """Whether an operation only gives another view of its operand."""
+    """Whether an operation only returns another view of its operand."""
     aliases = [each.alias_info for each in op._schema.returns]
     views = any(each is not None and not each.is_write for each in aliases)
     return views or op.name().startswith("aten::set_.") or op.name() == "aten::is_set_to"
 
 
 def see(op: Op, *args: Any, **kwargs: Any) -> Any:
-    """Run what gives a view, which asks for no device."""
+    """Run an operation that returns a view; it needs no device."""
     return op._op_dk(CPU_KEY, *args, **kwargs)
 
 
 def make(op: Op, *args: Any, **kwargs: Any) -> Any:
-    """Run what makes a tensor on the device that is simulated, by its own name."""
+    """Run an operation that makes a tensor on the real device; make it on the simulated one."""
     shown.use()
     kwargs.pop("pin_memory", None)
     device = shown.meant(kwargs.get("device") or shown.device)
@@ -113,7 +113,7 @@ def make(op: Op, *args: Any, **kwargs: Any) -> Any:
 
 
 def move(op: Op, *args: Any, **kwargs: Any) -> Any:
-    """`Tensor.to`, which gives a tensor itself if it is there."""
+    """`Tensor.to`, which returns the tensor itself if it is already on the device."""
     args = tuple(shown.meant(each) if isinstance(each, Device) else each for each in args)
     if kwargs.get("device") is not None:
         kwargs["device"] = shown.meant(kwargs["device"])
@@ -121,7 +121,7 @@ def move(op: Op, *args: Any, **kwargs: Any) -> Any:
 
 
 def for_each(kernel: Kernel) -> Callable[..., Any]:
-    """An operation on lists: in one go, or where devices mix one by one, as torch does."""
+    """A `_foreach_` operation: as one call, or tensor by tensor if devices mix, as in torch."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if all(is_there(each) for each in tensors_in([*args, *kwargs.values()])):
@@ -132,13 +132,13 @@ def for_each(kernel: Kernel) -> Callable[..., Any]:
     return run
 
 
-# -- what CUDA has kernels for and the CPU composes, or has otherwise ------------------------------
+# -- CUDA's own kernels that the CPU composes of others, or has in another form --------------------
 
 
 def lstm_cell(
     igates: Any, hgates: Any, cx: Any, b_ih: Any = None, b_hh: Any = None
 ) -> tuple[Any, Any, Any]:
-    """`_thnn_fused_lstm_cell`, differentiable as often as one likes."""
+    """`_thnn_fused_lstm_cell`, differentiable any number of times."""
     gates = igates + hgates
     if b_ih is not None:
         gates = gates + b_ih + b_hh
@@ -190,13 +190,16 @@ def attention(
 def ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *rest: Any
 ) -> Any:
-    """`ctc_loss.Tensor`: lengths may be anywhere, but not if a mode such as ours is active."""
+    """`ctc_loss.Tensor`: torch allows lengths on any device only if no mode such as ours is active.
+
+    So they are passed as lists.
+    """
     lengths = input_lengths.tolist(), target_lengths.tolist()
     return _aten.ctc_loss.IntList(log_probs, targets, *lengths, *rest)
 
 
 def convolution(kernel: Kernel) -> Callable[..., Any]:
-    """A convolution, which compares types before devices."""
+    """A convolution, which compares tensor types before devices."""
 
     def run(given: Any, weight: Any, bias: Any, *rest: Any, **named: Any) -> Any:
         for each, what in ((weight, "weight"), (bias, "bias")):
@@ -209,12 +212,12 @@ def convolution(kernel: Kernel) -> Callable[..., Any]:
 
 
 def type_name(tensor: Tensor) -> str:
-    """`x.type()`, as it is on the device that is simulated."""
+    """`x.type()`, with the name of the real device."""
     return str(_true_type(tensor)).replace(f".{NAME}.", f".{shown.device.type}.")
 
 
 def softmax(kernel: Kernel) -> Callable[..., Any]:
-    """A softmax that gives float32 of half precision."""
+    """A softmax that can return float32 for half-precision input."""
 
     def run(given: Tensor, dim: int, half_to_float: bool) -> Any:
         return kernel(given.float() if half_to_float else given, dim, False)
@@ -223,7 +226,7 @@ def softmax(kernel: Kernel) -> Callable[..., Any]:
 
 
 def softmax_backward(kernel: Kernel) -> Callable[..., Any]:
-    """The backward pass of that."""
+    """The backward pass of `softmax`."""
 
     def run(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
         return kernel(grad, output, dim, grad.dtype).to(input_dtype)
@@ -233,7 +236,7 @@ def softmax_backward(kernel: Kernel) -> Callable[..., Any]:
 
 # -- sparse tensors --------------------------------------------------------------------------------
 
-#: What asks a sparse tensor for its parts, or makes one of them.
+#: Operations that read the parts of a sparse tensor, or make one from parts.
 _PARTS = frozenset(
     (
         *("_indices", "_values", "indices", "values", "_nnz", "sparse_dim", "dense_dim"),

@@ -1,7 +1,7 @@
 """Memory of the simulated device: torch's `privateuseone` tensors over ordinary memory.
 
-A tensor there is one of torch's own, in a storage that DLPack relabels. Its values are real.
-Whoever asks (`x.device`) is told the device that is simulated, `shown.device`.
+A tensor on the device is an ordinary torch tensor in a storage that DLPack relabels. Its values are
+real. User code that reads `x.device` sees the device that is simulated, `shown.device`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-Device = torch.device  # as it was, before scripts are shown another
+Device = torch.device  # the original class, before it is replaced for scripts
 NAME, KEY = "privateuseone", "PrivateUse1"
 THERE = torch.device(NAME, 0)
 CPU = torch.device("cpu")
 CPU_KEY = torch._C.DispatchKey.CPU
-Op = Any  # torch._ops.OpOverload, which may be called with anything
+Op = Any  # torch._ops.OpOverload, which accepts any arguments
 Seen = tuple[int | torch.SymInt, Sequence[int], Sequence[int]]  # offset, sizes, strides
 
-_EXTENSION = 12  # kDLExtDev of DLPack, which torch takes for `privateuseone`
+_EXTENSION = 12  # kDLExtDev of DLPack, which torch maps to `privateuseone`
 _true_device: Any = torch._C.TensorBase.device.__get__
 _set: Op = torch.ops.aten.set_.source_Storage_storage_offset
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -31,15 +31,15 @@ _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class NotSimulated(Exception):
-    """This can't be simulated; its text says what and why."""
+    """Something can't be simulated; the text says what and why."""
 
 
 class Shown:
-    """The device that is simulated, as it is shown to whoever asks.
+    """The device that is simulated, as user code sees it.
 
     Attributes:
-        device: e.g. `cuda:0`.
-        process: the process that used it first; torch can't use CUDA in a fork of that. 0: none.
+        device: for example, `cuda:0`.
+        process: the process that used it first, or 0; torch can't use CUDA in a fork of it.
     """
 
     def __init__(self) -> None:
@@ -47,14 +47,14 @@ class Shown:
         self.process = 0
 
     def name(self, device: torch.device) -> str:
-        """A device as it is shown."""
+        """The name of a device as user code sees it."""
         return str(self.device if device.type == NAME else device)
 
     def meant(self, device: Any) -> Any:
-        """The device that is meant, when the program names one.
+        """The true device for a device that the program names.
 
         Raises:
-            NotSimulated: it is another of the same kind.
+            NotSimulated: it is another device of the simulated type.
         """
         if device is None:
             return None
@@ -69,10 +69,10 @@ class Shown:
         return THERE
 
     def use(self) -> None:
-        """Take note that this process uses the device.
+        """Record that this process uses the device.
 
         Raises:
-            RuntimeError: as CUDA does in a fork of a process that uses it.
+            RuntimeError: like CUDA, if this is a fork of a process that used it.
         """
         process = os.getpid()
         if not self.process:
@@ -88,7 +88,7 @@ shown = Shown()
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """The true device of a tensor; within a torch function mode the shown one is asked for."""
+    """The true device of a tensor, even if an active torch function mode returns the shown one."""
     found: torch.device = _true_device(tensor)
     return THERE if found.type == shown.device.type else found
 
@@ -113,7 +113,7 @@ def seen(tensor: Tensor) -> Seen:
 
 
 def relabel(storage: UntypedStorage) -> UntypedStorage:
-    """The bytes of a storage of the CPU as a storage on the device, which owns them."""
+    """A storage on the device that has the bytes of a CPU storage and keeps them alive."""
     size = storage.nbytes()
     flat = torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage, 0, (size,), (1,))
     capsule = torch._C._to_dlpack(flat)
@@ -125,22 +125,22 @@ def relabel(storage: UntypedStorage) -> UntypedStorage:
 
 
 def place(tensor: Tensor, storage: UntypedStorage, view: Seen) -> Tensor:
-    """Make a tensor on the device view a storage there."""
+    """Make a tensor on the device a view of a storage there."""
     placed: Tensor = _set._op_dk(CPU_KEY, tensor, storage, *view)
     return placed
 
 
 def empty_there(dtype: torch.dtype) -> Tensor:
-    """A tensor on the device without elements."""
+    """A tensor without elements on the device."""
     made: Tensor = torch._C._acc.create_empty_tensor((0,), dtype)
     return made
 
 
 def here(there: Tensor) -> Tensor:
-    """The same bytes as a tensor of the CPU, valid while the one on the device lives."""
+    """A CPU tensor over the same bytes, valid while the tensor on the device exists."""
     storage = there.untyped_storage()
     made = torch.empty(0, dtype=there.dtype, device=CPU)
-    if not storage.nbytes():  # its own storage, then, which an op may make larger
+    if not storage.nbytes():  # keep the new tensor's own storage, which an op may enlarge
         return made.as_strided_(there.size(), there.stride())
     near = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), CPU, storage.nbytes())
     made.set_(near, *seen(there))
@@ -149,7 +149,7 @@ def here(there: Tensor) -> Tensor:
 
 
 def resize(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
-    """`resize_`; without room, the tensor moves to a new storage."""
+    """`resize_`; if the storage is too small, the tensor moves to a new one."""
     like = torch.empty(size, device="meta", memory_format=memory_format)
     storage, offset = self.untyped_storage(), self.storage_offset()
     needed = (offset + like.numel()) * self.element_size() if like.numel() else 0
@@ -162,12 +162,12 @@ def resize(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
 
 
 def unset(self: Tensor) -> Tensor:
-    """`set_()`: the tensor lets go of its storage."""
+    """`set_()`: the tensor gets an empty storage."""
     return place(self, relabel(UntypedStorage(0)), (0, (0,), (1,)))
 
 
 def new_storage(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> UntypedStorage:
-    """`UntypedStorage(...)`, also on the device."""
+    """`UntypedStorage(...)`, for the device too."""
     if device is None or torch.device(device).type not in (NAME, shown.device.type):
         given = kwargs if device is None else {**kwargs, "device": device}
         made: UntypedStorage = torch._C.StorageBase.__new__(cls, *args, **given)
@@ -176,15 +176,15 @@ def new_storage(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Unt
 
 
 class Bridge:
-    """The operands of one operation as tensors of the CPU, and its results as the device's."""
+    """Converts the operands of one operation to CPU tensors, and its results back to the device."""
 
     def __init__(self) -> None:
-        self._pairs: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the one here
-        self._heres: dict[int, Tensor] = {}  # by id of the one there
-        self._storages: dict[int, UntypedStorage] = {}  # there, by key of the one here
+        self._pairs: dict[int, tuple[Tensor, Tensor]] = {}  # by `id()` of the CPU tensor
+        self._heres: dict[int, Tensor] = {}  # CPU tensors, by `id()` of the device tensor
+        self._storages: dict[int, UntypedStorage] = {}  # on the device, by key of the CPU storage
 
     def here(self, value: Any) -> Any:
-        """An operand as the CPU takes it."""
+        """An operand for the CPU's operation."""
         if isinstance(value, Tensor):
             found = self._heres.get(id(value))
             if found is None:
@@ -207,7 +207,7 @@ class Bridge:
         return found
 
     def there(self, value: Any) -> Any:
-        """A result as the device gives it; an operand that was changed is itself."""
+        """A result on the device; for a CPU tensor of an operand, the operand itself."""
         if isinstance(value, Tensor):
             found = self._pairs.get(id(value))
             if found is not None:
@@ -224,7 +224,7 @@ class Bridge:
         return value
 
     def settle(self) -> None:
-        """Have operands that got another shape or storage here get it there."""
+        """Give operands on the device the shape and storage that their CPU tensors now have."""
         for near, far in list(self._pairs.values()):
             if near is far:
                 continue

@@ -1,6 +1,6 @@
-"""Checks of real kernels, and casts of autocast, that fake tensors leave out.
+"""Checks of real kernels and casts of autocast, both of which fake tensors lack.
 
-Autocast is told the simulated device, not its stand-in.
+The casts are needed because autocast is enabled for the simulated device, not for its stand-in.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...live.tracing.recording.operations import tensors_of
 from .torch_answers import replaced
 
-#: What takes operands of one device and dtype alone.
+#: Operations whose operands must have the same device and dtype.
 _STRICT = frozenset(("addmm", "addmv", "baddbmm", "bmm", "convolution", "mm", "mv"))
-#: What autocast has computed in its dtype, as kernels are called in the end.
+#: Operations that autocast runs in its lower dtype, by the names of their kernels.
 _LOWER = _STRICT | {
     "addbmm",
     "addr",
@@ -28,7 +28,7 @@ _LOWER = _STRICT | {
     "_prelu_kernel",
     "_scaled_dot_product_attention_math",
 }
-#: What it has computed in float32.
+#: Operations that autocast runs in float32.
 _HIGHER = frozenset(
     (
         *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "pow"),
@@ -42,12 +42,12 @@ _HIGHER = frozenset(
 
 
 class Kernels(TorchDispatchMode):
-    """Fake tensors treated as kernels, and autocast before them, treat real ones."""
+    """Applies the casts of autocast and the checks of real kernels to fake tensors."""
 
     def __init__(self, named: str, kind: str) -> None:
         """Args:
         named: the type of the device that is simulated.
-        kind: that of its stand-in.
+        kind: the type of its stand-in.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._named, self._kind = named, kind
@@ -70,7 +70,7 @@ class Kernels(TorchDispatchMode):
         self._replaced.close()
 
     def _enable(self, *args: Any) -> None:
-        """`torch.set_autocast_enabled`, whose setting no operation can ask for."""
+        """`torch.set_autocast_enabled`; the setting is kept, since operations can't read it."""
         named = args[0] if len(args) > 1 else "cuda"
         if named == self._named:
             self._casting = bool(args[-1])
@@ -86,7 +86,7 @@ class Kernels(TorchDispatchMode):
             lower = torch.get_autocast_dtype(self._named)
             args, kwargs = self._cast((args, kwargs), lower if name in _LOWER else torch.float32)
         if name in _STRICT:
-            # A backward pass casts gradients as it needs them.
+            # A backward pass casts gradients itself.
             backward = torch._C._current_autograd_node() is not None
             check_operands(tensors_of((args, kwargs)), dtypes=not (self._cast_once and backward))
         return func(*args, **kwargs)
@@ -103,17 +103,17 @@ class Kernels(TorchDispatchMode):
 
 
 def check_operands(taken: Sequence[torch.Tensor], *, dtypes: bool = True) -> None:
-    """Raise what a kernel would that wants operands of one device and dtype.
+    """Raise the error of a kernel that needs operands of one device and dtype.
 
-    Fake tensors don't: those of a convolution take the device of its input, and no product of
-    matrices compares dtypes.
+    Fake tensors don't raise it: a convolution uses the device of its input, and products of
+    matrices do not compare dtypes.
 
     Args:
         taken: the operands.
         dtypes: whether their dtypes are compared.
 
     Raises:
-        RuntimeError: they are of several.
+        RuntimeError: they have several devices or dtypes.
     """
     if not any(isinstance(each, FakeTensor) for each in taken):
         return

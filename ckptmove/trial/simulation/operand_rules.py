@@ -1,6 +1,6 @@
-"""CUDA's rules for operands on several devices, and what it says of others.
+"""CUDA's rules for operands on several devices, and its errors for forbidden operands.
 
-Which rule an operation has, torch's own table says, which comes with every wheel.
+A table of torch, which every wheel has, tells the rule of each operation.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _INDEXED = frozenset(
         "index_put",
     )
 )
-#: What CUDA has no kernel for, though the CPU does, by operation: kinds of dtype.
+#: Operations for which CUDA, unlike the CPU, has no kernels of integer dtypes.
 _MATRICES = frozenset(("addmm", "addmv", "addbmm", "baddbmm", "bmm", "mm", "mv", "dot"))
 
 
 @functools.cache
 def _unchecked() -> frozenset[str]:
-    """The operations that leave the check of devices to their iterator, which takes numbers."""
+    """The operations whose iterator checks devices; it allows a CPU operand that is one number."""
     import torchgen  # type: ignore[import-untyped]
 
     table = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
@@ -48,9 +48,9 @@ class Rules:
     """The rules of an operation.
 
     Attributes:
-        name: of the operation, without its overload.
-        names: of its arguments.
-        written: those of them that it changes.
+        name: the name of the operation, without its overload.
+        names: the names of its arguments.
+        written: the names of the arguments that it changes.
     """
 
     def __init__(self, op: Op) -> None:
@@ -68,14 +68,14 @@ class Rules:
         self._numbers = self._lists or self._full in _unchecked()
 
     def check(self, operands: Mapping[str, Any], generators: Mapping[int, object]) -> None:
-        """Raise what CUDA does if operands are on several devices.
+        """Raise CUDA's error if operands are on devices that it does not allow.
 
         Args:
-            operands: by argument.
-            generators: those of the device, by key.
+            operands: the operands, by argument name.
+            generators: the generators of the device, by key.
 
         Raises:
-            RuntimeError: they may not be.
+            RuntimeError: the devices or dtypes are not allowed.
         """
         generator = operands.get("generator") if self._random else None
         if generator is not None and generator._cdata not in generators:
@@ -100,7 +100,7 @@ class Rules:
             if self._numbers and not each.dim() and name not in self.written:
                 numbers += 1
                 if numbers == 1 or self._lists or self.name == "where":
-                    continue  # a number may be on the CPU; two may not, but for `where`
+                    continue  # one number may be on the CPU; several only for lists and `where`
             if not self._numbers:
                 raise RuntimeError(
                     f"Expected all tensors to be on the same device, but got {name} is on "
@@ -119,7 +119,7 @@ def _two(one: torch.device, other: torch.device) -> RuntimeError:
 
 
 def _check_index(operands: Mapping[str, Any]) -> None:
-    """Indices may be on the CPU; values may be numbers of the CPU."""
+    """Check indexing: indices may be on the CPU; values may be numbers on the CPU."""
     indexed = operands["self"]
     for each in tensors_in(operands.get("indices")):
         if not is_there(indexed) and is_there(each):

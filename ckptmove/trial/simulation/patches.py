@@ -1,7 +1,7 @@
 """Patches that make a model's code see the simulated device instead of its stand-in.
 
-Whatever the code says about the device is applied to the stand-in, and what it asks of a tensor or
-of torch is answered as if the device were there. torch's own code sees the truth.
+If the code names the device, the stand-in is used. If it asks a tensor or torch about the device,
+the answer is that of the real device. torch's own code sees the stand-in.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _NAMING = (str, torch.device)
 
 
 class FakeDevice:
-    """Which stand-in plays which device: `lazy:0` the one that is wanted, others its siblings.
+    """Maps devices to stand-ins: `lazy:0` is the wanted device, other indices are its siblings.
 
     Attributes:
-        name: the device that is wanted, e.g. `cuda:0`.
-        kind: its type, e.g. `cuda`.
-        device: what stands in for it.
+        name: the wanted device, for example `cuda:0`.
+        kind: its type, for example `cuda`.
+        device: its stand-in.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,7 +45,7 @@ class FakeDevice:
         self._index = int(index or 0)
 
     def of(self, device: object) -> torch.device | None:
-        """What stands in for a device that is named; None if it is no such device."""
+        """The stand-in for a named device; None if it is not of the simulated type."""
         if isinstance(device, int) and not isinstance(device, bool):
             return self._numbered(device)
         if not isinstance(device, _NAMING):
@@ -59,13 +59,13 @@ class FakeDevice:
         return torch.device(_STAND_IN, 0 if index == self._index else index + 1)
 
     def real(self, device: torch.device) -> torch.device:
-        """The device that one stands in for, or itself."""
+        """The device for which a stand-in stands; another device is returned as it is."""
         if device.type != _STAND_IN:
             return device
         return torch.device(self.call(str(device)))
 
     def call(self, text: str) -> str:
-        """A text with the real devices for stand-ins."""
+        """A text with stand-ins replaced by the real devices."""
 
         def name(found: re.Match[str]) -> str:
             index = int(found[1])
@@ -75,20 +75,20 @@ class FakeDevice:
 
 
 class Valueless(FakeTensorMode):
-    """Fake tensors, with which constants of real tensors go to the simulated device too."""
+    """A mode of fake tensors in which real constants can also move to the simulated device."""
 
     @property
     def avoid_device_init(self) -> bool:
-        """Whether what is copied to a device loses its value, even if that is known."""
+        """Whether a tensor that is copied to a device loses its value, even if it is known."""
         return True
 
     def __deepcopy__(self, memo: object) -> Valueless:
-        return self  # a copied tensor goes on playing with the others
+        return self  # copied tensors must have the same mode as the others
 
 
 @contextmanager
 def pretending(cast: FakeDevice, mode: FakeTensorMode) -> Iterator[None]:
-    """Play the device as long as this lasts, with no tensor having values, wherever it is."""
+    """A context that simulates the device; no tensor has values, on any device."""
     with ExitStack() as stack:
         for target, name, value in _pretences(cast):
             stack.enter_context(replaced(target, name, value))
@@ -100,7 +100,7 @@ def pretending(cast: FakeDevice, mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _pretences(cast: FakeDevice) -> list[tuple[Any, str, Any]]:
-    """What code asks to find out about the device: of what, by which name, and the answer."""
+    """The replaced attributes that describe the device: owner, name, and new value."""
     return [
         (FakeTensor, "device", _told(cast)),
         (
@@ -108,18 +108,19 @@ def _pretences(cast: FakeDevice) -> list[tuple[Any, str, Any]]:
             "is_cuda",
             property(lambda tensor: cast.real(tensor.fake_device).type == "cuda"),
         ),
-        (checkpoint, "_infer_device_type", lambda *args: "cpu"),  # whose generator to keep
+        # the device whose generator is saved
+        (checkpoint, "_infer_device_type", lambda *args: "cpu"),
         *answers(cast.name),
     ]
 
 
 def _told(cast: FakeDevice) -> property:
-    """`FakeTensor.device`, which gives the model's code the simulated device."""
+    """`FakeTensor.device`, which returns the simulated device to user code."""
     truly: Any = FakeTensor.__dict__["device"]
 
     def device(tensor: FakeTensor) -> torch.device:
         found: torch.device = truly.fget(tensor)
-        # Within an operation, what is said of a device isn't taken to mean the stand-in.
+        # Within an operation, no function mode is active that maps a named device to its stand-in.
         spoken = torch._C._len_torch_function_stack() > 0
         users = is_users(sys._getframe(1).f_code.co_filename)
         return cast.real(found) if spoken and users else found
@@ -128,7 +129,7 @@ def _told(cast: FakeDevice) -> property:
 
 
 class Devices(TorchFunctionMode):
-    """Takes what names a device to mean its stand-in."""
+    """Replaces a named device by its stand-in in calls of torch."""
 
     def __init__(self, cast: FakeDevice) -> None:
         super().__init__()
@@ -138,7 +139,7 @@ class Devices(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in _device_constructors() and kwargs.get("device") is None:
-            usual = _usual_device()  # which torch would fill in after this
+            usual = _usual_device()  # torch would fill it in after this mode
             if usual is not None and self._cast.of(usual) is not None:
                 kwargs["device"] = usual
         name = getattr(func, "__name__", "")
@@ -151,7 +152,8 @@ class Devices(TorchFunctionMode):
             named = args[1] if len(args) > 1 else kwargs.get("device")
             func, kwargs = torch.Tensor.to, {}
             args = args[0], self._cast.of(self._kind if named is None else named)
-        first = {"to": 1, "_parse_to": 0}.get(name)  # where a device may be no `torch.device`
+        # the position of an argument that may name a device without being a `torch.device`
+        first = {"to": 1, "_parse_to": 0}.get(name)
         args = tuple(
             self._cast.of(each) or each if isinstance(each, torch.device) or n == first else each
             for n, each in enumerate(args)
@@ -171,13 +173,13 @@ class Devices(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and _is_plain(args):
             return _made(func, args, {**kwargs, "device": target})
         if isinstance(args[0], FakeTensor) and args[0].constant is not None:
-            # Its value is known on the CPU, and would be looked for on the stand-in.
+            # Its known value is on the CPU, but torch would look for it on the stand-in.
             with replaced(args[0], "constant", None):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _typed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """`tensor.type(...)`, which names devices of its own."""
+        """`tensor.type(...)`, whose type names contain the device."""
         wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
         spelled = getattr(wanted, "__name__", "") if isinstance(wanted, type) else wanted
         if isinstance(spelled, str):
@@ -205,18 +207,18 @@ def _is_plain(args: Sequence[Any]) -> bool:
 
 
 def _made(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """A tensor of numbers, without its values."""
+    """The result of `torch.tensor` or `torch.as_tensor` for plain numbers, without values."""
     with _disable_current_modes():
         real = func(*args, **{**kwargs, "device": "cpu"})
     grad = bool(kwargs.get("requires_grad"))
     return torch.empty(real.shape, dtype=real.dtype, device=kwargs["device"], requires_grad=grad)
 
 
-# -- parameters that go elsewhere ------------------------------------------------------------------
+# -- moved parameters ------------------------------------------------------------------------------
 
 
 def place(module: torch.nn.Module, where: Callable[[str], torch.device]) -> None:
-    """Move parameters and buffers, each to where its name says."""
+    """Move each parameter and buffer to the device that `where` returns for its name."""
     moved: dict[int, tuple[Any, Any]] = {}
     for prefix, each in module.named_modules():
         for part in (each._parameters, each._buffers):
@@ -231,10 +233,10 @@ def place(module: torch.nn.Module, where: Callable[[str], torch.device]) -> None
 
 
 def valueless(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor like another, on a device; a parameter if that is one.
+    """A tensor like another one, on a device; a parameter if the other is one.
 
     Raises:
-        NotImplementedError: its layout isn't strided.
+        NotImplementedError: the layout isn't strided.
     """
     if tensor.layout is not torch.strided:
         raise NotImplementedError(f"a fake tensor of layout {tensor.layout}")
@@ -270,9 +272,9 @@ def _remade(parameter: torch.nn.Parameter, fn: Callable[[Any], Any]) -> Any:
 
 
 def _follow(module: torch.nn.Module, moved: Mapping[int, tuple[Any, Any]]) -> None:
-    """Have other references to parameters follow, since real ones are moved in place.
+    """Update other references to moved parameters, because torch moves real parameters in place.
 
-    As an LSTM's list of its weights. Buffers are replaced by torch too.
+    For example, an LSTM's list of its weights. Buffers need no update: torch replaces them too.
     """
 
     def new(value: Any) -> Any:

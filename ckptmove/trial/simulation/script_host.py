@@ -1,6 +1,6 @@
 """Run a whole script on a simulated device with real values, beside the real CPU.
 
-The kernels are those of `device`; here is what Python code sees of the device, and what it asks.
+`device` has the kernels; this module has the attributes and functions that Python code sees.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _truly_wrapped: Any = Tensor._make_wrapper_subclass
 
 @contextmanager
 def hosting(device: torch.device) -> Iterator[None]:
-    """Simulate the device as long as this lasts; its kernels stay in this process.
+    """A context that simulates the device; its kernels stay registered in this process.
 
     Raises:
-        NotSimulated: it can't be.
+        NotSimulated: it can't be simulated.
     """
-    # These list functions of torch by identity, so before they are replaced.
+    # Both list functions of torch by identity, so they must run before functions are replaced.
     importlib.import_module("torch._dynamo")
     _device_constructors()
     install(device)
@@ -52,13 +52,13 @@ def hosting(device: torch.device) -> Iterator[None]:
 
 
 def call(text: str) -> str:
-    """A text with the device that is simulated for what stands in for it."""
+    """A text in which the stand-in is replaced by the device that is simulated."""
     kind = shown.device.type
     text = text.replace(f"{NAME}:0", str(shown.device)).replace(NAME, kind)
     return text.replace("PrivateUse1", kind.upper())
 
 
-# -- what Python sees of tensors -------------------------------------------------------------------
+# -- attributes of tensors -------------------------------------------------------------------------
 
 
 def _seen(device: torch.device) -> list[tuple[Any, str, Any]]:
@@ -82,7 +82,7 @@ def _seen(device: torch.device) -> list[tuple[Any, str, Any]]:
 
 
 def _pinned(tensor: Tensor, device: Any = None) -> Tensor:
-    """`Tensor.pin_memory`, which torch has of tensors on the CPU alone."""
+    """`Tensor.pin_memory`, which torch supports only for tensors on the CPU."""
     if is_there(tensor):
         raise RuntimeError(f"cannot pin '{type_name(tensor)}' only dense CPU tensors can be pinned")
     return tensor
@@ -99,14 +99,14 @@ def _device_of_storage(storage: Any) -> torch.device:
 
 
 def _compatible(one: Tensor, other: Tensor) -> bool:
-    """Whether `one.data = other` is allowed, as it is between a CPU and CUDA."""
+    """Whether `one.data = other` is allowed; it is between the CPU and the device, as with CUDA."""
     if {device_of(one).type, device_of(other).type} == {"cpu", NAME}:
         return True
     return bool(_truly_compatible(one, other))
 
 
 def _wrapped(*args: Any, **kwargs: Any) -> Any:
-    """`Tensor._make_wrapper_subclass`, by which nested tensors and others are made."""
+    """`Tensor._make_wrapper_subclass`, which makes nested tensors and other subclasses."""
     args = tuple(shown.meant(each) if isinstance(each, Device) else each for each in args)
     if "device" in kwargs:
         kwargs["device"] = shown.meant(kwargs["device"])
@@ -114,7 +114,7 @@ def _wrapped(*args: Any, **kwargs: Any) -> Any:
 
 
 def _set_data(tensor: Tensor, value: Tensor) -> None:
-    """`tensor.data = value`; between devices the two exchange what they are."""
+    """`tensor.data = value`; between devices, `tensor` swaps its implementation with a new one."""
     if device_of(tensor).type == device_of(value).type:
         _true_data.__set__(tensor, value)
         return
@@ -140,7 +140,7 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
 
 
 def _apply_to_script(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-    """`Module._apply` for scripted modules, whose tensors C++ holds."""
+    """`Module._apply` for scripted modules, whose tensors are in C++."""
     for each in module.modules() if recurse else (module,):
         for held in (each._parameters, each._buffers):
             for name, tensor in list(held.items()):
@@ -166,7 +166,7 @@ def _brought(
 
 
 def _typed(tensor: Tensor, wanted: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """`Tensor.type`, which names devices of its own."""
+    """`Tensor.type`, whose type names contain the device."""
     wanted = kwargs.pop("dtype", wanted)
     if wanted is None:
         return type_name(tensor)
@@ -179,11 +179,11 @@ def _typed(tensor: Tensor, wanted: Any = None, *args: Any, **kwargs: Any) -> Any
     return _true_type(tensor, wanted, *args, **kwargs)
 
 
-# -- what Python asks torch ------------------------------------------------------------------------
+# -- functions of torch ----------------------------------------------------------------------------
 
 
 def _asked(device: torch.device) -> list[tuple[Any, str, Any]]:
-    """What is answered otherwise than to code that has no values."""
+    """The replaced functions that differ from those of `answers`, which serve valueless tensors."""
     accelerator = getattr(torch, "accelerator", None)
     found: list[tuple[Any, str, Any]] = [
         (torch, "Generator", _generator()),
@@ -222,16 +222,16 @@ def _asked(device: torch.device) -> list[tuple[Any, str, Any]]:
 
 
 def _count(device: torch.device) -> int:
-    """How many devices there are, unless the script hid them before it used one."""
+    """The number of devices; 0 if the script hid them before it used one."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     mine = os.environ.get("CUDA_VISIBLE_DEVICES") != _visible and not shown.process
     return 0 if device.type == "cuda" and hidden and mine else (device.index or 0) + 1
 
 
-_visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # before the script
+_visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # the value before the script starts
 _INDEX = ("current_device_index", "current_device_idx")
 _ACCELERATED = ("set_device_index", "set_device_idx", "synchronize", "set_stream", "empty_cache")
-#: What draws numbers, as functions of torch and methods of tensors; torch's data sets import one.
+#: Functions of torch and methods of tensors that draw random numbers; torch's data sets import one.
 _DRAWING = (
     *("bernoulli", "multinomial", "normal", "poisson", "rand", "randint", "randn", "randperm"),
     *("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_"),
@@ -244,7 +244,7 @@ _AUTOCAST = (
 
 
 class _Named(type):
-    """`torch.device`, of which a number alone is the device that is simulated."""
+    """The class of `torch.device`; a plain number means a device of the simulated type."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         found = Device(*args, **kwargs)
@@ -273,7 +273,7 @@ def _index(device: torch.device) -> Callable[[], int]:
 
 
 def _autocast(name: str, kind: str) -> Callable[..., Any]:
-    """A function of autocast, which keeps the settings of each kind of device."""
+    """A function that gets or sets the autocast settings of a device type."""
     real = getattr(torch, name)
 
     def autocast(*args: Any) -> Any:
@@ -286,7 +286,7 @@ def _autocast(name: str, kind: str) -> Callable[..., Any]:
 
 
 def _generator() -> type:
-    """`torch.Generator`, also of the device."""
+    """`torch.Generator`, for the device too."""
     real = torch.Generator
 
     class Meta(type(real)):  # type: ignore[misc]
@@ -313,7 +313,7 @@ def _generator() -> type:
 
 
 def _drawing(real: Any, kind: str) -> Callable[..., Any]:
-    """A function that draws numbers: on the CPU it takes no generator of the device."""
+    """A function that draws numbers: on the CPU, it refuses a generator of the device."""
 
     @functools.wraps(real)
     def drawn(*args: Any, **kwargs: Any) -> Any:
@@ -327,7 +327,7 @@ def _drawing(real: Any, kind: str) -> Callable[..., Any]:
 
 
 class _Compiled(torch.nn.Module):
-    """What `torch.compile` makes of a module: it runs as it is."""
+    """The result of `torch.compile` for a module: it runs the module without compiling."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -344,7 +344,7 @@ class _Compiled(torch.nn.Module):
 
 
 def _compile(model: Any = None, **kwargs: Any) -> Any:
-    """`torch.compile`, which leaves functions as they are."""
+    """`torch.compile`, without compiling: functions are returned as they are."""
     if model is None:
         return lambda found: _compile(found)
     return _Compiled(model) if isinstance(model, torch.nn.Module) else model

@@ -1,4 +1,4 @@
-"""Answers to what code may ask torch about a simulated device."""
+"""Answers to the questions that code may ask torch about a simulated device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RESETS = (
     *("empty_cache", "manual_seed", "manual_seed_all", "seed_all", "set_rng_state", "set_stream"),
     *("set_rng_state_all", "set_per_process_memory_fraction", "set_sync_debug_mode"),
 )
-#: Types of tensors on the device, as they were named of old.
+#: The legacy names of tensor types on the device.
 TYPES = {
     "FloatTensor": torch.float32,
     "DoubleTensor": torch.float64,
@@ -52,7 +52,7 @@ _ABSENT = object()
 
 @contextmanager
 def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute another value meanwhile."""
+    """A context in which an attribute has another value."""
     own = vars(target).get(name, _ABSENT) if isinstance(target, (type, types.ModuleType)) else None
     before = getattr(target, name) if own is None else own
     setattr(target, name, value)
@@ -66,7 +66,7 @@ def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def answers(name: str) -> list[tuple[Any, str, Any]]:
-    """What is asked about a device, e.g. `cuda:0`: of what, by which name, and the answer."""
+    """The answers about a device such as `cuda:0`: owner, name, and replacement of a function."""
     kind, _, index = name.partition(":")
     current = int(index or 0)
     found: list[tuple[Any, str, Any]] = [(torch, "Generator", _generator(kind))]
@@ -83,7 +83,7 @@ def answers(name: str) -> list[tuple[Any, str, Any]]:
                 ("synchronize", _nothing),
             )
         ]
-        # torch's optimizers ask this themselves, and without a driver the true answer is an error.
+        # torch's optimizers call this too, and the real function fails without a driver.
         found.append((accelerator, "current_stream", lambda device=None: Stream()))
     if kind == "cuda":
         found += _of_cuda(name, current)
@@ -136,16 +136,16 @@ def _of_cuda(name: str, current: int) -> list[tuple[Any, str, Any]]:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Functions of torch that do nothing on a simulated device."""
+    """Replaces functions of torch that do nothing on a simulated device."""
 
 
 def noop() -> Callable[..., None]:
     """A function that does nothing."""
-    return lambda *args, **kwargs: None  # one for each, since torch._dynamo tells them by identity
+    return lambda *args, **kwargs: None  # a new one each: torch._dynamo compares them by identity
 
 
 def _for_users(truly: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
-    """An answer that torch itself isn't given."""
+    """A function that answers user code; torch's own code gets the real answer, if there is one."""
 
     def for_users(*args: Any, **kwargs: Any) -> Any:
         asks = is_users(sys._getframe(1).f_code.co_filename)
@@ -155,7 +155,7 @@ def _for_users(truly: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Event:
-    """`torch.cuda.Event`: everything is done at once."""
+    """`torch.cuda.Event`: all work is already complete."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -176,11 +176,11 @@ class Stream(_Event):
     wait_event = wait_stream = _nothing
 
     def record_event(self, event: Any = None) -> Any:
-        """An event, which is over."""
+        """A completed event."""
         return event or _Event()
 
     def is_capturing(self) -> bool:
-        """Whether a CUDA graph is captured."""
+        """Whether a CUDA graph is being captured: never."""
         return False
 
     def __enter__(self) -> Stream:
@@ -191,7 +191,7 @@ class Stream(_Event):
 
 
 class _Current:
-    """`torch.cuda.device(...)`, by which torch tells what a device is."""
+    """`torch.cuda.device(...)`, which torch also uses in `isinstance` checks."""
 
     idx = 0
 
@@ -206,7 +206,7 @@ class _Current:
 
 
 class _Kind(type):
-    """A type of tensors on the device, as `torch.cuda.FloatTensor`."""
+    """A type of tensors on the device, such as `torch.cuda.FloatTensor`."""
 
     dtype: torch.dtype
     home: str
@@ -221,7 +221,7 @@ class _Kind(type):
 
 
 def _set_type(named: Any) -> None:
-    """`torch.set_default_tensor_type`, of types on the device too."""
+    """`torch.set_default_tensor_type`, for types on the device too."""
     name = getattr(named, "__name__", None) or str(named).rpartition(".")[2]
     there = isinstance(named, _Kind) or ".cuda." in str(named)
     torch.set_default_device("cuda" if there else None)
@@ -229,7 +229,7 @@ def _set_type(named: Any) -> None:
 
 
 def _generator(kind: str) -> type:
-    """`torch.Generator`, which is one of the CPU wherever it is said to be."""
+    """`torch.Generator`, which is always a CPU generator but shows the device that was given."""
     real = torch.Generator
 
     class Meta(type(real)):  # type: ignore[misc]
@@ -255,7 +255,7 @@ def _generator(kind: str) -> type:
 
 
 def _alone(name: str) -> Callable[..., Any]:
-    """`DataParallel.forward` where there is one device: that of its module, with its check."""
+    """`DataParallel.forward` for one device: it checks the devices, then calls the module."""
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         first = getattr(self, "src_device_obj", name)

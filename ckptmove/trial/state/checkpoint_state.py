@@ -1,6 +1,6 @@
 """Read a checkpoint for a trial: state dicts, optimizers, and the device of each tensor.
 
-Tensors are on the CPU, memory-mapped from the file; in a simulation they are on `meta`, without
+Tensors are on the CPU, memory-mapped from the file. In a simulation, they are on `meta`, without
 values.
 """
 
@@ -38,12 +38,12 @@ class State(NamedTuple):
 
 @dataclass
 class Saved:
-    """A checkpoint, read."""
+    """A checkpoint that was read."""
 
     manifest: Manifest
     states: Sequence[State]
     optimizers: Sequence[State]
-    #: Whether its format tells the devices of tensors.
+    #: Whether its format stores the devices of tensors.
     says_devices: bool
     entries: Mapping[Path, TensorEntry] = field(repr=False, default_factory=dict)
 
@@ -60,7 +60,7 @@ class Saved:
 
     @cached_property
     def _sections(self) -> dict[Path, set[Section]]:
-        """Of what each state dict holds weights: of a model, or of averages."""
+        """The kinds of weights in each state dict: of a model, or averages (EMA)."""
         found: dict[Path, set[Section]] = {state.path: set() for state in self.states}
         for path, entry in self.entries.items():
             if entry.section in (Section.MODEL, Section.EMA):
@@ -87,7 +87,7 @@ def read(path: StrPath, *, values: bool = True) -> Saved:
     """
     with (
         formats.pause_collection(),
-        # whoever asks has looked where links lead
+        # the caller has already checked the targets of links
         formats.open_checkpoint(path, follow_links=True) as found,
     ):
         manifest = found.manifest
@@ -99,7 +99,7 @@ def read(path: StrPath, *, values: bool = True) -> Saved:
 
 
 def _found(root: object) -> tuple[list[State], list[State]]:
-    """State dicts and optimizers within an object, the outermost first."""
+    """The state dicts and optimizers in an object, the outermost first."""
     states: list[State] = []
     optimizers: list[State] = []
     met: set[int] = set()
@@ -118,7 +118,7 @@ def _found(root: object) -> tuple[list[State], list[State]]:
             todo.append(State(path, value))
 
     later((), root)
-    keep: list[object] = []  # so that no id is that of another
+    keep: list[object] = []  # keeps objects alive, so that no `id()` is used again
     for state in todo:
         content = state.content
         keep.append(content)
@@ -133,7 +133,7 @@ def _found(root: object) -> tuple[list[State], list[State]]:
 
 
 def is_optimizer(value: Mapping[Any, Any]) -> bool:
-    """Whether this is an optimizer's state dict."""
+    """Whether a mapping is an optimizer's state dict."""
     groups = value.get("param_groups")
     return (
         isinstance(value.get("state"), Mapping)
@@ -143,7 +143,7 @@ def is_optimizer(value: Mapping[Any, Any]) -> bool:
 
 
 def _of_module(root: Opaque) -> Iterator[tuple[str, torch.Tensor]]:
-    """The state dict of a module that was pickled whole, by torch's naming."""
+    """The state dict of a module that was pickled whole, with torch's names."""
     todo: list[tuple[str, Opaque]] = [("", root)]
     met: set[int] = set()
     while todo:
@@ -168,22 +168,22 @@ def _of_module(root: Opaque) -> Iterator[tuple[str, torch.Tensor]]:
 
 @dataclass(frozen=True)
 class Placing:
-    """Where the tensors of a checkpoint go when it is loaded for a device.
+    """The devices of a checkpoint's tensors after loading it for a device.
 
-    A checkpoint that has nothing on the device is loaded with `map_location`, everything on it. One
-    that has is taken at its word, which shows what was left elsewhere.
+    If no tensor is stored on the device, `map_location` loads all tensors onto it. Otherwise each
+    tensor stays on its stored device, so that tensors on other devices are found.
     """
 
     wanted: str
-    #: Whether tensors stay where they say they are.
+    #: Whether tensors stay on their stored devices.
     at_its_word: bool
 
     def is_elsewhere(self, label: str | None) -> bool:
-        """Whether a tensor stays behind on another device."""
+        """Whether a tensor stays on another device."""
         return self.at_its_word and label is not None and label != self.wanted
 
 
 def placing(saved: Saved, wanted: str) -> Placing:
-    """How a checkpoint is loaded for a device."""
+    """Decide how a checkpoint is loaded for a device."""
     there = saved.says_devices and wanted in devices_of(saved.manifest)
     return Placing(wanted, there and kind_of(wanted) != "cpu")

@@ -1,6 +1,6 @@
-"""Which library loads a format, and onto what device: asked before torch is imported.
+"""Decide which library loads a format, and onto which device, before torch is imported.
 
-To import torch takes a hundred megabytes and a second.
+Importing torch takes a hundred megabytes and a second.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from ...placement.device import is_tag
 from ...reports.validate import SKIPPED, Finding
 from ...sources.budget import reserve
 
-#: Not tars: torch refuses them, and until 2.5 it unpacked them wherever they said, CVE-2025-32434.
+#: Without tar files: torch refuses them; up to 2.5, it unpacked them to any path, CVE-2025-32434.
 BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-sharded")
 BY_SAFETENSORS = ("safetensors", "safetensors-sharded")
 _BY_TORCH = (*BY_TORCH_LOAD, *BY_SAFETENSORS, "torchscript")
-#: Of these, torch.load takes single files at most.
+#: Formats of which torch.load can load only single files, if any.
 _BY_RANKS = ("dcp", "dcp-safetensors", "deepspeed", "universal", "fsdp-ranks")
-#: Bytes of memory that the library takes for any file, and for each byte of its header: 1300 for a
-#: tensor, of which the shortest takes 60.
+#: The memory that the library needs for any file, and for each byte of the header, in bytes. It
+#: needs 1300 for a tensor, and the shortest entry of a tensor has 60.
 _SAFETENSORS_FLOOR, _PER_HEADER_BYTE = 32 << 20, 24
 _WITHOUT_DEVICE = (Role.ARRAY, Role.UNTAGGED)
 
 
 def not_loaded(format: str) -> Finding | None:
-    """Why no library loads this format without running code, or None if one does."""
+    """The finding that no library loads this format without running code; None if one does."""
     if format in _BY_TORCH:
         return None
     why = f"torch can load {format} only by running its code"
@@ -39,20 +39,20 @@ def not_loaded(format: str) -> Finding | None:
 
 
 def reserve_for_safetensors(path: str) -> None:
-    """Raise MemoryError where the safetensors library could not open a file: it would end us."""
+    """Raise MemoryError if memory is too short for the safetensors library, which would crash."""
     with Path(path).open("rb") as file:
         header_nbytes = int.from_bytes(file.read(8), "little")
     reserve(_SAFETENSORS_FLOOR + _PER_HEADER_BYTE * header_nbytes)
 
 
 def usual_device(manifest: Manifest) -> str:
-    """Where most of a checkpoint says it is, if that is a device to compute on; else the CPU."""
+    """The device on which most of a checkpoint is stored, if it can compute; else the CPU."""
     usable = (each for each in devices_of(manifest) if is_tag(each) and each != "meta")
     return next(usable, "cpu")
 
 
 def devices_of(manifest: Manifest) -> Mapping[str, Total]:
-    """The devices of its tensors, the largest first; some tensors have none."""
+    """The devices of its tensors, the one with most bytes first; some tensors have no device."""
     untold = {each.storage for each in manifest.tensors if each.role in _WITHOUT_DEVICE}
     tensors = tuple(entry for entry in manifest.tensors if entry.role not in _WITHOUT_DEVICE)
     storages = {key: each for key, each in manifest.storages.items() if key not in untold}

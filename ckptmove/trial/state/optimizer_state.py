@@ -1,7 +1,7 @@
 """Rebuild an optimizer from its saved state: its class, its groups, and its tensors.
 
-torch/optim/*.py defines what optimizers keep. A class is recognized by the hyper-parameters in its
-groups, which are its own `defaults`, and by the keys of its state.
+torch/optim/*.py defines the state of optimizers. A class is recognized by the hyper-parameters in
+its groups, which are its own `defaults`, and by the keys of its state.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from ...errors import UsageError
 from ...reports.display.phrases import join_names, plural
 
-#: State that has the shape of its parameter.
+#: Keys of state tensors that have the shape of their parameter.
 SHAPED = frozenset(
     (
         *("acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq"),
         *("momentum_buffer", "prev", "square_avg", "step_size", "sum", "variance"),
     )
 )
-#: State without which a step can't be taken, by class.
+#: The state that a step needs, by class.
 _NEEDED = {
     "Adam": {"step", "exp_avg", "exp_avg_sq"},
     "AdamW": {"step", "exp_avg", "exp_avg_sq"},
@@ -42,7 +42,8 @@ _NEEDED = {
     "Muon": {"momentum_buffer"},
     "LBFGS": set(),
 }
-#: Hyper-parameters that say how torch computes, not what; they come and go with its versions.
+#: Keys of groups that do not identify a class, such as the choice of an implementation; they differ
+#: between versions of torch.
 _MANNERS = frozenset(
     (
         *("params", "param_names", "initial_lr", "foreach", "fused", "capturable"),
@@ -57,7 +58,7 @@ class Unrecognised(Exception):
 
 
 class Misfit(Exception):
-    """The saved state isn't that of this model's parameters."""
+    """The saved state does not belong to this model's parameters."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Rebuilt:
     """An optimizer, with its state loaded."""
 
     optimizer: torch.optim.Optimizer
-    #: What it is, and how that is known.
+    #: Its class, and how the class is known.
     name: str
     #: The names of its parameters, by the number the checkpoint gives them.
     names: Mapping[Any, str]
@@ -75,11 +76,11 @@ class Rebuilt:
 
 
 def kind_of(state: Mapping[Any, Any]) -> tuple[type[torch.optim.Optimizer], str]:
-    """The class of an optimizer, by its state dict, and how it is known.
+    """The class of an optimizer, found by its state dict, and how it was found.
 
     Raises:
-        Unrecognised: it isn't.
-        Misfit: it is that of no parameters at all.
+        Unrecognised: the class was not found.
+        Misfit: the state dict has no parameter group.
     """
     if not state["param_groups"]:
         raise Misfit(
@@ -110,7 +111,7 @@ def kind_of(state: Mapping[Any, Any]) -> tuple[type[torch.optim.Optimizer], str]
 
 
 def _adam(group: Mapping[Any, Any]) -> tuple[type[torch.optim.Optimizer], str]:
-    """Adam or AdamW, which differ only in how weights decay."""
+    """Adam or AdamW, which differ only in the kind of weight decay."""
     if "decoupled_weight_decay" in group:
         apart = bool(group["decoupled_weight_decay"])
         made = torch.optim.AdamW if apart else torch.optim.Adam
@@ -133,8 +134,8 @@ def _transformers_adafactor() -> type[torch.optim.Optimizer]:
 
 
 def _defaults(made: Callable[..., torch.optim.Optimizer]) -> set[str]:
-    """The hyper-parameters of a class that say what it computes."""
-    # Muon takes matrices alone.
+    """The hyper-parameters of a class, without `_MANNERS`."""
+    # Muon accepts only matrices.
     probe = made([torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))])
     return set(probe.defaults) - _MANNERS
 
@@ -145,7 +146,7 @@ def _hyper(state: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _slots(state: Mapping[Any, Any]) -> set[str]:
-    """The keys of its state, over all parameters."""
+    """The keys of the state of all parameters."""
     held = (slots for slots in state["state"].values() if isinstance(slots, Mapping))
     return {str(key) for slots in held for key in slots}
 
@@ -156,10 +157,10 @@ def _slots(state: Mapping[Any, Any]) -> set[str]:
 def grouped(module: torch.nn.Module, state: Mapping[Any, Any]) -> list[list[str]]:
     """The names of the parameters of each group.
 
-    By the names that the groups give, if they do; else by number: parameters are numbered through
-    the groups, in the order of `module.parameters()` within each. Which are in which group is found
-    by shape: in order; matrices before vectors; or, as transformers does, without and with biases
-    and norms.
+    The names in the groups are used, if present. Otherwise the groups have numbers: parameters are
+    numbered through all groups, in the order of `module.parameters()` within each group. The group
+    of each parameter is found by trying orders until all shapes fit: the model's order; matrices
+    before vectors; or biases and norms last, as transformers does.
 
     Raises:
         Misfit: no such order fits.
@@ -200,7 +201,7 @@ def grouped(module: torch.nn.Module, state: Mapping[Any, Any]) -> list[list[str]
 
 
 def _shape_of(slots: Any) -> tuple[int, ...] | None:
-    """The shape of the parameter that some state belongs to, if it tells."""
+    """The shape of the parameter to which a state belongs, if the state shows it."""
     if isinstance(slots, Mapping):
         for key, value in slots.items():
             if key in SHAPED and isinstance(value, torch.Tensor):
@@ -209,7 +210,7 @@ def _shape_of(slots: Any) -> tuple[int, ...] | None:
 
 
 def _orders(own: Mapping[str, torch.nn.Parameter]) -> Iterator[list[str]]:
-    """Orders in which people give parameters to an optimizer."""
+    """The usual orders in which programs pass parameters to an optimizer."""
     trained = [name for name, parameter in own.items() if parameter.requires_grad]
     for names in (list(own), trained):
         yield names
@@ -226,7 +227,7 @@ def _by_shape(
     sizes: Sequence[int],
     shapes: Sequence[tuple[int, ...] | None],
 ) -> list[list[str]] | None:
-    """Each parameter in the first group whose next shape is its own."""
+    """Put each parameter in the first group whose next shape fits; None if this fails."""
     starts = [sum(sizes[:n]) for n in range(len(sizes))]
     found: list[list[str]] = [[] for _ in sizes]
     for name, parameter in own.items():
@@ -252,8 +253,8 @@ def rebuild_optimizer(
     """The optimizer, with its state loaded as torch loads it.
 
     Raises:
-        Misfit: it isn't the state of these parameters.
-        UsageError: the class can't be made so. Whatever else is raised is torch's refusal.
+        Misfit: the state does not belong to these parameters.
+        UsageError: the class can't be called with parameters. Any other exception comes from torch.
     """
     names = grouped(module, state)
     own = dict(module.named_parameters())
@@ -271,12 +272,12 @@ def rebuild_optimizer(
     try:
         optimizer.load_state_dict(dict(content))
     except Exception as error:
-        if problems:  # which say more
+        if problems:  # they say more than torch's error
             raise Misfit("; ".join(problems)) from error
         raise
     for n, group in enumerate(optimizer.param_groups):
         lacking = sorted(optimizer.defaults.keys() - group.keys())
-        wanted = [key for key in lacking if key not in _MANNERS]  # torch fills in what is newer
+        wanted = [key for key in lacking if key not in _MANNERS]  # torch fills in newer keys
         if wanted:
             problems.append(f"group {n} lacks {', '.join(wanted)}")
         group.update({key: optimizer.defaults[key] for key in lacking})
@@ -286,10 +287,10 @@ def rebuild_optimizer(
 
 
 def new(made: Callable[..., torch.optim.Optimizer], params: Any) -> torch.optim.Optimizer:
-    """A new optimizer of a class, with what it needs said at least.
+    """A new optimizer of a class, with default hyper-parameters; `lr` is given if it is required.
 
     Raises:
-        UsageError: it can't be made of parameters alone, or is no optimizer.
+        UsageError: it needs more arguments, or is not an optimizer.
     """
     needs_lr = False
     try:
@@ -313,10 +314,10 @@ def _hyper_of(group: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _copied(state: Mapping[Any, Any], *, plainly: bool) -> dict[str, Any]:
-    """The same with groups of its own, perhaps computing plainly.
+    """A copy of the state with its own groups; `plainly` selects the simple implementation.
 
-    Fused and capturable kernels know real devices alone, and those for many tensors at once don't
-    see that one is on the wrong device.
+    Fused and capturable kernels work only on real devices, and kernels for many tensors at once do
+    not notice a tensor on the wrong device.
     """
     manner = {"foreach": False, "fused": None, "capturable": False}
     groups = []
@@ -329,7 +330,7 @@ def _copied(state: Mapping[Any, Any], *, plainly: bool) -> dict[str, Any]:
 
 
 def _numbered(state: Mapping[Any, Any]) -> dict[str, Any]:
-    """The same with numbers for names, as FSDP and DCP save optimizers."""
+    """The same state with numbers instead of the names with which FSDP and DCP save optimizers."""
     keys = [key for group in state["param_groups"] for key in group["params"]]
     number = {key: n for n, key in enumerate(keys)}
     return {
@@ -348,7 +349,7 @@ def check(
     names: Mapping[Any, str],
     own: Mapping[str, torch.nn.Parameter],
 ) -> list[str]:
-    """What is wrong with the saved state, a line each."""
+    """The problems of the saved state, a line each."""
     problems: list[str] = []
     slots_of = {key: set(map(str, slots)) for key, slots in state["state"].items() if slots}
     usual: set[str] = set().union(*slots_of.values()) if slots_of else set()

@@ -24,7 +24,7 @@ _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def there(manifest: Manifest, device: str) -> str:
-    """The device that is meant: `auto` is where most of it is, if that is here, else the CPU."""
+    """Resolve `auto`: the device of most of the checkpoint if this machine has it, else the CPU."""
     if device != "auto":
         return device
     usual = usual_device(manifest)
@@ -32,7 +32,7 @@ def there(manifest: Manifest, device: str) -> str:
 
 
 def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
-    """Whether torch loads a checkpoint onto a device, and all of it lands there."""
+    """Load a checkpoint onto a device with torch, and check that all tensors are there."""
     if not is_there(device):
         return Finding("reload", SKIPPED, f"there is no {device} on this machine")
     skipped = not_loaded(format)
@@ -65,7 +65,7 @@ def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
 
 
 def _why(error: BaseException) -> list[str]:
-    """What torch's restricted unpickler does not take."""
+    """Lines about the names that torch's restricted unpickler refuses."""
     names = _GLOBAL.findall(str(error))
     refused = [f"it names {name}" for name in dict.fromkeys(names)]
     return [*refused, "ckptmove.load returns placeholders for such objects; convert keeps them"]
@@ -73,7 +73,7 @@ def _why(error: BaseException) -> list[str]:
 
 def _load(path: str, format: str, device: str) -> tuple[str, Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of old formats, and of what they hold
+        warnings.simplefilter("ignore")  # about old formats and their contents
         if format in BY_TORCH_LOAD:
             mapped = _can_be_mapped(path)
             loaded = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
@@ -88,7 +88,7 @@ def _load(path: str, format: str, device: str) -> tuple[str, Any]:
 
 
 def _can_be_mapped(path: str) -> bool:
-    """Whether it is a zip in which tensors lie as they are: of others torch maps what it finds."""
+    """Whether it is a zip without compression; torch would map compressed bytes as tensors."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -96,9 +96,9 @@ def _can_be_mapped(path: str) -> bool:
 
 
 def tensors_in(root: object) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in dicts, lists, tuples and the attributes of tensors, and its name."""
+    """Every tensor in dicts, lists, tuples and sets, with its name."""
     met: set[int] = set()
-    # Of what is in a long list, no list of names is made.
+    # Iterators avoid a list of the names of all items of a long list.
     todo: list[tuple[str, Iterator[tuple[object, object]]]] = [("", iter([("", root)]))]
     while todo:
         prefix, rest = todo[-1]

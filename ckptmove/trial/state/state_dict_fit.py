@@ -1,4 +1,4 @@
-"""Check whether a model takes the state of a checkpoint, strictly, and if not, why.
+"""Check strictly whether a model accepts the state of a checkpoint, and if not, why.
 
 The check is that of `load_state_dict(strict=True)`: missing, unexpected and misshapen tensors. In
 addition, tied weights may be missing, and dtypes must agree, because torch casts silently.
@@ -17,10 +17,10 @@ from ...errors import UsageError
 from ...reports.display.phrases import join_names, plural
 from .checkpoint_state import Saved, State
 
-#: From what likeness on a state dict may be the model's, though its keys have other prefixes.
+#: From this likeness on, a state dict may be the model's, even if its keys have other prefixes.
 _LIKE = 0.2
 _MOST_PREFIX = 4  # parts of a key that may be a prefix
-#: What puts a prefix before every key.
+#: Prefix → the wrapper that puts it before every key.
 _WRAPPERS = {
     "module": "nn.DataParallel, DistributedDataParallel or DeepSpeed",
     "_orig_mod": "torch.compile",
@@ -39,15 +39,15 @@ class Fit:
     matched: int
     missing: Sequence[str]
     unexpected: Sequence[str]
-    #: Keys, the model's shape and the checkpoint's.
+    #: Key, the model's shape, the checkpoint's shape.
     misshaped: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]]
-    #: Keys, the model's dtype and the checkpoint's, where only some differ.
+    #: Key, the model's dtype, the checkpoint's dtype, where only some tensors differ.
     retyped: Sequence[tuple[str, str, str]]
-    #: Dtypes of all keys that differ in the same way, which is harmless: model's, saved.
+    #: The model's and the saved dtype, where all tensors of a dtype differ alike: harmless.
     cast: Sequence[tuple[str, str]]
-    #: Groups of keys that are one tensor in the model, and several in the checkpoint.
+    #: Pairs of keys that are one tensor in the model, but differ in the checkpoint.
     untied: Sequence[tuple[str, str]]
-    #: Keys that are missing, but are the same tensor in the model as one that is there.
+    #: Missing keys whose tensor is in the checkpoint under another key of the model.
     tied: Sequence[str]
 
     @property
@@ -57,11 +57,11 @@ class Fit:
 
     @property
     def ok(self) -> bool:
-        """Whether it is the model's state, in everything that can be seen without running it."""
+        """Whether it is the model's state, as far as known without running the model."""
         return self.loads and not self.retyped and not self.untied
 
     def title(self) -> str:
-        """What is wrong, or that nothing is, in a line."""
+        """A line that counts the problems, or says that there are none."""
         if self.ok:
             return f"the model accepts all {plural(self.matched, 'tensor')}"
         wrong = [
@@ -74,7 +74,7 @@ class Fit:
         return ", ".join(f"{plural(n, what)} {how}" for n, what, how in wrong if n)
 
     def details(self) -> list[str]:
-        """What is wrong, by groups, with the likely cause and its remedy."""
+        """Lines about the problems, in groups, with the likely causes and remedies."""
         lines = [*self._causes()]
         if self.missing:
             lines.append(f"missing: {join_names(self.missing)}")
@@ -158,16 +158,15 @@ class Fit:
 
 
 def chosen(module: torch.nn.Module, saved: Saved) -> tuple[State | None, list[State]]:
-    """The state dict of a checkpoint that is the model's: whose keys fit best.
+    """Choose the state dict of a checkpoint whose keys fit the model best.
 
-    Averages of its weights (EMA) are taken only where nothing else fits.
+    Averages of its weights (EMA) are chosen only if no other weights fit.
 
     Returns:
-        The state dict, or None if there is none; and those that were passed over for it, or that
-        it is itself: averages that fit.
+        The state dict, or None if there is none; and all averages that fit, which may include it.
 
     Raises:
-        UsageError: several fit alike.
+        UsageError: several state dicts fit equally well.
     """
     own = set(module.state_dict())
     scored = [(_likeness(own, state.content), state) for state in saved.states]
@@ -190,7 +189,7 @@ def chosen(module: torch.nn.Module, saved: Saved) -> tuple[State | None, list[St
 
 
 def _likeness(own: Collection[str], state: Mapping[Any, Any]) -> float:
-    """How much of the model's keys and the state dict's are the same, prefixes aside."""
+    """How similar the keys of the model and of the state dict are, apart from prefixes."""
     keys = {key for key, value in state.items() if isinstance(value, torch.Tensor)}
     same = len(keys & set(own))
     if not same:
@@ -206,7 +205,7 @@ def _likeness(own: Collection[str], state: Mapping[Any, Any]) -> float:
 def fitted(
     module: torch.nn.Module, state: State, valued: Callable[[], Mapping[Any, Any]] | None = None
 ) -> Fit:
-    """How a state dict fits; `valued` gives it with values, if it has none."""
+    """Compare a state dict with a model; `valued` returns it with values, if it has none."""
     own = module.state_dict(keep_vars=True)
     content = state.content
     extra = {key for key in content if isinstance(key, str) and key.endswith("_extra_state")}
@@ -245,7 +244,7 @@ def fitted(
 def _dtypes(
     both: Sequence[tuple[str, torch.Tensor, torch.Tensor]],
 ) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
-    """What differs in dtype here and there, and what differs as a whole."""
+    """The tensors with another dtype, and pairs of dtypes where all tensors of one differ alike."""
     kinds: dict[torch.dtype, set[torch.dtype]] = {}
     for _, own, saved in both:
         kinds.setdefault(own.dtype, set()).add(saved.dtype)
@@ -253,7 +252,7 @@ def _dtypes(
         own: next(iter(saved))
         for own, saved in kinds.items()
         if len(saved) == 1 and own not in saved
-        # Whole numbers are counters and indices: nobody casts those on purpose.
+        # Integers are counters and indices, which are not cast on purpose.
         if own.is_floating_point and next(iter(saved)).is_floating_point
     }
     retyped = [
@@ -269,7 +268,7 @@ def _untied(
     content: Mapping[Any, Any],
     valued: Callable[[], Mapping[Any, Any]] | None,
 ) -> list[tuple[str, str]]:
-    """Keys of one tensor of the model that are different tensors in the checkpoint."""
+    """Pairs of keys of one tensor in the model that are different tensors in the checkpoint."""
     first, *others = [key for key in group if isinstance(content.get(key), torch.Tensor)] or [""]
     apart = [key for key in others if not _shared(content[first], content[key])]
     if apart and valued is not None:
@@ -291,13 +290,13 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def bits_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of a shape and dtype are equal in every bit, NaNs too."""
+    """Whether two tensors with the same shape and dtype are equal in every bit, even in NaNs."""
     flat = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)]
     return bool(torch.equal(*flat))
 
 
 def _prefix(with_it: Sequence[str], without: Sequence[str]) -> str:
-    """What every key of the one starts with, and lacks in the other; "" if nothing."""
+    """The prefix that all keys in `with_it` have and the keys in `without` lack; "" if none."""
     if not with_it:
         return ""
     parts = with_it[0].split(".")
@@ -323,10 +322,10 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def loaded_into(module: torch.nn.Module, fit: Fit) -> None:
-    """Load the state dict, strictly but for what is tied.
+    """Load the state dict strictly, except that tied tensors may be missing.
 
     Raises:
-        RuntimeError: torch won't, as it says.
+        RuntimeError: torch refuses it.
     """
     content = dict(fit.state.content)
     own = module.state_dict(keep_vars=True)

@@ -25,8 +25,8 @@ class ElementDifferences(NamedTuple):
 
     far: int  #: the number of elements that differ by more than the tolerance
     close: int  #: the number that differ by less
-    #: Which element is the first that does by more, counted from the start; -1 if none, or if it
-    #: was not asked for.
+    #: The index of the first element that differs by more; -1 if there is none, or if it was not
+    #: requested.
     first: int
     max_abs: float | None  #: as in `reports.diff.Values`
     max_rel: float | None

@@ -316,7 +316,7 @@ class _Tally:
         )
 
     def are_nan(self, *elements: bytes) -> bool:
-        """Whether elements are NaN, where these do not differ; of what is cast without torch."""
+        """Whether NaNs are alike and all elements are NaN; for dtypes that numpy can cast."""
         infinity = {"bfloat16": 0x7F80, "float32": 0x7F80_0000}.get(self.view.dtype)
         if not self.nan_alike or infinity is None:
             return False
@@ -347,7 +347,7 @@ def _larger(one: float | None, other: float | None) -> float | None:
 
 
 class _BitDifferences(NamedTuple):
-    """Like `differing.ElementDifferences`, but without torch: compares bits only."""
+    """Like `compare_elements.ElementDifferences`, but without torch: compares only bits."""
 
     far: int
     close: int

@@ -13,17 +13,17 @@ from ..torch_pickle.values.strided import reach_of
 
 
 class Run(Protocol):
-    """Elements one after the other, read from the start to the end."""
+    """The elements of a tensor in order, read from the start to the end."""
 
     def data_from(self, at: int) -> int:
-        """Where the next byte is that is not known to be zero."""
+        """The offset, from `at` on, of the first byte that is not known to be zero."""
 
     def read(self, at: int, buffer: memoryview) -> None:
-        """Fill the buffer with what begins at an offset."""
+        """Fill the buffer with the bytes at an offset."""
 
 
 class Range:
-    """Part of a file."""
+    """Elements in part of a file."""
 
     def __init__(self, source: Source, start: int, end: int) -> None:
         self.source = source
@@ -47,7 +47,7 @@ class Range:
 
 
 class Content:
-    """Bytes in memory."""
+    """Elements in memory."""
 
     def __init__(self, content: memoryview) -> None:
         self.content = content
@@ -83,7 +83,7 @@ class Gathered:
 
 
 def plain(shown: Shown, start: int) -> Run:
-    """The bytes of a storage from an offset on, as they lie there."""
+    """The stored bytes of a storage from an offset on, without conversion."""
     stored = shown.stored
     if stored.content is not None:
         return Content(memoryview(stored.content)[start:])
@@ -92,6 +92,6 @@ def plain(shown: Shown, start: int) -> Run:
 
 
 def span(view: View) -> tuple[int, int]:
-    """The bytes of a storage from the first that a view shows to the last."""
+    """The start and end, in bytes, of the part of a storage that a view covers."""
     start = view.offset * BITS[view.dtype] // 8
     return start, max(start, reach_of(view.shape, view.stride, view.offset, view.dtype))

@@ -14,9 +14,9 @@ from ..manifest.dtypes import BITS, storage_element_nbytes
 if TYPE_CHECKING:
     from ..plans.plan import Gather
 
-_ALONE = 1 << 15  # elements: of more torch makes work for threads, which wait longer than they work
+_ALONE = 1 << 15  # elements per cast: for more, torch uses threads, which mostly wait
 
-_QUIET = 0x40  # of a bfloat16, as `bfloat16` has it: one rule for NaNs, whoever casts
+_QUIET = 0x40  # the quiet bit of a bfloat16 NaN; `bfloat16` has the same rule for NaNs
 _BIG_HOST = sys.byteorder == "big"
 #: The integer dtypes by size in bytes.
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -26,7 +26,10 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint6
 
 
 def finishing(gather: Gather) -> Callable[[bytearray], bytearray]:
-    """Return a function that converts gathered elements for writing; raises as `gather_chunks`."""
+    """Return a function that converts gathered elements for writing.
+
+    Raises: see `gather_chunks`.
+    """
     flips = _flips(gather)
     dtype, to = gather.dtype, gather.to or gather.dtype
     cast = None if dtype == to else _checked_cast(dtype, to)
@@ -59,7 +62,7 @@ def _flips(gather: Gather) -> list[Callable[[bytearray], None]]:
         raise CorruptError(f"a tensor of {dtype} is said to be conjugated")
     if dtype in _PARTS:
         half = INTEGERS[BITS[dtype] // 16]
-        signs = (0, gather.neg), (1, gather.neg is not gather.conj)  # twice is not at all
+        signs = (0, gather.neg), (1, gather.neg is not gather.conj)  # two flips cancel out
         return [_sign_flip(half, part, 2) for part, flipped in signs if flipped]
     if not gather.neg:
         return []
@@ -91,7 +94,7 @@ def _checked_cast(dtype: str, to: str) -> Callable[[bytearray], bytearray]:
     if dtype in _PARTS and to not in _PARTS:
         raise UnsupportedError(f"{dtype} can't be cast to {to}: the imaginary parts would be lost")
     widened = to in _PARTS and dtype not in _PARTS
-    # Complex numbers are cast by their parts, with equal results: torch warns about some dtypes.
+    # Complex numbers are cast as pairs of real numbers: equal results, but no warnings of torch.
     values: Any = getattr(torch, _PARTS.get(dtype, dtype), None)
     wanted: Any = getattr(torch, _PARTS.get(to, to), None)
 

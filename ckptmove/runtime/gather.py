@@ -1,9 +1,9 @@
 """Gather the elements of strided views in a file, in row-major order, and cast them if needed.
 
-Elements are moved as integers, so that NaN payloads and -0.0 survive. Dense views are read; others
-are memory-mapped read-only, because their elements may be anywhere in a region. Both hold only a
-few chunks in memory. Only casts do arithmetic: torch's own, but for those of dense views between
-float32 and bfloat16, for which it is not worth to import torch.
+Elements are moved as integers, so that NaN payloads and -0.0 survive. Dense views are read; other
+views are memory-mapped read-only, because their elements may be anywhere in a region. Both hold
+only a few chunks in memory. Only casts do arithmetic. torch does the casts, except for dense views
+between float32 and bfloat16, because importing torch for these would take too long.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from ..manifest.dtypes import BITS, nbytes_of
 from ..plans.plan import Gather
 from ..sources.source import Source
 
-_READ_NBYTES = 1 << 20  # at once: what stays in a processor's cache until it is cast
-Dimensions = list[tuple[int, int]]  # how many, and how many elements apart
+_READ_NBYTES = 1 << 20  # bytes per read: few enough to stay in the processor's cache for the cast
+Dimensions = list[tuple[int, int]]  # size and stride of each dimension, in elements
 
 
 def gather_chunks(source: Source | None, gather: Gather) -> Iterator[bytearray]:
     """The elements of a view as contiguous little-endian bytes, in chunks of 8 MiB at most.
 
-    `source` is the file that `gather.source_at` counts in, and must not change; None for a view in
-    memory. Raises CorruptError before it reads if the view is not valid or leaves its region,
-    UnsupportedError if torch lacks the dtype or the cast; ImportError if it takes torch.
+    `source` is the file in which `gather.source_at` is an offset, and must not change; None for a
+    view in memory. Raises, before reading, CorruptError if the view is not valid or leaves its
+    region; UnsupportedError if torch lacks the dtype or the cast; ImportError if torch is needed
+    but missing.
     """
     source = source if gather.content is None else None
     dimensions = _dimensions(gather)
@@ -49,7 +50,7 @@ def gather_chunks(source: Source | None, gather: Gather) -> Iterator[bytearray]:
 
 
 def _check_torch() -> None:
-    """Raise an ImportError that says why, if torch can't be imported."""
+    """Raise an ImportError with the reason if torch can't be imported."""
     from .torch_import import why_no_torch
 
     no_torch = why_no_torch()
@@ -58,7 +59,7 @@ def _check_torch() -> None:
 
 
 def _cast_without_torch(gather: Gather) -> Callable[[bytearray], bytearray] | None:
-    """A cast that is all that becomes of elements, if numpy has it at hand."""
+    """A cast with numpy, if it is the only conversion and numpy can be imported; else None."""
     if gather.conj or gather.neg or gather.big_endian or sys.byteorder == "big":
         return None
     if {gather.dtype, gather.to} != {"float32", "bfloat16"} or 0 in gather.shape:
@@ -69,13 +70,13 @@ def _cast_without_torch(gather: Gather) -> Callable[[bytearray], bytearray] | No
         return None
     try:
         from .bfloat16 import from_bfloat16, to_bfloat16
-    except ImportError:  # torch does without numpy
+    except ImportError:  # torch works without numpy
         return None
     return to_bfloat16 if gather.to == "bfloat16" else from_bfloat16
 
 
 def _dimensions(gather: Gather) -> Dimensions:
-    """The dimensions of a view without those of size 1, and joined where possible."""
+    """The dimensions of a view, joined where possible; dimensions of size 1 are left out."""
     joined: Dimensions = []
     for n, step in zip(gather.shape, gather.stride, strict=True):
         if n == 1:

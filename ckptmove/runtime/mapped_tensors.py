@@ -1,8 +1,9 @@
-"""Make usual tensors on the CPU right from where they lie in files, with few calls of torch each.
+"""Make plain CPU tensors directly over mapped files, with few calls of torch per tensor.
 
-`storages` and `rebuild` make whatever a checkpoint may hold. Of a hundred thousand tensors nearly
-all are plain: `torch.frombuffer` makes one with a storage of its own in a microsecond, from a
-mapping of the file. It is not checked that a mapping outlives its file, as in `storages`.
+`storages` and `rebuild` make every tensor that a checkpoint may hold. But nearly all of a hundred
+thousand tensors are plain: `torch.frombuffer` makes a tensor with a storage of its own from a
+mapping of the file in a microsecond. As in `storages`, it is not checked that nobody truncates a
+file while it is mapped.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from .storages import LARGEST_ALIGNMENT, WHOLE, Restoring, pages_of
 
 
 class Odd(Exception):
-    """What is not usual, and is left to those who make whatever there may be."""
+    """The tensor is not plain; `storages` and `rebuild` must make it."""
 
 
 class MappedTensors:
-    """Tensors that lie in files as they are; each method raises Odd where something isn't usual."""
+    """Makes tensors over unchanged bytes of files; methods raise Odd if a tensor is not plain."""
 
     def __init__(self, sources: Sequence[Source], restoring: Restoring) -> None:
         self._sources = sources
         self._restoring = restoring
         self._pages: dict[int, mmap.mmap] = {}
-        #: of each storage, by its id, the first tensor on it
+        #: id of a storage → the first tensor on it
         self._first: dict[str, torch.Tensor] = {}
         self._stays: dict[str, bool] = {}
 
@@ -46,7 +47,7 @@ class MappedTensors:
     ) -> torch.Tensor:
         """A contiguous tensor with a storage of its own.
 
-        It is `at` bytes behind a start in a file of this number, and within it.
+        It begins `at` bytes after `start` in the file with the number `source`, and is within it.
         """
         kind, count = WHOLE.get(dtype), prod(shape)
         stays = self._stays.get(location)
@@ -71,7 +72,7 @@ class MappedTensors:
         stride: tuple[int, ...],
         requires_grad: bool,
     ) -> torch.Tensor:
-        """A tensor on a storage, which those on it share; offset and stride are in elements."""
+        """A tensor on a storage that its tensors share; offset and stride are in elements."""
         first, dtype = self._first.get(storage.id), storage.dtype or ""
         if dtype not in WHOLE or len(shape) > MOST_DIMENSIONS:
             raise Odd
@@ -84,7 +85,7 @@ class MappedTensors:
         else:
             if first is None:
                 first = self._make_tensor(storage, (storage.nbytes // WHOLE[dtype].itemsize,))
-            made = torch.empty(0, dtype=first.dtype, device="cpu")  # whatever the default is
+            made = torch.empty(0, dtype=first.dtype, device="cpu")  # not on the default device
             made.set_(first.untyped_storage(), offset, shape, stride)
         if requires_grad:
             if not (made.is_floating_point() or made.is_complex()):

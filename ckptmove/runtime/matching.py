@@ -1,4 +1,4 @@
-"""Find tensors that have the same bytes under another name."""
+"""Find renamed tensors: the same bytes under another name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _Key = tuple[str, tuple[int, ...]]
 def match_renamed(
     old: Sequence[Held], new: Sequence[Held], comparison: Comparison, *, cast: bool
 ) -> Iterator[tuple[Held, Held]]:
-    """Pairs of tensors with the same dtype, shape and bytes; each is in one pair at most.
+    """Pairs of tensors with the same dtype, shape and bytes; each tensor is in one pair at most.
 
-    Composite tensors are left out; `cast` as in `Comparison.compare`, which raises.
+    Composite tensors are left out; with `cast`, the dtypes may differ. Raises like
+    `Comparison.compare`.
     """
     groups: dict[_Key, tuple[list[Held], list[Held]]] = defaultdict(lambda: ([], []))
     for side, tensors in enumerate((old, new)):
@@ -38,7 +39,7 @@ def _key(held: Held, cast: bool) -> _Key:
 def _equal_pairs(
     olds: list[Held], news: list[Held], comparison: Comparison
 ) -> Iterator[tuple[Held, Held]]:
-    if len(olds) == len(news):  # mostly it is but a prefix that has changed
+    if len(olds) == len(news):  # usually only a prefix has changed
         rest: tuple[list[Held], list[Held]] = [], []
         for old, new in zip(olds, news, strict=True):
             assert old.shown is not None

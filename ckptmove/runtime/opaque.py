@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-#: What a pickle in memory calls in the place of what an `Opaque` stands for.
+#: The function that a pickle in memory calls instead of the callable of an `Opaque`.
 STAND_IN = "ckptmove.runtime.pickling.stand_in"
-_LONGEST_SHOWN = 100  # characters of one
+_LONGEST_SHOWN = 100  # characters of a name
 _MOST_SHOWN = 6  # names in a repr
 
 
@@ -17,10 +17,10 @@ class Opaque:
     It records the callable, the arguments and the state. It is equal only to itself.
 
     Attributes:
-        qualname: what would be called or imported, `module.name`; "" if it has no name.
+        qualname: the name that would be called or imported, `module.name`; "" if it has no name.
         module: the module part of that name; the rest of the name may contain dots too.
         how: the opcode that would build the object, for example `REDUCE` or `NEWOBJ`.
-        function: what would be called, if it has no name.
+        function: the callable, if it has no name.
         args: the arguments, usually a tuple; None if only the name is meant.
         kwargs: keyword arguments, or None.
         items: the items that would be appended.
@@ -60,9 +60,9 @@ class Opaque:
         self.state: object = None
 
     def __repr__(self) -> str:
-        """Without its contents, since they may contain it."""
+        """A summary without the contents, since these may contain the object itself."""
         what, args = printable_name(self.qualname), self.args
-        empty = isinstance(args, tuple) and not args  # tensors among others have no truth
+        empty = isinstance(args, tuple) and not args  # tensors, for example, have no truth value
         told = [what if args is None else f"{what}({'' if empty else '...'})"]
         if isinstance(self.state, Mapping):
             keys = (printable_name(key) for key in self.state if isinstance(key, str))
@@ -74,7 +74,7 @@ class Opaque:
 
 
 def printable_name(name: str) -> str:
-    """A name that a file gives, fit to be shown."""
+    """A name from a file, shortened and escaped for display."""
     if len(name) > _LONGEST_SHOWN:
         name = name[:_LONGEST_SHOWN] + "..."
     told = name if name.isprintable() else ascii(name)

@@ -1,4 +1,4 @@
-"""Pickle an object as torch.save does, but leave the bytes of storages out.
+"""Pickle an object like torch.save, but without the bytes of storages.
 
 Source: torch/serialization.py, `_save` and its `persistent_id`.
 """
@@ -18,11 +18,11 @@ from .opaque import Opaque
 
 
 class Pickled(NamedTuple):
-    """An object, pickled."""
+    """A pickled object."""
 
     data: bytes  #: the pickle, of protocol 2
-    #: Key → the bytes of a storage; a view of the tensor's own memory where that is the CPU's, so
-    #: nothing must change them until they are written.
+    #: Key → the bytes of a storage; for a storage on the CPU, a view of its own memory, which must
+    #: not change until it is written.
     storages: dict[str, memoryview]
 
 
@@ -42,9 +42,9 @@ def pickle_object(obj: object) -> Pickled:
 
 
 def stand_in(*parts: object) -> None:
-    """Never called: its calls are replaced before the pickle is written.
+    """Never called, because its calls are replaced before the pickle is written.
 
-    `parts` are the module and the name; for a call also the callable if it has no name, the
+    `parts` are the module and the name; for a call also the callable (if it has no name), the
     arguments, the keyword arguments, and the opcode.
     """
     raise UnsupportedError("a stand-in was unpickled")
@@ -58,7 +58,7 @@ class _Pickler(pickle.Pickler):
         self._alive: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
-        """A stand-in for an `Opaque`; other objects as usual."""
+        """Reduce an `Opaque` to a call of `stand_in`; other objects as usual."""
         if type(obj) is not Opaque:
             return NotImplemented
         names = (obj.module, obj.qualname[len(obj.module) :].removeprefix("."))
@@ -85,12 +85,12 @@ class _Pickler(pickle.Pickler):
     def _bytes(self, storage: Any) -> memoryview:
         if storage.device.type == "meta":
             raise UnsupportedError("a storage on the meta device has no bytes to be saved")
-        self._alive.append(storage)  # its number is its key: no other may get it
+        self._alive.append(storage)  # its address is its key, and must not be used again
         if storage.device.type != "cpu":
             storage = storage.cpu()
         nbytes = storage.nbytes()
         if not nbytes:
             return memoryview(b"")
         content: Any = (ctypes.c_char * nbytes).from_address(storage.data_ptr())
-        content.storage = storage  # which may be of nobody else, and must outlive the view
+        content.storage = storage  # keeps the storage alive as long as the view
         return memoryview(content).cast("B")

@@ -1,7 +1,7 @@
-"""Build plain Python objects from arguments that are checked first.
+"""Build plain Python objects from checked arguments.
 
 None of these constructors runs code of the file, opens a file, or uses more memory than its
-arguments. Arguments that do not fit raise TypeError or ValueError.
+arguments. Invalid arguments raise TypeError or ValueError.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 from ..errors import CorruptError
 
 _LATIN_1 = ("latin1", "latin-1", "latin_1", "iso-8859-1", "iso8859-1")
-_MOST_ALIKE = 100  # different keys of one hash; by accident there are no two
-_LARGEST_KEY = 4096  # items of tuples and sets in it, each counted wherever it is
+_MOST_ALIKE = 100  # different keys with the same hash; by chance there are hardly two
+_LARGEST_KEY = 4096  # items of the tuples and frozensets in a key, counted at each occurrence
 _LONGEST_NUMBER = 4000  # digits
-#: Names that are themselves values, beside those that torch allows.
+#: Names that stand for a value by themselves, in addition to those that torch allows.
 TYPES: dict[str, object] = {
     **{
         f"builtins.{kind.__name__}": kind
@@ -41,7 +41,7 @@ _FACTORIES = (bool, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
 
 def _need(value: object, *kinds: type) -> Any:
-    """The value, if it is exactly of one of these types."""
+    """The value, if its type is exactly one of `kinds`; else a TypeError."""
     if type(value) not in kinds:
         raise TypeError(f"{type(value).__name__} is not expected here")
     return value
@@ -50,8 +50,8 @@ def _need(value: object, *kinds: type) -> Any:
 def keys_of(values: Iterable[object]) -> list[object]:
     """The values as keys of a dict or items of a set.
 
-    Raises CorruptError if one can't be a key, or if their hashes collide so often that it would
-    take too long.
+    Raises CorruptError if a value can't be a key, or if the hashes collide so often that building
+    the dict or set would take too long.
     """
     keys = [key_of(value) for value in values]
     if len(keys) > _MOST_ALIKE:
@@ -62,7 +62,7 @@ def keys_of(values: Iterable[object]) -> list[object]:
 
 
 def _differ(keys: Iterable[object]) -> bool:
-    """Whether too many different keys have one hash."""
+    """Whether there are too many different keys among keys with the same hash."""
     found: list[object] = []
     for key in keys:
         if key not in found:
@@ -73,7 +73,7 @@ def _differ(keys: Iterable[object]) -> bool:
 
 
 def key_of(value: object) -> object:
-    """The value, which can be a key; a CorruptError if not, or not before ages."""
+    """The value; raises CorruptError if it can't be a key, or hashing it would take too long."""
     if type(value) in (tuple, frozenset):
         todo: list[Any] = [value]
         count = 0
@@ -175,7 +175,7 @@ def _decimal(text: object) -> object:
 
 
 def _fraction(first: object, second: object = 1) -> object:
-    if isinstance(first, str):  # of forms that have exponents, only this is ever written
+    if isinstance(first, str):  # pickles contain only this form, never one with an exponent
         found = re.fullmatch(
             rf"(-?\d{{1,{_LONGEST_NUMBER}}})(?:/(\d{{1,{_LONGEST_NUMBER}}}))?", first
         )
@@ -186,7 +186,7 @@ def _fraction(first: object, second: object = 1) -> object:
 
 
 def _uuid() -> object:
-    return uuid.UUID(int=0)  # until it is told its number
+    return uuid.UUID(int=0)  # its state will set the number
 
 
 def _path(kind: type[pathlib.PurePath], pure: type[pathlib.PurePath]) -> Callable[..., object]:
@@ -194,13 +194,13 @@ def _path(kind: type[pathlib.PurePath], pure: type[pathlib.PurePath]) -> Callabl
         texts = [_need(each, str) for each in parts]
         try:
             return kind(*texts)
-        except NotImplementedError:  # of another system
+        except NotImplementedError:  # a path of another operating system
             return pure(*texts)
 
     return make
 
 
-#: What makes objects, by the name of what is called.
+#: Name of a callable in a pickle → the function that makes the object.
 PLAIN: dict[str, Callable[..., object]] = {
     "_codecs.encode": _encode,
     "argparse.Namespace": _namespace,
@@ -243,11 +243,11 @@ PLAIN: dict[str, Callable[..., object]] = {
 
 
 def give_state(made: object, state: object) -> None:
-    """What BUILD does to an object that `PLAIN` made; a TypeError or ValueError if it can't."""
+    """Apply BUILD to an object that `PLAIN` made; raises TypeError or ValueError if it can't."""
     if state is None:
         return
     if isinstance(made, uuid.UUID):
-        number = uuid.UUID(int=_need(state, dict)["int"]).int  # which checks it
+        number = uuid.UUID(int=_need(state, dict)["int"]).int  # the constructor checks it
         made.__setstate__({"int": number})  # type: ignore[attr-defined] # typeshed has none
     elif type(made) in (OrderedDict, Counter, argparse.Namespace):
         for name in _need(state, dict):

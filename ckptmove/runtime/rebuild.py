@@ -1,7 +1,7 @@
 """Build tensors with torch's own rebuild functions, after checks that torch does not make.
 
-torch/_utils.py trusts a checkpoint: a view that leaves its storage makes torch enlarge it, an
-expanded quantized tensor is allocated in full, the parts of a nested tensor may be anywhere, and
+torch/_utils.py trusts a checkpoint: if a view leaves its storage, torch enlarges the storage; an
+expanded quantized tensor is allocated in full; the parts of a nested tensor may be anywhere; and
 any attribute may be set.
 """
 
@@ -59,7 +59,7 @@ def _check_rest(requires_grad: object, hooks: object, metadata: object = None) -
 
 
 def _check_state(state: object) -> None:
-    """Permit only plain attributes, which do not change the tensor itself."""
+    """Allow only plain attributes, which do not change the tensor itself."""
     parts = state if isinstance(state, tuple) else (state,)
     for part in parts:
         _check(part is None or isinstance(part, dict), "its attributes are malformed")
@@ -69,7 +69,7 @@ def _check_state(state: object) -> None:
             _check(plain, "an attribute would change the tensor itself")
 
 
-# -- one check a rebuild function; the arguments are in its order ----------------------------------
+# -- one check for each rebuild function, with the same order of arguments -------------------------
 
 _Args = tuple[Any, ...]
 
@@ -136,7 +136,7 @@ def _nested(args: _Args) -> None:
     for every in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
         size, stride, offset = every
         _sizes((*size, *stride, offset))
-        reach = reach_of(tuple(size), tuple(stride), offset, "uint8")  # so, in elements
+        reach = reach_of(tuple(size), tuple(stride), offset, "uint8")  # uint8: in elements
         _check(reach <= values.numel(), "a part of it lies outside its values")
 
 
@@ -167,14 +167,14 @@ def _from_type(args: _Args) -> None:
 
 
 def is_foreign(name: str, args: _Args) -> bool:
-    """Whether a tensor is of a type whose code isn't torch's, or is made by other functions."""
+    """Whether a tensor's type is not torch's own, or its rebuild function is not callable."""
     return name == FROM_TYPE and (len(args) < 2 or args[1] not in _TYPES or not callable(args[0]))
 
 
 def rebuild(name: str, args: _Args) -> object:
-    """The tensor that the function with this name makes.
+    """Make a tensor with the rebuild function of this name.
 
-    Raises CorruptError for arguments that are not valid, DeviceError for a missing device.
+    Raises CorruptError for invalid arguments, DeviceError for a missing device.
     """
     function, check = REBUILD[name]
     try:
@@ -182,7 +182,7 @@ def rebuild(name: str, args: _Args) -> object:
         made = function(*args)
         unchecked = _unchecked_sparse_tensors()
         if any(each.is_meta for each in unchecked):
-            unchecked.clear()  # it has no values, nor indices that could be wrong
+            unchecked.clear()  # a meta tensor has no values or indices that could be wrong
         elif unchecked:
             with _sparse_checks():
                 torch._utils._validate_loaded_sparse_tensors()
@@ -191,13 +191,13 @@ def rebuild(name: str, args: _Args) -> object:
         raise
     except Exception as error:
         why = str(error).partition("\n")[0][:200]
-        if name == _THROUGH_CPU:  # of which all but the device was checked
+        if name == _THROUGH_CPU:  # all its arguments except the device were checked
             raise DeviceError(f"a tensor can't be put on its device: {why}; {REMEDY}") from error
         raise CorruptError(f"a tensor can't be made by {name}: {why}") from error
 
 
 def _unchecked_sparse_tensors() -> list[torch.Tensor]:
-    """torch's own list of sparse tensors that it did not check (since 2.14)."""
+    """torch's own list of unchecked sparse tensors; since 2.14 at another place."""
     state: Any = getattr(torch.serialization, "_serialization_tls", None)
     if not hasattr(state, "sparse_tensors_to_validate"):
         state = torch._utils
@@ -254,8 +254,8 @@ _CHECKS: dict[str, Callable[[_Args], None]] = {
     "torch.nn.parameter.Parameter": _variable,
     FROM_TYPE: _from_type,
 }
-#: What makes each kind of tensor, and what checks its arguments, by the name of the function: as
-#: far as this torch has it, and allows it itself.
+#: Name → rebuild function, and the check of its arguments. Only functions that this torch has and
+#: allows.
 REBUILD: dict[str, tuple[Callable[..., object], Callable[[_Args], None]]] = {
     name: (_get_allowed_globals()[name], check)
     for name, check in _CHECKS.items()

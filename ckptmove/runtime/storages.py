@@ -1,4 +1,4 @@
-"""Make torch storages: mapped from the file or read, and put on devices as `map_location` says.
+"""Make torch storages: map or read their bytes, and put them on devices by `map_location`.
 
 Source: torch/serialization.py (`_get_restore_location`, `_load`); torch/_utils.py has
 `_get_restore_location` too, for tensors that store their own device.
@@ -23,22 +23,22 @@ from ..sources.joined import Joined, crc32_of, damage_error, read_before
 from ..sources.source import Piece, Source
 from ..system.files import map_file
 
-#: What torch.load takes: a device, a mapping of tags, a function, or None.
+#: The argument of torch.load: a device, a mapping of tags, a function, or None.
 MapLocation = Any
 
-#: What to do where a device is not there. It stands in the message, for tracebacks show no hints.
+#: The hint for a missing device. It is part of the message, because tracebacks show no hints.
 REMEDY = 'map_location="cpu" loads it on the CPU'
-#: Where torch.load keeps its `map_location` for rebuild functions: torch 2.4 had another place.
+#: The object in which torch.load stores `map_location` for rebuild functions; another in torch 2.4.
 _threads: Any = getattr(torch.serialization, "_serialization_tls", None) or getattr(
     torch._utils, "_thread_local_state", None
 )
 
 
 class Restoring:
-    """Puts storages where they belong."""
+    """Puts storages on their devices."""
 
     def __init__(self, map_location: MapLocation) -> None:
-        """`map_location` is as in torch.load; UsageError for any other type."""
+        """`map_location` is that of torch.load; raises UsageError for any other type."""
         known = isinstance(map_location, (str, bytes, torch.device, Mapping, type(None)))
         if not known and not callable(map_location):
             raise UsageError(
@@ -56,7 +56,7 @@ class Restoring:
 
     @contextmanager
     def rebuilding(self) -> Iterator[None]:
-        """A context in which torch's rebuild functions do the same with what names a device."""
+        """A context in which torch's rebuild functions use the same `map_location`."""
         before = getattr(_threads, "map_location", None)
         _threads.map_location = self._map
         try:
@@ -65,12 +65,12 @@ class Restoring:
             _threads.map_location = before
 
     def stays(self, location: str) -> bool:
-        """Whether what is saved there is surely to be on the CPU, with its bytes."""
+        """Whether a storage with this location is certain to be on the CPU, with its bytes."""
         here = str(self._map) == "cpu" or (self._map is None and location == "cpu")
         return here and not self.is_fake
 
     def without_bytes(self, nbytes: int, location: str) -> torch.UntypedStorage | None:
-        """The storage, where it is to have no bytes: on meta, or under a FakeTensorMode."""
+        """A storage without bytes, for `meta` or under a FakeTensorMode; else None."""
         if not self._without_bytes:
             return None
         storage: Any = torch.UntypedStorage(nbytes, device="meta")
@@ -82,7 +82,8 @@ class Restoring:
     def on_device(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         """A storage on the device of its location.
 
-        Raises DeviceError if that is missing, UsageError if the user's function returns no storage.
+        Raises DeviceError if the device is missing, UsageError if the user's function does not
+        return a storage.
         """
         placed: Any = None
         if isinstance(self._map, dict):
@@ -102,16 +103,16 @@ class Restoring:
     def _by_default(self, storage: torch.UntypedStorage, location: str) -> object:
         try:
             return default_restore_location(storage, location)
-        except Exception as error:  # each backend has its own
+        except Exception as error:  # each backend raises its own kind
             why = str(error).partition("\n")[0].split(". ")[0]
             raise DeviceError(
                 f"no tensor can be put on {location!r} here: {why}; {REMEDY}"
             ) from error
 
 
-#: The largest alignment that a number needs, in bytes.
+#: The largest alignment that an element needs, in bytes.
 LARGEST_ALIGNMENT = 8
-#: The dtypes whose elements each take whole bytes, and that are not quantized.
+#: The dtypes that are not quantized and whose elements take whole bytes.
 WHOLE: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in BITS
@@ -119,14 +120,14 @@ WHOLE: dict[str, torch.dtype] = {
     and hasattr(torch, name)
     and BITS[name] == 8 * getattr(torch, name).itemsize
 }
-_BLOCK = 1 << 24  # bytes that are read at once
+_BLOCK = 1 << 24  # bytes per read
 
 
 class Storages:
     """The storages of a checkpoint, each made once.
 
-    Mapped ones are private: writing to them changes memory, never the file. They need the file as
-    long as they live: truncating it kills the process, as with `torch.load(mmap=True)`.
+    Mapped storages are private: writing to them changes memory, never the file. They need the file
+    as long as they exist: truncating it kills the process, as with `torch.load(mmap=True)`.
     """
 
     def __init__(self, sources: Sequence[Source], restoring: Restoring) -> None:
@@ -134,12 +135,12 @@ class Storages:
         self._restoring = restoring
         self._files: dict[int, Any] = {}
         self._made: dict[str, torch.UntypedStorage] = {}
-        self._proofs: list[Proof] = []  # of what was read
+        self._proofs: list[Proof] = []  # the checksums of read parts
 
     def storage(self, stored: StorageBytes) -> torch.UntypedStorage:
-        """A storage, on the device that it is tagged with or mapped to.
+        """A storage on its tagged device, or on the device to which `map_location` maps it.
 
-        Raises DeviceError if that is missing, CorruptError if the file has changed.
+        Raises DeviceError if the device is missing, CorruptError if the file has changed.
         """
         made = self._made.get(stored.id)
         if made is None:
@@ -169,9 +170,10 @@ class Storages:
         return self._map_piece(pieces[0])
 
     def check_read(self) -> None:
-        """Raises CorruptError if what was read, and not mapped, is not what its checksums say.
+        """Raise CorruptError if bytes that were read, not mapped, do not match their checksums.
 
-        That of something of which less than half was read is left out: to read the rest takes long.
+        A checksum is not checked if less than half of its bytes were read, because reading the rest
+        would take long.
         """
         for proof in dict.fromkeys(self._proofs):
             at, crc32 = read_before(self._sources, proof)
@@ -199,12 +201,12 @@ class Storages:
 
 
 def _whole(source: Source) -> Any:
-    """The file, mapped so that writing changes memory only."""
+    """A storage of the whole file, mapped so that writing changes only memory."""
     return torch.frombuffer(pages_of(source), dtype=torch.uint8).untyped_storage()
 
 
 def pages_of(source: Source) -> mmap.mmap:
-    """A file in memory, to which may be written; InputError if it can't be mapped."""
+    """A private writable mapping of a file; raises InputError if it can't be mapped."""
     try:
         return map_file(source.mappable(0, 0), source.nbytes, written=True)
     except (OSError, ValueError) as error:
@@ -212,7 +214,7 @@ def pages_of(source: Source) -> mmap.mmap:
 
 
 def _alignment(stored: StorageBytes) -> int:
-    """The alignment that a storage needs to be used in place."""
+    """The alignment that a storage needs to be mapped."""
     if stored.dtype is None:
         return LARGEST_ALIGNMENT
     return min(storage_element_nbytes(stored.dtype), LARGEST_ALIGNMENT)

@@ -1,4 +1,4 @@
-"""The elements of views that are not dense, by torch over a memory-mapped region."""
+"""Read the elements of views that are not dense, with torch over a memory-mapped region."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..plans.plan import Gather
     from ..sources.source import Source
 
-_PICKED_NBYTES = 8 << 20  # at once: each chunk of a transposed view goes over all of its region
+_PICKED_NBYTES = 8 << 20  # bytes per chunk: each chunk of a transposed view reads its whole region
 
-Dimensions = list[tuple[int, int]]  # how many, and how many elements apart
+Dimensions = list[tuple[int, int]]  # size and stride of each dimension, in elements
 
 
 def read_strided(
@@ -29,14 +29,14 @@ def read_strided(
 ) -> Iterator[bytearray]:
     """The bytes of a view that is not contiguous."""
     width = BITS[gather.dtype] // 8
-    unit = gcd(width, 8, gather.source_at)  # in which elements are aligned, and can be moved
+    unit = gcd(width, 8, gather.source_at)  # bytes of each copied integer, which must be aligned
     region = _region(source, gather, unit)
     units = width // unit
     parts = [(units, 1)] if units > 1 else []
     elements = _PICKED_NBYTES // max(width, BITS[gather.to or gather.dtype] // 8)
     for offset, dims in _pieces(dimensions, elements):
         if source is not None:
-            source.check_unchanged()  # a mapping of what was truncated since would kill the process
+            source.check_unchanged()  # reading the mapping of a truncated file kills the process
         dims = [(n, step * units) for n, step in dims] + parts
         shape, stride = [n for n, _ in dims], [step for _, step in dims]
         raw = bytearray(prod(shape) * unit)
@@ -46,7 +46,7 @@ def read_strided(
 
 
 def _pieces(dimensions: Dimensions, elements: int) -> Iterator[tuple[int, Dimensions]]:
-    """A view cut into pieces of at most `elements`, in row-major order, with offsets."""
+    """Cut a view into pieces of at most `elements`, in row-major order, with offsets."""
     inner, cut = 1, len(dimensions) - 1
     while cut > 0 and inner * dimensions[cut][0] <= elements:
         inner *= dimensions[cut][0]
@@ -75,6 +75,6 @@ def _region(source: Source | None, gather: Gather, unit: int) -> torch.Tensor:
             f"can't be read: {error.strerror}", path=None if source is None else source.path
         ) from error
     with warnings.catch_warnings():
-        # Pages that could be written to would count as memory, of which there may be less.
+        # The mapping is read-only: writable pages would count as memory, which may be too small.
         warnings.filterwarnings("ignore", "The given buffer is not writable")
         return torch.frombuffer(held, dtype=INTEGERS[unit], offset=before, count=nbytes // unit)

@@ -1,4 +1,4 @@
-"""Import torch, or say why it can't be imported; and tell whether numpy can be.
+"""Import torch, or say why it can't be imported; and check whether memory suffices for numpy.
 
 This module can be imported without torch.
 """
@@ -14,7 +14,7 @@ from ..sources.budget import NO_MEMORY
 from ..system import memory
 
 NOT_INSTALLED = "torch is not installed"
-#: Imports a module, and then others if they can be, with as much address space taken as asked.
+#: Reserves address space, then imports a module, and then the other modules if possible.
 _IMPORT = """
 import importlib, mmap, resource, sys
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -29,17 +29,17 @@ try:
 except ImportError:
     pass
 """
-#: Bytes that are taken between the question and the import.
+#: Bytes that may be allocated between the check and the import.
 _MARGIN = 32 << 20
-#: Why it could not be imported, once it failed half-way: a second import says something else.
+#: Why the import of torch failed; kept because a second import raises another error.
 _failure: str | None = None
 
 
 def why_no_torch() -> str | None:
-    """Import torch, and tell why it can't be imported; None if it is there.
+    """Import torch, and return why it can't be imported; None if it is imported.
 
-    Where memory is limited, another process tries it first: it is not Python that is out of memory
-    then, but C++, which ends the process (SIGABRT), or OpenBLAS, which exits.
+    If memory is limited, another process tries the import first: when memory runs out, C++ aborts
+    the process (SIGABRT) or OpenBLAS exits, so Python can't handle the error.
     """
     global _failure
     if sys.modules.get("torch") is not None:
@@ -60,13 +60,13 @@ def why_no_torch() -> str | None:
 
 
 def has_room_for_numpy() -> bool:
-    """Whether memory suffices to import numpy, whose OpenBLAS may exit where it does not."""
+    """Whether memory suffices to import numpy; if not, its OpenBLAS may exit the process."""
     return "numpy" in sys.modules or _fits("numpy")
 
 
 @cache
 def _fits(*modules: str) -> bool:
-    """Whether memory is not limited, or another process with as much taken imports them."""
+    """Whether memory is not limited, or another process that uses as much imports the modules."""
     if not memory.is_limited():
         return True
     taken = str(memory.address_space() + _MARGIN)

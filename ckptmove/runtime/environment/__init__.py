@@ -1,1 +1,1 @@
-"""What the machine and the build of torch can do, and why a device cannot be used."""
+"""The capabilities of the machine and the torch build, and why a device cannot be used."""

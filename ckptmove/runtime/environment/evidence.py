@@ -12,12 +12,12 @@ _MAKERS = {NVIDIA: "NVIDIA", AMD: "AMD"}
 
 
 def gpus_of(facts: Facts, vendor: str) -> list[Gpu]:
-    """What the machine has of a vendor."""
+    """The machine's GPUs of a vendor."""
     return [each for each in facts.gpus if each.vendor == vendor]
 
 
 def build_lines(facts: Facts) -> tuple[str, ...]:
-    """What torch was built for, and where it lies."""
+    """Lines about the devices for which torch was built, and about its folder."""
     kinds = {"CUDA": facts.cuda, "ROCm": facts.hip, "xpu": facts.xpu, "mps": facts.mps}
     built = ", ".join(
         name if value is True else f"{name} {value}" for name, value in kinds.items() if value
@@ -28,7 +28,7 @@ def build_lines(facts: Facts) -> tuple[str, ...]:
 
 
 def gpu_lines(facts: Facts) -> tuple[str, ...]:
-    """The GPUs of the machine."""
+    """Lines about the GPUs of the machine."""
     return tuple(
         f"this machine has: {each.name or 'a GPU of ' + _MAKERS[each.vendor]}"
         for each in facts.gpus
@@ -36,7 +36,7 @@ def gpu_lines(facts: Facts) -> tuple[str, ...]:
 
 
 def driver_lines(facts: Facts) -> tuple[str, ...]:
-    """What torch and the NVIDIA driver say."""
+    """Lines with the messages of torch and the NVIDIA driver, and the GPUs."""
     lines = [f"torch: {each}" for each in facts.said]
     if facts.driver or facts.driver_cuda:
         supported = f", for CUDA {spell(facts.driver_cuda)}" if facts.driver_cuda else ""
@@ -63,7 +63,10 @@ def no_gpu(facts: Facts) -> Verdict:
 
 
 def built_for(whose: str, wanted: str, command: str, facts: Facts) -> Verdict:
-    """Torch is built for GPUs of another maker; `command` installs one that isn't."""
+    """The verdict that torch is built for GPUs of another maker; `command` installs the right one.
+
+    `whose` is the maker of the build, `wanted` that of the GPU.
+    """
     return Verdict(
         "other-build",
         f"torch {facts.torch} is built for {whose} GPUs, and the GPU is one of {wanted}'s",
@@ -73,7 +76,7 @@ def built_for(whose: str, wanted: str, command: str, facts: Facts) -> Verdict:
 
 
 def hidden_gpu(index: int, facts: Facts, variable: str = CUDA_VARIABLE) -> Verdict:
-    """A variable of the environment hides the GPU."""
+    """The verdict that an environment variable hides the GPU."""
     value = facts.visible.get(variable) or ""
     gpus = gpus_of(facts, AMD if facts.hip else NVIDIA)
     seen = len(facts.of("cuda"))
@@ -86,7 +89,7 @@ def hidden_gpu(index: int, facts: Facts, variable: str = CUDA_VARIABLE) -> Verdi
     else:
         title = f"{variable}={value} names no GPU that is there, which hides every one"
     fix = f"`unset {variable}`, or take the line that sets it out of the program"
-    if seen:  # whoever set it may have given the other GPUs to others
+    if seen:  # the variable may reserve the other GPUs for other users
         shown = "cuda:0" if seen == 1 else f"cuda:0 to cuda:{seen - 1}"
         fix = (
             f"use what it shows, {shown}; or have it show more, if the other GPUs are yours to use"
@@ -105,7 +108,7 @@ def hidden_gpu(index: int, facts: Facts, variable: str = CUDA_VARIABLE) -> Verdi
 
 
 def no_such(tag: str, count: int, facts: Facts) -> Verdict:
-    """The verdict that the machine has fewer devices than the tag asks for."""
+    """The verdict that the device's index is too high for this machine."""
     kind, _, _ = tag.partition(":")
     last = f" to {kind}:{count - 1}" if count > 1 else ""
     return Verdict(
@@ -118,13 +121,13 @@ def no_such(tag: str, count: int, facts: Facts) -> Verdict:
 
 
 def cuda_command(index: int, facts: Facts, driver: Pair | None) -> str | None:
-    """The command that installs a torch that runs here on the GPU, or None."""
+    """The command that installs a torch that supports this GPU, or None."""
     gpus = [each.capability for each in gpus_of(facts, NVIDIA)]
     seen = [each.capability for each in facts.of("cuda")]
     known = seen or gpus
     capability = known[index if index < len(known) else 0] if known else None
     if facts.processor in ("aarch64", "arm64"):
-        return None  # few releases come for these with CUDA, and other libraries than their own
+        return None  # few releases have CUDA builds for these, and their libraries differ
     wheel = choose(facts.torch, driver, capability)
     if wheel:
         return install(facts.torch, wheel, facts.installer, facts.companions)

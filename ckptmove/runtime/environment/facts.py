@@ -1,6 +1,6 @@
 """Collect facts about the machine and the build of torch, as plain data.
 
-This creates no CUDA context, so it takes no GPU memory.
+This creates no CUDA context, so it uses no GPU memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...reports.display.plain import Plain
 from .machine import Gpu, look
 from .wheels import Pair
 
-#: What hides GPUs from torch, or from the container that it runs in.
+#: Environment variables that hide GPUs from torch, or from the container in which it runs.
 VISIBLE = (
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_VISIBLE_DEVICES",
@@ -40,55 +40,55 @@ T = TypeVar("T")
 class Device:
     """A device that torch sees, apart from the CPU."""
 
-    tag: str  #: as torch calls it, e.g. `cuda:0`
-    name: str = ""  #: as its maker calls it; "" if unknown
+    tag: str  #: torch's name, e.g. `cuda:0`
+    name: str = ""  #: its maker's name; "" if unknown
     capability: Pair | None = None  #: NVIDIA's compute capability, or None
-    architecture: str = ""  #: AMD's, e.g. `gfx90a`; "" for others
+    architecture: str = ""  #: AMD's architecture, e.g. `gfx90a`; "" for other makers
     total: int | None = None  #: its memory in bytes, or None
-    free: int | None = None  #: what is free of it, or None
+    free: int | None = None  #: its free memory in bytes, or None
 
 
 @dataclass(frozen=True)
 class Facts(Plain):
     """A machine and a build of torch."""
 
-    python: str = ""  #: its version
+    python: str = ""  #: the version of Python
     platform: str = ""  #: the operating system, its version and the processor
     system: str = "Linux"  #: `Linux`, `Darwin`, `Windows`
     processor: str = "x86_64"  #: e.g. `x86_64`, `aarch64`, `arm64`
-    torch: str = ""  #: its version
-    torch_at: str = ""  #: the folder it was imported from
-    other_torches: tuple[str, ...] = ()  #: further folders on the path of imports that hold a torch
-    installer: str = ""  #: what installed it, e.g. `pip`, `uv`, `conda`; "" if unknown
-    #: Versions of packages that are there and must be of the same build.
+    torch: str = ""  #: the version of torch
+    torch_at: str = ""  #: the folder from which torch was imported
+    other_torches: tuple[str, ...] = ()  #: other folders on `sys.path` that contain a torch
+    installer: str = ""  #: the program that installed torch: `pip`, `uv`, `conda`; "" if unknown
+    #: Versions of installed packages whose build must match that of torch.
     companions: Mapping[str, str] = field(default_factory=dict)
-    cuda: str | None = None  #: the CUDA that torch was built with, or None
-    hip: str | None = None  #: the ROCm that it was built with, or None
-    xpu: bool = False  #: whether it was built for Intel GPUs
-    mps: bool = False  #: whether it was built for Apple GPUs
-    mps_available: bool = False  #: whether there is one that it can use
+    cuda: str | None = None  #: the CUDA version of the torch build, or None
+    hip: str | None = None  #: the ROCm version of the torch build, or None
+    xpu: bool = False  #: whether torch was built for Intel GPUs
+    mps: bool = False  #: whether torch was built for Apple GPUs
+    mps_available: bool = False  #: whether there is an Apple GPU that torch can use
     cudnn: str | None = None  #: the version of cuDNN, or None
-    arch_list: tuple[str, ...] = ()  #: the architectures that it has kernels for
+    arch_list: tuple[str, ...] = ()  #: the architectures for which torch has kernels
     driver: str | None = None  #: the version of the NVIDIA driver, or None
-    driver_cuda: Pair | None = None  #: the newest CUDA that this supports, or None
+    driver_cuda: Pair | None = None  #: the newest CUDA that the driver supports, or None
     libcuda: bool = False  #: whether the driver's library can be loaded
-    complaint: str = ""  #: what the driver said instead of answering; "" if nothing
+    complaint: str = ""  #: the driver's error message; "" if none
     denied: tuple[str, ...] = ()  #: device files that this user may not open
-    gpus: tuple[Gpu, ...] = ()  #: what the machine has, whatever torch sees
-    devices: tuple[Device, ...] = ()  #: what torch sees, apart from the CPU
-    #: The variables of `VISIBLE`, None where unset.
+    gpus: tuple[Gpu, ...] = ()  #: the GPUs of the machine, even if torch does not see them
+    devices: tuple[Device, ...] = ()  #: the devices that torch sees, apart from the CPU
+    #: The variables of `VISIBLE`; None if unset.
     visible: Mapping[str, str | None] = field(default_factory=dict)
-    said: tuple[str, ...] = ()  #: what torch said when it was asked for GPUs
-    default_device: str = "cpu"  #: where torch makes tensors if nobody says where
-    default_dtype: str = "float32"  #: of which dtype
+    said: tuple[str, ...] = ()  #: torch's messages when it searched for GPUs
+    default_device: str = "cpu"  #: torch's default device for new tensors
+    default_dtype: str = "float32"  #: torch's default dtype for new tensors
 
     def of(self, kind: str) -> list[Device]:
-        """The devices of a kind that torch sees, e.g. of `cuda`."""
+        """The devices of a type, such as `cuda`, that torch sees."""
         return [each for each in self.devices if each.tag.partition(":")[0] == kind]
 
 
 def facts() -> Facts:
-    """Find out; raises nothing and prints nothing, and makes no CUDA context."""
+    """Collect all facts; raises nothing, prints nothing and creates no CUDA context."""
     machine = look()
     said: list[str] = []
     devices: list[Device] = []
@@ -155,7 +155,7 @@ def _answer_or(question: Callable[[], T], otherwise: T, said: list[str]) -> T:
 
 
 def plain_message(text: str) -> str:
-    """What torch says, without where in its source it says so, nor a Python traceback."""
+    """A message of torch, without the place in its source and without a Python traceback."""
     text = re.sub(r"\s*\(Triggered internally at .*", "", text, flags=re.DOTALL)
     text = text.partition("\n\nCUDA call was originally invoked at")[0]
     text = text.removeprefix("CUDA initialization: ")
@@ -168,7 +168,7 @@ def _cuda_devices(gpus: tuple[Gpu, ...], said: list[str]) -> Iterator[Device]:
     if not _answer_or(torch.cuda.is_available, False, said):
         _answer_or(
             torch.cuda.init, None, said
-        )  # a first warning comes once a process, errors always
+        )  # torch warns only once per process, but this raises the error each time
         return
     for index in range(_answer_or(torch.cuda.device_count, 0, said)):
         found = _answer_or(partial(torch.cuda.get_device_properties, index), None, said)
@@ -210,7 +210,7 @@ def _mps_name() -> str:
 
 
 def _cudnn(number: int) -> str:
-    """90100 → `9.1.0`; before 9 its parts were shorter: 8902 → `8.9.2`."""
+    """90100 → `9.1.0`; before version 9, the parts have fewer digits: 8902 → `8.9.2`."""
     major = 10000 if number >= 90000 else 1000
     return f"{number // major}.{number % major // 100}.{number % 100}"
 

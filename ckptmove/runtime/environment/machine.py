@@ -1,8 +1,8 @@
 """Find the GPUs of this machine and their drivers, without torch.
 
-For NVIDIA, it asks the management library (NVML), which creates no CUDA context and ignores
-CUDA_VISIBLE_DEVICES, or else nvidia-smi, /proc, /dev and the PCI bus. For AMD, it reads the
-topology of the kernel driver. Each of these may be missing.
+For NVIDIA, this module asks the management library (NVML), which creates no CUDA context and
+ignores CUDA_VISIBLE_DEVICES; if that fails, nvidia-smi, /proc, /dev and the PCI bus. For AMD, it
+reads the topology of the kernel driver. Each of these may be missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .wheels import Pair
 
 NVIDIA, AMD = "nvidia", "amd"
 
-_SECONDS = 5.0  # that nvidia-smi may take
+_SECONDS = 5.0  # the time limit of nvidia-smi
 _WSL = "/usr/lib/wsl/lib"
 _NVML = ("libnvidia-ml.so.1", f"{_WSL}/libnvidia-ml.so.1")
 _LIBCUDA = ("libcuda.so.1", f"{_WSL}/libcuda.so.1")
@@ -35,29 +35,29 @@ class Gpu:
     """A GPU of the machine."""
 
     vendor: str  #: `nvidia` or `amd`
-    name: str = ""  #: as its maker calls it; "" if unknown
-    uuid: str = ""  #: NVIDIA's, `GPU-...`; "" if unknown
+    name: str = ""  #: its maker's name; "" if unknown
+    uuid: str = ""  #: NVIDIA's id, `GPU-...`; "" if unknown
     capability: Pair | None = None  #: NVIDIA's compute capability, or None
-    architecture: str = ""  #: AMD's, e.g. `gfx90a`; "" if unknown
+    architecture: str = ""  #: AMD's architecture, e.g. `gfx90a`; "" if unknown
     total: int | None = None  #: its memory in bytes, or None
-    free: int | None = None  #: what is free of it, or None
-    kernel_driver: str = ""  #: what the kernel drives it with, e.g. `nouveau`; "" if unknown
+    free: int | None = None  #: its free memory in bytes, or None
+    kernel_driver: str = ""  #: its driver in the kernel, e.g. `nouveau`; "" if unknown
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What was found."""
+    """The GPUs and drivers of this machine."""
 
-    gpus: tuple[Gpu, ...] = ()  #: every one, in the order of the PCI bus
+    gpus: tuple[Gpu, ...] = ()  #: all GPUs, in the order of the PCI bus
     driver: str | None = None  #: the version of the NVIDIA driver, or None
-    driver_cuda: Pair | None = None  #: the newest CUDA that it supports, or None
+    driver_cuda: Pair | None = None  #: the newest CUDA that the driver supports, or None
     libcuda: bool = False  #: whether the driver's library, which torch needs, can be loaded
-    complaint: str = ""  #: what the driver said instead of answering; "" if nothing
-    denied: tuple[str, ...] = ()  #: device files that are there and that this user may not open
+    complaint: str = ""  #: the driver's error message; "" if none
+    denied: tuple[str, ...] = ()  #: existing device files that this user may not open
 
 
 def look() -> Machine:
-    """Find out; raises nothing and prints nothing."""
+    """Find the GPUs and drivers; raises nothing and prints nothing."""
     found = Machine()
     with suppress(Exception):
         found = _nvml(found)
@@ -86,7 +86,7 @@ def driver_version(text: str) -> str | None:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """The GPUs in what `nvidia-smi -L` prints."""
+    """The GPUs in the output of `nvidia-smi -L`."""
     found = re.findall(r"^GPU \d+: (.*) \(UUID: (GPU-[\w-]+)\)", text, re.MULTILINE)
     return [Gpu(NVIDIA, name, uuid, kernel_driver="nvidia") for name, uuid in found]
 
@@ -171,7 +171,7 @@ def _libcuda(found: Machine) -> Machine:
     version = ctypes.c_int()
     failed = _load(_LIBCUDA, "nvcuda.dll").cuDriverGetVersion(ctypes.byref(version))
     supported = None if failed or not version.value else _cuda(version.value)
-    # A library beside the driver's may support another CUDA, and it is the one torch loads.
+    # This libcuda may be another than the driver's and support another CUDA, and torch loads it.
     return replace(found, libcuda=True, driver_cuda=supported or found.driver_cuda)
 
 
@@ -210,14 +210,14 @@ def _amd() -> Iterator[Gpu]:
         with suppress(OSError):
             pairs = (line.partition(" ") for line in path.read_text().splitlines())
             said = {key: int(value) for key, _, value in pairs if value.strip().isdigit()}
-            if said.get("simd_count"):  # processors are nodes too, without any
+            if said.get("simd_count"):  # CPUs are nodes too, but without SIMD units
                 version = said.get("gfx_target_version", 0)
                 name = (path.parent / "name").read_text().strip()
                 yield Gpu(AMD, name, architecture=gfx(version), kernel_driver="amdgpu")
 
 
 def gfx(version: int) -> str:
-    """90010 → `gfx90a`, as ROCm spells an architecture; "" for none."""
+    """90010 → `gfx90a`, ROCm's name of an architecture; 0 → ""."""
     if not version:
         return ""
     major, minor, stepping = version // 10000, version // 100 % 100, version % 100

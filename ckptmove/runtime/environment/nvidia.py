@@ -27,7 +27,7 @@ _TOO_OLD = r"too old \(found version (\d+)\)"
 _NO_GPUS = r"No CUDA GPUs are available"
 _NOT_THERE = r"invalid device ordinal"
 
-#: Messages of torch and NVIDIA's driver, with their fix.
+#: Messages of torch and NVIDIA's driver, each with its fix.
 _REMEDIES = (
     (
         r"Error 802|system not yet initialized",
@@ -63,7 +63,7 @@ _REMEDIES = (
 
 
 def unusable(index: int, facts: Facts) -> Iterator[Verdict]:
-    """Why a build of torch that is not AMD's can't use a `cuda` device; nothing if it can."""
+    """Why a torch build without ROCm can't use a `cuda` device; nothing if it can."""
     seen, gpus, amd = facts.of("cuda"), gpus_of(facts, NVIDIA), gpus_of(facts, AMD)
     if index < len(seen):
         yield from _architecture(index, facts)
@@ -89,7 +89,7 @@ def unusable(index: int, facts: Facts) -> Iterator[Verdict]:
 
 
 def _unseen(index: int, facts: Facts) -> Iterator[Verdict]:
-    """Why torch sees none of the GPUs of this machine."""
+    """Why torch sees none of this machine's GPUs."""
     gpus = gpus_of(facts, NVIDIA)
     hides = _hides(facts)
     if not facts.cuda:
@@ -105,7 +105,7 @@ def _unseen(index: int, facts: Facts) -> Iterator[Verdict]:
 
 
 def _driver(index: int, facts: Facts, *, explained: bool) -> Iterator[Verdict]:
-    """What is wrong with the driver."""
+    """The verdict about the driver, if it is the cause; `explained`: another cause is known."""
     built, said = pair(facts.cuda), " ".join(facts.said)
     told = re.search(_TOO_OLD, said)
     version = int(told[1]) if told else 0
@@ -230,13 +230,13 @@ def _architecture(index: int, facts: Facts) -> Iterator[Verdict]:
 
 
 def _hides(facts: Facts) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES leaves no GPU."""
+    """Whether CUDA_VISIBLE_DEVICES hides every GPU."""
     value = facts.visible.get(CUDA_VARIABLE)
     return value is not None and not _visible(value, gpus_of(facts, NVIDIA))
 
 
 def _visible(value: str, gpus: Sequence[Gpu]) -> list[int]:
-    """The indices that CUDA_VISIBLE_DEVICES leaves.
+    """The indices of the GPUs that CUDA_VISIBLE_DEVICES shows.
 
     By CUDA's rules, the first missing GPU ends the list, and a repeated one empties it. MIG
     instances count as missing: their GPU is unknown, and torch would see them.

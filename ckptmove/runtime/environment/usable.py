@@ -27,7 +27,7 @@ from .wheels import CHOOSER, install_xpu
 
 __all__ = ["Facts", "best", "facts", "usable"]
 
-#: What PyTorch's wheels for ROCm have kernels for; small GPUs inside processors aren't among it.
+#: GPUs for which PyTorch's ROCm wheels have kernels; small GPUs inside processors are not included.
 _ROCM_GPUS = frozenset(
     (
         *("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030"),
@@ -37,7 +37,7 @@ _ROCM_GPUS = frozenset(
 
 
 def best(facts: Facts) -> str:
-    """The device that one would want on this machine, whether torch can use it or not."""
+    """The best device of this machine, even if torch can't use it."""
     amd = (each for each in gpus_of(facts, AMD) if each.architecture in _ROCM_GPUS | {""})
     if gpus_of(facts, NVIDIA) or any(amd) or facts.of("cuda"):
         return "cuda:0"
@@ -51,7 +51,7 @@ def best(facts: Facts) -> str:
 def usable(device: str, facts: Facts) -> tuple[Verdict, ...]:
     """Why a device can't be used, root cause first; empty if it can.
 
-    Raises DeviceError for an unknown kind of device.
+    Raises DeviceError for an unknown device type.
     """
     tag = parse(device)
     kind, _, number = tag.partition(":")
@@ -125,7 +125,7 @@ def _amd(index: int, facts: Facts) -> Iterator[Verdict]:
 
 
 def _override(architecture: str) -> str:
-    """How to make a GPU use the kernels of the largest chip of its generation."""
+    """How to make a GPU use the kernels of its generation's largest chip; "" if not known."""
     for family, version in (("gfx103", "10.3.0"), ("gfx110", "11.0.0")):
         if architecture.startswith(family):
             return f"`export HSA_OVERRIDE_GFX_VERSION={version}`, which often works"

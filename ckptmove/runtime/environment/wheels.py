@@ -21,26 +21,26 @@ class Wheel(NamedTuple):
     """A kind of build on PyTorch's own index."""
 
     tag: str  #: the end of its index's address
-    cuda: Pair  #: the version of CUDA it is built with
-    first: Pair  #: the first release of torch that comes in it
-    last: Pair | None  #: the last one; None where it goes on
-    least: Pair  #: the lowest compute capability that it has kernels for
-    most: Pair  #: the highest
+    cuda: Pair  #: its version of CUDA
+    first: Pair  #: the first release of torch that has this build
+    last: Pair | None  #: the last such release; None if there is no last one yet
+    least: Pair  #: the lowest compute capability for which it has kernels
+    most: Pair  #: the highest compute capability for which it has kernels
 
     def has(self, torch: Pair) -> bool:
-        """Whether a release of torch comes in it."""
+        """Whether a release of torch has this build."""
         return self.first <= torch and (self.last is None or torch <= self.last)
 
     def covers(self, capability: Pair | None) -> bool:
-        """Whether it has kernels for a GPU; True if that isn't known."""
+        """Whether it has kernels for a GPU; True if the capability is unknown."""
         return capability is None or self.least <= capability <= self.most
 
     def runs_on(self, driver: Pair | None) -> bool:
-        """Whether a driver that supports a version of CUDA runs it; True if that isn't known."""
+        """Whether it runs on a driver with this newest CUDA version; True if that is unknown."""
         return driver is None or self.cuda[0] <= driver[0]
 
 
-#: Volta is left out of cu128, though some releases have it: cu126 always does.
+#: Volta is left out of cu128, which has it only in some releases; cu126 has it in all.
 WHEELS = (
     Wheel("cu118", (11, 8), (2, 0), (2, 7), (5, 0), (9, 9)),
     Wheel("cu121", (12, 1), (2, 1), (2, 5), (5, 0), (9, 9)),
@@ -51,7 +51,7 @@ WHEELS = (
     Wheel("cu130", (13, 0), (2, 9), None, (7, 5), (12, 9)),
     Wheel("cu132", (13, 2), (2, 12), None, (7, 5), (12, 9)),
 )
-#: The ROCm that a release of torch comes in; later ones have the last or a newer.
+#: Release of torch → the tag of its ROCm build.
 _ROCM = {
     (2, 4): "rocm6.1",
     (2, 5): "rocm6.2",
@@ -64,12 +64,13 @@ _ROCM = {
 _DRIVERS = {11: 450, 12: 525, 13: 580}
 #: The newest driver (its major version) for GPUs below a compute capability: Kepler, then Volta.
 _LAST_DRIVERS = {(5, 0): 470, (7, 5): 580}
-#: Code for these runs on them alone: chips of boards like Jetson, beside their major version.
+#: Capabilities of chips on boards such as Jetson: their code runs on no other chip, and no other
+#: machine code of their major version runs on them.
 _ALONE = frozenset(((5, 3), (6, 2), (7, 2), (8, 7), (10, 1)))
 
 
 def pair(version: str | None) -> Pair | None:
-    """`12.6.3` → (12, 6); None if it starts otherwise."""
+    """`12.6.3` → (12, 6); None if the text does not start like this."""
     match = re.match(r"(\d+)\.(\d+)", version or "")
     return (int(match[1]), int(match[2])) if match else None
 
@@ -80,21 +81,22 @@ def spell(version: Pair) -> str:
 
 
 def driver_for(cuda: Pair) -> int:
-    """The major version of the oldest NVIDIA driver that runs what is built with a CUDA."""
+    """The major version of the oldest NVIDIA driver that runs programs built with this CUDA."""
     known = [needed for major, needed in _DRIVERS.items() if major <= cuda[0]]
     return max(known, default=min(_DRIVERS.values()))
 
 
 def last_driver(capability: Pair | None) -> int | None:
-    """The major version of the newest driver for a GPU; None where there is no last one."""
+    """The major version of the last driver for a GPU; None if there is no last one."""
     known = (each for below, each in _LAST_DRIVERS.items() if capability and capability < below)
     return min(known, default=None)
 
 
 def choose(torch: str, driver: Pair | None, capability: Pair | None) -> Wheel | None:
-    """The build of a release of torch for a driver and a GPU, either None if unknown.
+    """The build of a torch release for a driver and a GPU; either may be None, if unknown.
 
-    The newest that the driver supports outright, else the oldest that it runs, else None.
+    Returns the newest build that the driver supports fully, else the oldest build that it runs,
+    else None.
     """
     release = pair(torch)
     fitting = [
@@ -111,7 +113,7 @@ def install(
 ) -> str:
     """The command that replaces torch with the same release in another build.
 
-    `companions` are versions of packages that must be of the same build.
+    `companions` are versions of packages whose build must match.
     """
     if installer == "conda":
         return "conda install -c conda-forge pytorch-gpu"
@@ -119,7 +121,7 @@ def install(
 
 
 def install_rocm(torch: str, installer: str = "") -> str:
-    """The command that replaces a torch by the same release for AMD GPUs."""
+    """The command that replaces torch with the same release for AMD GPUs."""
     tag = _ROCM.get(pair(torch) or (0, 0))
     if tag is None or "dev" in torch:
         return f"install torch for ROCm with the command that {CHOOSER} gives"
@@ -127,7 +129,7 @@ def install_rocm(torch: str, installer: str = "") -> str:
 
 
 def install_xpu(torch: str, installer: str = "") -> str:
-    """The command that replaces a torch by the same release for Intel GPUs."""
+    """The command that replaces torch with the same release for Intel GPUs."""
     return _install(torch, "xpu", installer, None)
 
 
@@ -137,13 +139,13 @@ def _install(torch: str, tag: str, installer: str, companions: Mapping[str, str]
     if "dev" in public or re.search(r"\d[a-z]", public):
         return f"{pip} install --pre --force-reinstall torch --index-url {_INDEX}/nightly/{tag}"
     wanted = {"torch": torch, **(companions or {})}
-    # With its local part, since +cpu satisfies a version without one.
+    # Include the local part, because +cpu satisfies a version without one.
     names = " ".join(f'"{name}=={v.partition("+")[0]}+{tag}"' for name, v in wanted.items())
     return f"{pip} install {names} --index-url {_INDEX}/{tag}"
 
 
 def install_other(driver: Pair | None, capability: Pair | None, installer: str = "") -> str | None:
-    """The command for another release of torch, the newest that fits; None if none does."""
+    """The command that installs another release of torch, the newest that fits; None if none."""
     fitting = [each for each in WHEELS if each.covers(capability) and each.runs_on(driver)]
     if not fitting:
         return None
@@ -156,10 +158,10 @@ def install_other(driver: Pair | None, capability: Pair | None, installer: str =
 def runs_on(
     arch_list: Sequence[str], capability: Pair, *, driver: Pair | None, cuda: Pair | None
 ) -> bool:
-    """Whether code for some architectures runs on a GPU; True if none is listed.
+    """Whether code for a list of architectures runs on a GPU; True if the list is empty.
 
     Machine code (`sm_80`) runs on later chips of its major version. PTX (`compute_80`) is compiled
-    for any later chip, unless the driver knows only an older CUDA than wrote it.
+    for any later chip, unless the driver supports only a CUDA older than the one that wrote it.
     """
     known = [each for each in map(_architecture, arch_list) if each is not None]
     if not known:

@@ -1,6 +1,6 @@
 """Copy the tensors of one batch to another device, and keep how they overlap in memory.
 
-Tensors that share bytes share them in the copy too: the range that they span is copied once,
+Tensors that share bytes also share them in the copy: the range that they span is copied once,
 without other bytes of their storage.
 """
 
@@ -16,9 +16,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ...errors import UsageError
 
-#: Devices to which tensors are sent one by one: theirs have no storage that another could show.
+#: Devices to which tensors are copied one by one: their tensors have no storage to share.
 _WITHOUT_STORAGE = ("xla", "lazy", "vulkan", "maia", "ipu", "ort", "mkldnn")
-#: Devices whose copies are done when they return.
+#: Devices whose copies are complete when the call returns.
 _AT_ONCE = ("cpu", "meta")
 _WIDEST = 16  # bytes of the largest element
 _CARRIERS = {
@@ -31,25 +31,25 @@ _CARRIERS = {
 
 
 class Copying:
-    """Sends tensors to a device."""
+    """Copies tensors to a device."""
 
     def __init__(
         self, device: torch.device, *, non_blocking: bool = False, pin: bool = False
     ) -> None:
         """`pin` pins memory first; `non_blocking` does not wait for copies from pinned memory.
 
-        Other copies are always waited for: the host could read bytes too early, or overwrite them
-        before they are sent.
+        For other copies, the host always waits: it could read bytes too early, or overwrite them
+        before they are copied.
         """
         accelerated = device.type not in _AT_ONCE
         self._device = device
         self._hurries = non_blocking and accelerated
         self._pins = pin and accelerated
         self._is_without_storage = device.type in _WITHOUT_STORAGE
-        self.pinned: list[torch.Tensor] = []  #: what copies that may still be under way read from
+        self.pinned: list[torch.Tensor] = []  #: sources of copies that may still be running
 
     def copied(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies on the device of tensors elsewhere; a UsageError where one has no values."""
+        """Copy tensors from other devices; raises UsageError if a tensor has no values."""
         made: dict[int, torch.Tensor] = {}
         storages: defaultdict[int, list[int]] = defaultdict(list)
         for index, tensor in enumerate(tensors):
@@ -89,7 +89,7 @@ class Copying:
         return _Span.of(tensor).end <= nbytes
 
     def _asked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy with `to`: sparse or nested tensors, subclasses, and results with a graph."""
+        """Copy with the tensor's own `to`: sparse or nested tensors, subclasses, and non-leaves."""
         if not (tensor.requires_grad and tensor.is_leaf):
             return tensor.to(self._device)
         with torch.no_grad():
@@ -113,7 +113,7 @@ class Copying:
     def _together(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copy the spans of tensors of one storage."""
         spans = [_Span.of(tensor) for tensor in tensors]
-        start = min(span.start for span in spans) // _WIDEST * _WIDEST  # all stay aligned
+        start = min(span.start for span in spans) // _WIDEST * _WIDEST  # keeps all elements aligned
         nbytes = max(span.end for span in spans) - start
         once = [_once(tensor) for tensor in tensors]
         if nbytes > sum(each.numel() * each.element_size() for each in once) + _WIDEST:
@@ -168,11 +168,11 @@ class Copying:
         ]
 
     def _sent(self, source: torch.Tensor) -> torch.Tensor:
-        """A tensor without gaps and without a graph, on the device."""
+        """Copy a tensor without gaps and without a graph to the device."""
         if not (self._hurries and source.device.type == "cpu" and source.numel()):
             return source.to(self._device)
         if self._pins and not source.is_pinned():
-            with suppress(RuntimeError):  # no more memory can be pinned, or none at all
+            with suppress(RuntimeError):  # no memory, or no more memory, can be pinned
                 source = source.pin_memory()
         if not source.is_pinned():
             return source.to(self._device)
@@ -181,7 +181,7 @@ class Copying:
 
 
 class _Span(NamedTuple):
-    """The bytes of a storage from a tensor's first to its last."""
+    """The range of bytes in a storage from a tensor's first byte to its last."""
 
     start: int
     end: int
@@ -235,7 +235,7 @@ def _bare(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _dressed(new: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Bare values as a leaf like the original tensor."""
+    """Bare values as a leaf tensor like the original one."""
     new = _flipped(new, tensor)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(new, tensor.requires_grad)
@@ -249,7 +249,7 @@ def _flipped(new: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def view_like(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    """A storage, seen as a tensor sees its own."""
+    """A view of a storage that is like a tensor's view of its own storage."""
     made = _viewed_as(tensor, storage, int(tensor.storage_offset()), tensor.stride())
     return _flipped(made, tensor)
 
@@ -286,7 +286,7 @@ def _places(start: int, shape: Sequence[int], strides: Sequence[int]) -> torch.T
 
 
 def _sharing(places: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Tensors grouped by shared places, directly or not."""
+    """The indices of tensors, grouped by places that they share, directly or indirectly."""
     owners = [torch.full((each.numel(),), n, device="cpu") for n, each in enumerate(places)]
     flat, order = torch.sort(torch.cat([each.reshape(-1) for each in places]))
     owner = torch.cat(owners)[order]

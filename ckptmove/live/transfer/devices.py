@@ -18,20 +18,20 @@ from ...placement.device import kind_of, parse
 from ...reports.display.phrases import first_line
 from ..inventory.holdings import HeldTensor, Naming, Ownership
 
-_LONGEST_SAID = 120  # characters of why torch can't use a device
+_LONGEST_SAID = 120  # the most characters of torch's reason
 
 
 def reachable(device: Any) -> torch.device:
-    """The device that a user means, with its index, as tensors name it.
+    """The device that a user names, with its index, like the devices of tensors.
 
-    Raises DeviceError if it does not exist, or torch can't use it here.
+    Raises DeviceError if the device does not exist, or if torch can't use it here.
     """
     is_number = isinstance(device, int) and not isinstance(device, bool)
     if not is_number and not isinstance(device, torch.device):
         device = _torch_device(device)
     try:
         return torch.empty(0, device=device).device
-    except Exception as error:  # a type of its own for each kind of device
+    except Exception as error:  # each kind of device raises its own type
         why = first_line(error, _LONGEST_SAID).partition(". ")[0].rstrip(".")
         hint = "run `ckptmove doctor` to see which devices work, and why"
         if get_worker_info() is not None:
@@ -45,7 +45,7 @@ def _torch_device(device: Any) -> torch.device:
             return torch.device(device)
         except RuntimeError:
             pass
-    tag = parse(device)  # says what is wrong
+    tag = parse(device)  # raises an error if the name is wrong
     raise DeviceError(f"this torch has no device '{tag}'", hint="import the package that adds it")
 
 
@@ -55,20 +55,20 @@ _CALLED = ("device", "_device")
 
 @dataclass
 class Renaming:
-    """What becomes of attributes that name a device."""
+    """The changes to attributes that name a device."""
 
-    #: Those that are rewritten, with the new device.
+    #: The attributes that are rewritten, each with its new device.
     going: list[tuple[Naming, str]] = field(default_factory=list)
-    rewritten: list[NamedDevice] = field(default_factory=list)  #: the same, as reports have them
-    rewritten_to: list[str] = field(default_factory=list)  #: the new device of each
-    #: Those that `values=True` would rewrite.
+    rewritten: list[NamedDevice] = field(default_factory=list)  #: the same, in the form of reports
+    rewritten_to: list[str] = field(default_factory=list)  #: the new device of each of these
+    #: The attributes that `values=True` would rewrite.
     rewritable: list[NamedDevice] = field(default_factory=list)
-    #: Those that are not rewritten, though tensors left the device.
+    #: The attributes that are not rewritten, although tensors left the device.
     unchanged: list[NamedDevice] = field(default_factory=list)
-    staying: list[NamedDevice] = field(default_factory=list)  #: all that are left as they are
+    staying: list[NamedDevice] = field(default_factory=list)  #: all attributes that are not changed
 
     def perform(self, undoing: Callable[[Callable[[], None]], None]) -> None:
-        """Rewrite them; `undoing` is given what undoes it."""
+        """Rewrite the attributes; `undoing` receives functions that undo it."""
         for naming, device in self.going:
             value = device if isinstance(naming.value, str) else torch.device(device)
             undoing(_setter(naming, naming.value))
@@ -78,9 +78,10 @@ class Renaming:
 def renaming(
     namings: Iterable[Naming], pairs: Iterable[tuple[HeldTensor, TensorEntry, str]], asked: bool
 ) -> Renaming:
-    """Decide which attributes follow: if all of their module leaves the device for one other.
+    """Decide which attributes follow: those whose module moves completely to one other device.
 
-    `pairs` has every tensor with its entry and target; `asked` means that optional ones change too.
+    `pairs` has every tensor with its entry and target; `asked` means that optional attributes
+    change, too.
     """
     went: dict[Path, set[tuple[str, str]]] = {}
     for each, entry, target in pairs:
@@ -121,7 +122,7 @@ def renaming(
 
 
 def _is_certain(naming: Naming) -> bool:
-    """Whether this certainly names the device of its module."""
+    """Whether an attribute certainly names the device of its module."""
     return isinstance(naming.value, torch.device) or naming.attribute in _CALLED
 
 

@@ -1,4 +1,4 @@
-"""Find what cannot be moved in a model, and say what to do instead."""
+"""Find parts of a model that cannot be moved, and say what to do instead."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...manifest.paths import spell
 from ...reports.display.phrases import join_names
 from ..inventory.holdings import HeldTensor, Holdings, Ownership
 
-#: Classes that spread a model over devices themselves.
+#: Classes that place a model on devices themselves.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 
 
 def check_movable(roots: Iterable[object], found: Holdings) -> None:
-    """Refuse what others have placed and keep books about: dispatched, offloaded, distributed."""
+    """Refuse tensors that another library places and tracks: dispatched, offloaded, distributed."""
     for root in roots:
         if isinstance(root, nn.Module):
             for name, module in root.named_modules():
@@ -51,7 +51,7 @@ def _check_module(name: str, module: nn.Module) -> None:
 
 
 def holder_of(module: nn.Module) -> tuple[str, str] | None:
-    """What else than Python holds the tensors of a module, with a fix; None if nothing does."""
+    """The holder of a module's tensors outside of Python, with a fix; None if there is none."""
     if isinstance(module, torch.jit.ScriptModule):
         return (
             "TorchScript holds it in its own module",
@@ -68,7 +68,7 @@ def holder_of(module: nn.Module) -> tuple[str, str] | None:
 
 
 def to_empty_hint(holding: HeldTensor, found: Holdings, device: str) -> str:
-    """How something without values gets some, and nothing loses what it has."""
+    """The hint how a tensor without values gets values, while no other tensor loses its own."""
     if holding.held in (Ownership.PARAMETER, Ownership.BUFFER, Ownership.TRANSIENT):
         root = max((r for r in found.roots if holding.path[: len(r)] == r), key=len, default=())
         for n in range(len(root), len(holding.path)):

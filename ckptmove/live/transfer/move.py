@@ -1,4 +1,4 @@
-"""Move a model in memory and what belongs to it to other devices: decide, copy, swap."""
+"""Move a model in memory, and the objects that belong to it: decide, copy, swap."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .swap_storages import Exchange, TensorMove, is_plain
 
 #: Tensors that torch itself does not move.
 _FREE = (Ownership.UNREGISTERED, Ownership.HOOK)
-#: What may share tensors with the model, which then decides.
+#: Objects that may share tensors with the model; then the model decides.
 _GIVEN = (Ownership.OTHER, Ownership.BATCH)
 
 
@@ -51,7 +51,7 @@ def move(
 ) -> MoveReport:
     """Move everything, or nothing; the arguments are those of `ckptmove.move`.
 
-    A RefusedError says that nothing was moved.
+    Raises RefusedError if something can't be moved; then nothing was moved.
     """
     started = time.monotonic()
     if to is None and not place and device_map is None:
@@ -62,11 +62,11 @@ def move(
     check_movable(roots, found)
     weights = list(computed((spell(path), each) for path, each in found.modules.items()))
     anew = {id(each.value) for each in weights}
-    found.all = [each for each in found.all if id(each.tensor) not in anew]  # their graphs live
+    found.all = [each for each in found.all if id(each.tensor) not in anew]  # they have graphs
     warnings: list[str] = []
     results: list[Path] = []
     going = replace(found, all=list(_subject(found, warnings, results)))
-    # An error that is kept keeps this frame, which is not to keep their graphs.
+    # A caught error keeps this frame alive, but the frame must not keep graphs alive.
     found.all = [each for each in found.all if each.tensor.is_leaf]
     manifest = replace(
         manifest_of(going, model, warn=False), capturable=(), values_naming_devices=()
@@ -113,7 +113,7 @@ def move(
 
 
 def _reachable_device(device: Device) -> str:
-    """An available device, as torch names it here: `cuda` is the current one."""
+    """The name of an available device in torch; `cuda` means the current one."""
     tag = tag_of(reachable(device))
     if tag == "meta":
         raise UsageError(
@@ -125,7 +125,7 @@ def _reachable_device(device: Device) -> str:
 
 
 def _subject(found: Holdings, warnings: list[str], results: list[Path]) -> Iterator[HeldTensor]:
-    """The tensors that the rules apply to; warns of others, which stay."""
+    """The tensors to which the rules apply; adds warnings about the others, which stay."""
     foreign = _foreign(found)
     met: set[int] = set()
     for each in found.all:
@@ -138,7 +138,7 @@ def _subject(found: Holdings, warnings: list[str], results: list[Path]) -> Itera
                 hint="call optimizer.zero_grad() before moving",
             )
         if each.held in _GIVEN and id(tensor) in met:
-            continue  # what it is of the model decides
+            continue  # its place in the model decides
         met.add(id(tensor))
         if not tensor.is_leaf:
             results.append(each.path)
@@ -280,7 +280,7 @@ def _exchange(
     exchange: Exchange,
     dry_run: bool,
 ) -> list[str]:
-    """Move what was decided, or check that it can be moved; gives minor problems as warnings."""
+    """Move the tensors to their targets, or only check; returns warnings of minor problems."""
     modules = {id(each): each for each in found.modules.values()}
     rnns = [each for each in modules.values() if isinstance(each, nn.RNNBase)]
     holding = {
@@ -311,7 +311,7 @@ def _exchange(
 
 
 def _is_of(weight: Computed, gone: set[int]) -> bool:
-    """Whether what a weight is computed from moves."""
+    """Whether a tensor that a weight is computed from is moved."""
     return any(id(each) in gone for each in _own(weight.module))
 
 
@@ -329,7 +329,7 @@ def _finish(
 
 @contextmanager
 def _unreferred(rnns: list[nn.RNNBase]) -> Iterator[None]:
-    """Drop the RNNs' weak references to their weights, which keep torch from swapping them."""
+    """Drop the RNNs' weak references to their weights, because they prevent swapping."""
     referring = [each for each in rnns if getattr(each, "_flat_weight_refs", None)]
     for each in referring:
         each._flat_weight_refs = []
@@ -341,7 +341,7 @@ def _unreferred(rnns: list[nn.RNNBase]) -> Iterator[None]:
 
 
 def _flatten(rnns: list[nn.RNNBase], gone: set[int]) -> Iterator[str]:
-    """Let RNNs with moved weights lay them out for the device; gives warnings of failures."""
+    """Let RNNs with moved weights lay them out for the device; yields warnings of failures."""
     for each in rnns:
         if any(id(parameter) in gone for parameter in each.parameters()):
             try:

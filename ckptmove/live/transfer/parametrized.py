@@ -1,7 +1,8 @@
 """Weights that a hook of the module computes: the old weight_norm, spectral_norm and pruning.
 
-Such a weight has an autograd history, which keeps torch from swapping the tensors it was computed
-from. So it is computed again right after the move, as the hook does whenever the module runs.
+Such a weight has an autograd history, which prevents torch from swapping the tensors behind it. So
+the weight is dropped, and computed again right after the move, like the hook does at each run of
+the module.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ class Computed(NamedTuple):
     """An attribute that a hook computes."""
 
     name: str  #: its dotted name
-    module: nn.Module  #: whose it is
-    attribute: str  #: what it is called there
-    compute: Callable[[], torch.Tensor]  #: gives it anew
+    module: nn.Module  #: the module that has it
+    attribute: str  #: its name in the module
+    compute: Callable[[], torch.Tensor]  #: computes it again
 
     @property
     def value(self) -> object:
-        """What it is now."""
+        """The current value."""
         return vars(self.module).get(self.attribute)
 
     def renew(self) -> None:
-        """Compute it."""
+        """Compute the attribute again, and set it."""
         with torch.enable_grad(), torch._C._EnableTorchFunction():
             setattr(self.module, self.attribute, self.compute())
 
     def drop(self) -> None:
-        """Let go of it; an RNN has it in a list too."""
+        """Drop the value; `setattr` also drops it from the list of an RNN."""
         setattr(self.module, self.attribute, None)
 
 
 def computed(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[Computed]:
-    """The attributes of modules, by name, that are results which a hook of theirs computes."""
+    """The attributes of named modules that are results of a hook."""
     met: set[int] = set()
     for name, module in modules:
         if id(module) in met:
@@ -57,7 +58,7 @@ def computed(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[Computed]:
 
 
 def _of_hook(hook: Any, module: nn.Module) -> tuple[str, Callable[[], torch.Tensor]] | None:
-    """The attribute that a hook sets, and a function that computes it as it was last computed."""
+    """The attribute that a hook sets, and a function that computes the same value again."""
     if not type(hook).__module__.startswith("torch.nn.utils."):
         return None
     if hasattr(hook, "apply_mask"):
@@ -71,7 +72,7 @@ def _of_hook(hook: Any, module: nn.Module) -> tuple[str, Callable[[], torch.Tens
 
 @contextmanager
 def dropped(weights: list[Computed]) -> Iterator[None]:
-    """Let go of what was computed, and at the end compute what wasn't yet."""
+    """A context without these weights; at its end, missing weights are computed."""
     for each in weights:
         each.drop()
     try:
@@ -83,7 +84,7 @@ def dropped(weights: list[Computed]) -> Iterator[None]:
 
 
 def renew(weights: list[Computed], undoing: Callable[[Callable[[], None]], None]) -> None:
-    """Compute what was let go of; `undoing` is given what undoes it."""
+    """Compute dropped weights again; `undoing` receives functions that undo it."""
     for each in weights:
         undoing(each.drop)
         try:

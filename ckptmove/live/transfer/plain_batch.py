@@ -1,7 +1,7 @@
-"""Bring a batch of plain containers and plain tensors to a device, in one pass.
+"""Copy a batch of plain containers and plain tensors to a device, in one pass.
 
-Most batches are such. Whatever else there is, `to_device` does: shared objects, tensors that show
-part of their storage, other classes.
+Most batches are plain. `to_device` handles the others: shared objects, tensors that use only part
+of their storage, other classes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from .copy import is_whole
 
-_MOST_OBJECTS = 4096  # of a batch that is looked at so
-_MOST_DEPTH = 16  # of containers in containers, also of those that hold themselves
+_MOST_OBJECTS = 4096  # the most objects of a batch that is handled here
+_MOST_DEPTH = 16  # of nested containers; some contain themselves
 _NAMED, _DATA = "named", "data"
-#: What can hold no tensor.
+#: Classes that can't hold a tensor.
 _INERT = frozenset((int, float, complex, bool, str, bytes, type(None), torch.device, torch.dtype))
 
 
 class _NotPlain(Exception):
-    """Something is not as plain as it must be."""
+    """An object in the batch is not plain."""
 
 
 def is_there(obj: Any, device: torch.device) -> bool:
@@ -54,7 +54,7 @@ def is_there(obj: Any, device: torch.device) -> bool:
 
 
 def sent(obj: Any, device: torch.device) -> Any:
-    """The batch on the device, or None if it is not plain, or can't get there."""
+    """The batch on the device; None if it is not plain, or can't be copied there."""
     tensors: list[torch.Tensor] = []
     try:
         _find(obj, device, tensors, set(), 0)
@@ -70,12 +70,12 @@ def sent(obj: Any, device: torch.device) -> Any:
         return None
     try:
         return _built(obj, device)
-    except (RuntimeError, AssertionError, NotImplementedError):  # there is no such device, say
+    except (RuntimeError, AssertionError, NotImplementedError):  # such as a missing device
         return None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is exactly its storage, with values, and no transform of torch wraps it."""
+    """Whether a tensor is exactly its storage, has values, and is not wrapped by a transform."""
     if tensor.is_meta or is_functorch_wrapped_tensor(tensor) or tensor.is_quantized:
         return False
     return is_whole(tensor) and tensor.nbytes == tensor.untyped_storage().nbytes()
@@ -105,7 +105,7 @@ def _find(
 
 
 def _built(obj: Any, device: torch.device) -> Any:
-    """The same containers with tensors on the device; those without a new one are themselves."""
+    """The containers with tensors on the device; a container without new tensors is reused."""
     kind: Any = type(obj)
     if kind is torch.Tensor:
         return obj.to(device)
@@ -136,7 +136,7 @@ def _built_of_transformers(batch: Any, device: torch.device) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _sort(kind: Any) -> str:
-    """What another class is: a named tuple, or a batch of transformers; or ""."""
+    """The kind of another class: a named tuple, or a batch of transformers; "" for the rest."""
     if kind.__bases__ == (tuple,) and hasattr(kind, "_make"):
         return _NAMED
     of_library = kind.__module__.partition(".")[0] == "transformers"

@@ -1,9 +1,9 @@
-"""Iterate over a loader with batches on a device, and copy the next one while one is in use.
+"""Iterate over a loader's batches on a device, and copy the next batch while one is in use.
 
-Copies are queued on their own stream, which first waits for everything queued on the current
-stream: the work of the loader, and the last use of memory that copies may reuse. The current stream
-waits for the copies before the batch is handed out. The host waits for them before it asks the
-loader for more, so that their source stays unchanged.
+Copies are queued on their own stream. It first waits for everything queued on the current stream:
+the work of the loader, and the last use of memory that copies may reuse. The current stream waits
+for the copies before the batch is returned. The host waits for them before it requests the next
+batch from the loader, so that the source of the copies stays unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _OWN = ("_loader", "_device", "_keep")
 
 
 class Prefetched(Generic[Batch]):
-    """A loader's batches on a device, as `ckptmove.prefetch` returns it; with its attributes."""
+    """The result of `ckptmove.prefetch`: a loader with batches on a device.
+
+    It has all attributes of the loader.
+    """
 
     def __init__(
         self, loader: Iterable[Batch], device: Any, keep: str | Iterable[str] = ()
@@ -42,7 +45,7 @@ class Prefetched(Generic[Batch]):
         steps = self._each(iterator) if streams is None else self._ahead(iterator, streams)
         try:
             for ready in steps:
-                yield ready.pop()  # nothing here holds on to it
+                yield ready.pop()  # no reference to the batch stays here
         finally:
             steps.close()
             if iterator is not self._loader:
@@ -58,7 +61,7 @@ class Prefetched(Generic[Batch]):
         return f"<{self._loader!r} on {self._device}>"
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OWN:  # of a copy that is being made
+        if name in _OWN:  # `copy` reads attributes before they are set
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -95,18 +98,18 @@ class Prefetched(Generic[Batch]):
                 del delivery
                 coming = self._sent(iterator, streams, side) if is_ahead else None
                 yield ready
-                if not is_ahead:  # nothing of it was copied: nor will the next, it seems
+                if not is_ahead:  # nothing was copied; the next batch is probably there, too
                     coming = self._sent(iterator, streams, side)
         finally:
             side.synchronize()
 
     def _sent(self, iterator: Iterator[Batch], streams: Any, side: Any) -> _Coming | None:
-        """The next batch with its copies queued; None if there is none."""
+        """The next batch with its copies queued; None at the end."""
         try:
             batch = next(iterator)
         except StopIteration:
             return None
-        except Exception as error:  # is raised when this batch is asked for
+        except Exception as error:  # raised when this batch is requested
             return _Coming(error=error)
         side.wait_stream(streams.current_stream(self._device))
         try:
@@ -121,28 +124,28 @@ class Prefetched(Generic[Batch]):
 
 @dataclass
 class _Coming:
-    """A batch with its copies queued, or the exception in its place."""
+    """A batch with its copies queued, or the exception that the loader or a copy raised."""
 
-    source: Any = None  #: what the loader gave: its memory is being read
-    delivery: Delivery | None = None  #: it, on the device
-    error: Exception | None = None  #: what was raised
+    source: Any = None  #: the loader's batch, whose memory is being read
+    delivery: Delivery | None = None  #: the batch on the device
+    error: Exception | None = None  #: the exception, if one was raised
 
     @property
     def is_copy(self) -> bool:
         return self.delivery is not None and self.delivery.value is not self.source
 
     def received(self) -> Delivery:
-        """Wait for the batch; raises the exception in its place."""
+        """The batch on the device; raises the exception if there is one."""
         if self.delivery is None:
-            error, self.error = self.error, None  # whose traceback holds this
+            error, self.error = self.error, None  # its traceback refers to this object
             assert error is not None
             raise error
         return self.delivery
 
 
 def streams_of(device: torch.device) -> Any:
-    """The module of torch with the streams of a device; None if copies can't overlap there."""
-    if device.type in ("cpu", "meta"):  # torch.cpu has streams, on which nothing is queued
+    """The torch module with the streams of a device; None if copies can't overlap there."""
+    if device.type in ("cpu", "meta"):  # the streams of torch.cpu queue nothing
         return None
     module = getattr(torch, device.type, None)
     has = all(hasattr(module, name) for name in ("Stream", "current_stream", "stream"))
@@ -165,10 +168,10 @@ def _check(loader: Any) -> None:
 
 
 def _record(delivery: Delivery, stream: Any) -> None:
-    """Keep the memory of a delivery from reuse until this stream is done."""
+    """Prevent the reuse of a delivery's memory until this stream is done."""
     for each in (*delivery.tensors, *delivery.movers):
-        # What can't be recorded, sparse tensors say, is safe too: the other stream waits for this
-        # one before it takes memory again.
+        # Objects that can't be recorded, such as sparse tensors, are safe, too: the other stream
+        # waits for this one before it allocates memory again.
         with suppress(NotImplementedError, AttributeError):
             each.record_stream(stream)
 

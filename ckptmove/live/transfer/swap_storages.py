@@ -1,7 +1,7 @@
-"""Give tensors new storages, all of them or none; each stays the same Python object.
+"""Give tensors new storages, all of them or none; each tensor stays the same Python object.
 
-First every storage is copied; then every tensor becomes a view of a copy, as in `Module.to`: by
-`tensor.data = new` where torch allows it, otherwise by `torch.utils.swap_tensors`.
+First every storage is copied. Then every tensor becomes a view of a copy, like in `Module.to`: by
+`tensor.data = new` if torch allows it, otherwise by `torch.utils.swap_tensors`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from ...errors import RefusedError
 from ...reports.display.phrases import class_name, first_line
 from .copy import view_like
 
-#: How often a view uses its base at most: once for each direction of differentiation.
+#: The most uses of a base by a view: one for each direction of differentiation.
 _USES_BY_VIEW = 2
 _UNDONE = "nothing was moved; the memory of the copies is free again"
 
 
 class TensorMove(NamedTuple):
-    """A tensor that goes to a device."""
+    """A tensor that is to be moved to a device."""
 
     name: str  #: its name, for messages
     tensor: torch.Tensor
-    device: torch.device  #: where to
-    #: What else holds it, a TorchScript module for example, with a fix; or None.
+    device: torch.device  #: the target
+    #: Its holder outside of Python, such as a TorchScript module, with a fix; or None.
     holder: tuple[str, str] | None = None
 
 
 class _Ready(NamedTuple):
     going: TensorMove
     new: torch.Tensor
-    is_set: bool  # by `.data`, and not swapped
+    is_set: bool  # by `.data`, not by a swap
     is_view: bool
-    is_hidden: bool = False  # the base of a view: no name leads to it
+    is_hidden: bool = False  # the base of a view, which has no name
 
     @property
     def is_swapped(self) -> bool:
@@ -49,37 +49,37 @@ class _Ready(NamedTuple):
 
 
 class Exchange:
-    """Copies, and then gives tensors their copies; or leaves everything as it was."""
+    """Copies storages, then gives tensors their copies; or leaves everything unchanged."""
 
     def __init__(self, *, non_blocking: bool = False, suspects: str = "") -> None:
         """`non_blocking` waits for copies only at the end of `prepare`.
 
-        `suspects` are what may keep a tensor from being exchanged, for messages.
+        `suspects` names, for messages, tensors that may prevent the exchange of another one.
         """
         self._suspects = suspects
         self._non_blocking = non_blocking
-        self._sources: list[torch.UntypedStorage] = []  # so that no id becomes another's
+        self._sources: list[torch.UntypedStorage] = []  # keeps their ids unique
         self._copies: dict[tuple[int, torch.device], torch.UntypedStorage] = {}
         self._ready: list[_Ready] = []
         self._holders: dict[int, torch.Tensor] = {}
-        self._met: set[int] = set()  # tensors that go
+        self._met: set[int] = set()  # ids of tensors that are moved
         self._undo: list[Callable[[], None]] = []
-        self.nbytes = 0  #: what was copied so far
+        self.nbytes = 0  #: the bytes that were copied so far
 
     def check(self, goings: Iterable[TensorMove], holders: Iterable[torch.Tensor] = ()) -> None:
-        """Raise the RefusedError that `commit` would, if that can be known before; copy nothing."""
+        """Raise the RefusedError that `commit` would raise, as far as predictable; copy nothing."""
         found = {id(each.tensor): each for each in reversed(list(goings))}
         held = [each for each in holders if each.is_leaf and each.grad is not None]
         with torch.inference_mode(False), torch.no_grad(), _plainly():
-            released: Counter[int] = Counter()  # by the time when it is exchanged
+            released: Counter[int] = Counter()  # uses that end before a tensor is exchanged
             for each in {id(each): each for each in held}.values():
                 released[id(each.grad)] += 1
             looks: list[Any] = [each.tensor for each in found.values() if is_view(each.tensor)]
             seen = Counter(id(each._base) for each in looks)
             for each in looks:
                 base: Any = each._base
-                # A chain of conj() and imag uses it, and views that it was made of, any number of
-                # times: commit() looks again.
+                # A chain of conj() and imag may use its base, and the views in between, any number
+                # of times: commit() checks again.
                 chained = base.is_complex()
                 released[id(base)] += base._use_count() if chained else _USES_BY_VIEW
                 if chained and seen[id(base)] > 1:
@@ -92,10 +92,10 @@ class Exchange:
                         raise _stuck(going, self._suspects) from error
 
     def prepare(self, goings: Iterable[TensorMove], holders: Iterable[torch.Tensor] = ()) -> None:
-        """Copy every storage once, and view the copies as the tensors view theirs.
+        """Copy every storage once, and make views of the copies like the tensors' own views.
 
-        The first target of a tensor counts; `holders` are others whose gradients may be among them.
-        A RefusedError says that there is no room, or that torch can't.
+        The first target of a tensor counts; `holders` are other tensors with gradients that may be
+        moved. Raises RefusedError if there is too little memory, or if torch can't copy a tensor.
         """
         going: TensorMove | None = None
         try:
@@ -119,26 +119,26 @@ class Exchange:
             self._free()
             if not isinstance(error, Exception):
                 raise
-            traceback.clear_frames(error.__traceback__)  # they hold copies
+            traceback.clear_frames(error.__traceback__)  # the frames hold copies
             raise _refused(error, going, self.nbytes) from error
 
     def commit(self, then: Callable[[Callable[[Callable[[], None]], None]], None]) -> None:
         """Give every tensor its copy, then call `then`, with a function that registers undo steps.
 
-        Raises RefusedError if torch refuses a tensor; all of them are as before.
+        Raises RefusedError if torch refuses a tensor; then all tensors are unchanged.
         """
         going: TensorMove | None = None
         ready: list[_Ready] = []
         try:
             with torch.inference_mode(False), torch.no_grad(), _plainly():
                 grads = self._set_aside()
-                # The inside of a view holds its base, which then can't be swapped: views are first,
-                # and nothing here keeps what was in them.
+                # The C++ object of a view holds the base, so that the base can't be swapped. So
+                # views are swapped first, and their old contents are not kept here.
                 for is_view in (True, False):
                     ready = [each for each in self._ready if each.is_view is is_view]
                     self._ready = [each for each in self._ready if each.is_view is not is_view]
                     while ready:
-                        # A conjugate holds the view that it was made of until it is swapped.
+                        # A conjugate holds the view from which it was made until it is swapped.
                         held = [each.is_swapped and not _is_free(each) for each in ready]
                         if any(held) and (all(held) or not is_view):
                             going = ready[held.index(True)].going
@@ -197,7 +197,7 @@ class Exchange:
                 layout=tensor.layout,
                 check_invariants=False,
             )
-        with torch._C._EnableTorchFunction():  # it is the subclass that knows how
+        with torch._C._EnableTorchFunction():  # the subclass knows how to move itself
             inner = tensor.detach()
             made = inner.to(device, copy=True) if inner.device == device else inner.to(device)
         if made.device != device or type(made) is not type(tensor.detach()):
@@ -205,7 +205,7 @@ class Exchange:
         return made
 
     def _seen(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """The copy of a tensor's storage, viewed as the tensor views its own."""
+        """A view of the copied storage that is like the tensor's view of its own storage."""
         storage = self._storage(tensor.untyped_storage(), device)
         with torch.inference_mode(tensor.is_inference()):
             nbytes = storage.nbytes()
@@ -227,7 +227,7 @@ class Exchange:
         return self._copies[key]
 
     def _base(self, ready: _Ready) -> _Ready | None:
-        """The base of a view, which must follow if `.data` is exchanged."""
+        """The base of a view, which must also be moved if `.data` is exchanged."""
         base = ready.going.tensor._base if ready.is_view else None
         if base is None or not base.is_leaf or id(base) in self._met:
             return None
@@ -245,7 +245,7 @@ class Exchange:
     # -- giving ------------------------------------------------------------------------------------
 
     def _set_aside(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Remove gradients from tensors, since both must be on one device."""
+        """Remove gradients from tensors, because both must be on one device."""
         found = [(each, each.grad) for each in self._holders.values()]
         grads = [
             (t, g) for t, g in found if g is not None and not self._met.isdisjoint((id(t), id(g)))
@@ -293,7 +293,7 @@ def _set_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> Callable[[], N
 
 
 def _plainly() -> AbstractContextManager[Any]:
-    """Use torch's own methods, not those of tensor subclasses."""
+    """A context that uses torch's own methods, not those of tensor subclasses."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
@@ -333,7 +333,7 @@ def _stuck(going: TensorMove, suspects: str) -> RefusedError:
 
 
 def would_be_set(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether `tensor.data = new` will do it, as a stand-in for the copy tells."""
+    """Whether `tensor.data = new` will work, checked with a small stand-in for the copy."""
     if is_plain(tensor):
         new = torch.empty(0, dtype=tensor.dtype, device=device)
     elif tensor.layout is torch.sparse_coo:
@@ -345,16 +345,16 @@ def would_be_set(tensor: torch.Tensor, device: torch.device) -> bool:
 
 
 def check_free(tensor: Any, released: int = 0) -> None:
-    """Raise the error that `swap_tensors` would, before anything is swapped.
+    """Raise the error that `swap_tensors` would raise, before anything is swapped.
 
-    It would spoil graphs that lead to swapped tensors. `released` uses of the tensor will be gone
-    by then.
+    A swap would break graphs that refer to the tensor. `released` is how many uses of the tensor
+    will end before the swap.
     """
     if weakref.getweakrefs(tensor):
         raise RuntimeError("there is a weak reference")
     count = tensor._use_count() - released
     if count == 2 and tensor.is_leaf and tensor.requires_grad and not tensor.is_inference():
-        node = torch.autograd.graph.get_gradient_edge(tensor).node  # which holds the tensor itself
+        node = torch.autograd.graph.get_gradient_edge(tensor).node  # the node holds the tensor
         count = tensor._use_count() - released - 1
         del node
     if count > 1:
@@ -362,7 +362,7 @@ def check_free(tensor: Any, released: int = 0) -> None:
 
 
 class Swap:
-    """Two tensors swap what is in them; what Python sees of the first stays with it."""
+    """Two tensors swap their contents; the Python attributes of the first stay with it."""
 
     def __init__(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         self._tensor = tensor
@@ -375,10 +375,10 @@ class Swap:
         """Swap."""
         _swap(self._tensor, self._other)
         if self._was_view:
-            del self._other  # it holds the base
+            del self._other  # the other tensor holds the base
 
     def undo(self) -> None:
-        """Swap back, if it was."""
+        """Swap back, if the tensors were swapped."""
         if self._tensor._cdata != self._inside:
             old = self._other if self._old is None else _alike(self._tensor, self._old)
             _swap(self._tensor, old)
@@ -414,7 +414,7 @@ def _alike(tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 def is_set(tensor: torch.Tensor, new: torch.Tensor) -> bool:
-    """Whether `tensor.data = new` does it; of other layouts it would forget the inside."""
+    """Whether `tensor.data = new` works; with other layouts, it would lose the inner tensors."""
     if is_traceable_wrapper_subclass(tensor):
         return False
     shallow = is_plain(tensor) or tensor.layout is torch.sparse_coo
@@ -424,12 +424,12 @@ def is_set(tensor: torch.Tensor, new: torch.Tensor) -> bool:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is bytes of a storage, and nothing else."""
+    """Whether a tensor is only bytes of a storage."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return False
     return type(tensor).__torch_dispatch__ == torch.Tensor.__torch_dispatch__
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd knows it as a view of another tensor."""
+    """Whether autograd knows a tensor as a view of another one."""
     return not tensor.is_inference() and tensor._is_view()

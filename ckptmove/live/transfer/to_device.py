@@ -1,7 +1,7 @@
 """Copy a batch to a device: every tensor in nested containers, and nothing else.
 
-First all objects in the batch are found, each once. Then the tensors are copied together. Then
-containers with a new tensor are rebuilt, inner ones first where necessary.
+First, each object in the batch is found once. Then the tensors are copied together. Then containers
+with a new tensor are rebuilt, inner ones first if necessary.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Delivery:
     """A batch on a device."""
 
     value: Any  #: the batch
-    tensors: list[torch.Tensor] = field(default_factory=list)  #: those that were copied there
-    movers: list[Any] = field(default_factory=list)  #: what moved itself there
+    tensors: list[torch.Tensor] = field(default_factory=list)  #: tensors that were copied there
+    movers: list[Any] = field(default_factory=list)  #: objects that moved themselves there
     #: Sources of copies that may still be running.
     pinned: list[torch.Tensor] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class Delivery:
 def to_device(
     obj: Any, device: Any, *, non_blocking: bool = False, keep: str | Iterable[str] = ()
 ) -> Any:
-    """The same batch on a device; `ckptmove.to_device` says how."""
+    """The same batch on a device; see `ckptmove.to_device`."""
     if not keep and not non_blocking and isinstance(device, (str, torch.device)):
         named = _named(device)
         if named is not None:
@@ -68,9 +68,9 @@ def to_device(
     return deliver(obj, reachable(device), non_blocking=non_blocking, keep=keep).value
 
 
-@functools.lru_cache(maxsize=64)  # to ask torch takes as long as the rest for a single tensor
+@functools.lru_cache(maxsize=64)  # asking torch is slow for a single tensor
 def _named(device: str | torch.device) -> torch.device | None:
-    """The CPU or device with a number that is named; None for what `reachable` has to look at."""
+    """The device, if it is the CPU or has an index; None if `reachable` must check it."""
     try:
         named = torch.device(device)
     except RuntimeError:
@@ -86,7 +86,7 @@ def deliver(
     keep: str | Iterable[str] = (),
     pin: bool = False,
 ) -> Delivery:
-    """Bring a batch to a device, as `reachable` gives it; `pin` pins memory before copies."""
+    """Copy a batch to a device from `reachable`; `pin` pins memory before copies."""
     found = _Contents(patterns_of(keep))
     found.add(obj)
     going = found.leaves
@@ -113,7 +113,7 @@ def deliver(
                 new = _asked(each, device, non_blocking)
             except (CkptmoveError, torch.cuda.OutOfMemoryError):
                 raise
-            except Exception as error:  # a class of the user's, or a library's
+            except Exception as error:  # the class may be any class of a user or library
                 raise _refused(found.name(key), each, device, error) from error
             if new is not each:
                 swapped[key] = new
@@ -129,7 +129,7 @@ def deliver(
 
 
 def patterns_of(keep: Any) -> tuple[str, ...]:
-    """The patterns that a user gives as `keep`; a UsageError if they are none."""
+    """The patterns in a user's `keep`; raises UsageError if they are not patterns."""
     what = type(keep).__name__
     if isinstance(keep, str):
         return (keep,)
@@ -149,11 +149,11 @@ class _Contents:
     """The objects in a batch, by `id()`."""
 
     def __init__(self, patterns: tuple[str, ...] = ()) -> None:
-        self.leaves: dict[int, Any] = {}  #: tensors, and what can move itself
-        self.containers: dict[int, tuple[Kind, Any]] = {}  #: what holds them
-        #: Objects that a pattern of `keep` covers, which were not searched.
+        self.leaves: dict[int, Any] = {}  #: tensors, and objects that can move themselves
+        self.containers: dict[int, tuple[Kind, Any]] = {}  #: the containers that hold them
+        #: Objects that a pattern of `keep` covers; they were not searched.
         self.kept: list[Any] = []
-        self.seen: set[int] = set()  #: all of it but `kept`
+        self.seen: set[int] = set()  #: all objects except those in `kept`
         self._patterns = patterns
         self._kinds = dict(_COMMON)
         self._holders: defaultdict[int, list[int]] = defaultdict(list)
@@ -185,13 +185,13 @@ class _Contents:
             stack += [(below, part, around) for below, part in reversed(inside)]
 
     def check_keeps_nothing_in(self, mover: Any) -> None:
-        """Refuse a pattern of `keep` for what is in an object that moves itself as a whole."""
+        """Refuse a pattern of `keep` for a part of an object that moves itself as a whole."""
         if not self._patterns or isinstance(mover, _STORAGES):
             return
         name, own = self.name(id(mover)), dict(attributed(type(mover)).own(mover))
         for path, _ in Reach().within(own, ()):
             keys = [str(key) for key in path if not str(key).startswith("_")]
-            for n in range(len(keys)):  # its users may not know what it keeps them in
+            for n in range(len(keys)):  # users may not know the outer attributes
                 inner = ".".join([*([name] if name else []), *keys[n:]])
                 if self._is_kept(inner):
                     kind = type(mover).__name__
@@ -203,7 +203,7 @@ class _Contents:
                     )
 
     def name(self, key: int) -> str:
-        """The name of an object; "" is the batch itself."""
+        """The name of an object; "" for the batch itself."""
         labels: list[str] = []
         met: set[int] = set()
         while key not in met and self._holders.get(key):
@@ -235,7 +235,7 @@ class _Contents:
             if inner is None:
                 continue
             if around is not None and inner is _Leaf:
-                if isinstance(part, torch.nn.Module):  # it is the object's, not the batch's
+                if isinstance(part, torch.nn.Module):  # it belongs to the object, not to the batch
                     continue
                 around.left = math.inf
             below = ""
@@ -261,15 +261,15 @@ class _Contents:
 
 
 class _Leaf:
-    """What is moved as a whole."""
+    """The kind of objects that are moved as a whole."""
 
 
 class _Mover:
-    """What may move itself: something is called `to`."""
+    """The kind of objects that may move themselves, because they have a method `to`."""
 
 
 class _Search:
-    """The search through one object of any class."""
+    """The search of one object of any class."""
 
     def __init__(self) -> None:
         #: How many more values are searched; no limit once a tensor is found.
@@ -307,9 +307,10 @@ def _kind(kind: type) -> Any:
 
 
 def _is_asked(mover: Any, within: bool) -> bool:
-    """Whether its `to` is meant for devices, and not for units, time zones or formats.
+    """Whether an object's `to` moves it to a device, and does not convert units or formats.
 
-    `within` an object, models and other objects that move themselves are left alone.
+    `within` means that another object holds it: then it is left alone if it holds a model, a lock
+    or the like.
     """
     if within and is_shared(attributed(type(mover)).parts(mover)):
         return False
@@ -319,7 +320,7 @@ def _is_asked(mover: Any, within: bool) -> bool:
 
 
 def _gives_another(mover: Any) -> bool:
-    """Whether its `to` changes nothing in place: a TensorDict, whose copy would lose its lock."""
+    """Whether `to` returns a new object: a TensorDict, whose copy would lose its lock."""
     is_one = getattr(sys.modules.get("tensordict"), "is_tensor_collection", None)
     return is_one is not None and bool(is_one(mover))
 
@@ -333,10 +334,10 @@ def _refused(name: str, mover: Any, device: torch.device, error: Exception) -> U
 
 
 def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
-    """The result of an object's own `to`, called on a copy, since it may change the object."""
+    """The result of an object's own `to`, called on a copy, because it may change the object."""
     twin = mover
     if not isinstance(mover, _STORAGES) and not _gives_another(mover):
-        with suppress(Exception):  # whatever an object says that can't be copied
+        with suppress(Exception):  # any error of an object that can't be copied
             twin = copy.copy(mover)
     before = dict(attributed(type(twin)).own(twin))
     held = [tensor for _, tensor in Reach().within(before, ())]
@@ -349,7 +350,7 @@ def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
     if new is None:
         new = twin
     if new is twin and twin is not mover and not _is_flat(before):
-        # What it did is in objects of its own.
+        # `to` may have changed its inner objects.
         return mover if _is_unchanged(new, held, device) else new
     after = getattr(new, "__dict__", None)
     if new is twin and is_flat and after is not None and after.keys() == before.keys():
@@ -365,7 +366,7 @@ def _is_unchanged(mover: Any, held: Sequence[torch.Tensor], device: torch.device
 
 
 def _is_flat(attributes: Mapping[str, Any]) -> bool:
-    """Whether attributes are tensors, numbers and the like, whose change can be seen."""
+    """Whether attributes are only tensors, numbers and the like, so that a change is visible."""
     return all(
         isinstance(
             each, (torch.Tensor, torch.device, torch.dtype, str, bytes, int, float, type(None))
@@ -375,7 +376,7 @@ def _is_flat(attributes: Mapping[str, Any]) -> bool:
 
 
 def _part_from(twin: Any, attributes: Mapping[str, Any]) -> bool:
-    """Copy containers that a copy shares with the original; whether there are any."""
+    """Copy containers that a copy shares with the original; returns whether there are any."""
     found = _Contents()
     for value in attributes.values():
         found.add(value)
@@ -390,10 +391,10 @@ def _part_from(twin: Any, attributes: Mapping[str, Any]) -> bool:
 
 
 def _parameters(mover: Any) -> set[str]:
-    """The parameters of its `to`: `**` for any, `device=` if it is keyword-only."""
+    """The parameters of an object's `to`: `**` for any keyword, `device=` if keyword-only."""
     try:
         parameters = inspect.signature(mover.to).parameters
-    except (TypeError, ValueError):  # made in C, say
+    except (TypeError, ValueError):  # such as a method in C
         return set()
     names = set(parameters)
     for name, each in parameters.items():

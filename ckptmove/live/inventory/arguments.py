@@ -1,4 +1,4 @@
-"""Check all arguments but the model: optimizers in any form, and other keywords."""
+"""Check all arguments except the model: optimizers in any form, and other keywords."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from ...manifest.paths import Path
 from ...reports.display.phrases import class_name
 from .object_walk import has_no_tensors
 
-_LONGEST_SAID = 40  # characters
+_LONGEST_SAID = 40  # the most characters of a value in a message
 
 
 def optimizers_at(given: Any, path: Path) -> dict[Path, torch.optim.Optimizer]:
-    """Optimizers by the path that they go by: one, several, or by name; else a UsageError."""
+    """Optimizers by their paths; `given` is one, several, or a mapping by name.
+
+    Raises UsageError for other objects.
+    """
     if given is None:
         return {}
     if isinstance(given, Mapping) and {"state", "param_groups"} <= given.keys():
@@ -44,7 +47,7 @@ def optimizers_at(given: Any, path: Path) -> dict[Path, torch.optim.Optimizer]:
 
 
 def are_optimizers(value: object) -> bool:
-    """Whether this is an optimizer, or some and nothing else."""
+    """Whether a value is an optimizer, or a collection of optimizers only."""
     several: Sequence[object] = [value]
     if isinstance(value, (list, tuple)):
         several = value
@@ -56,7 +59,7 @@ def are_optimizers(value: object) -> bool:
 def check_others(
     others: Mapping[str, object], taken: Collection[object], parameters: Sequence[str]
 ) -> None:
-    """Refuse keywords that name a part of the model, and objects without tensor or module."""
+    """Refuse keywords that name a part of the model, and objects without tensors or modules."""
     for name, value in others.items():
         if name in taken:
             raise UsageError(

@@ -1,7 +1,7 @@
-"""Take objects of any kind apart, and build the same kind of object with other contents.
+"""Take objects of any class apart, and build objects of the same class with other contents.
 
 No code of the object runs, because `__init__`, `__setitem__` or a property may check, convert or
-refuse. Attributes and slots count as contents too: some containers keep the same tensors in both
+refuse values. Attributes and slots are contents, too: some containers keep the same tensors in both
 (`ModelOutput` of transformers).
 """
 
@@ -25,30 +25,30 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ...manifest.paths import Key
 
-#: The most values searched in a container, so that a list of millions of words is fast.
+#: The most values that are searched in a container, so that a list of millions of words is fast.
 MOST_VALUES = 200_000
 
-#: Gives the replacement of an object, or the object itself.
+#: Returns the replacement of an object, or the object itself.
 Swap = Callable[[Any], Any]
-#: A label for the name, and the object; without a label it has the name of its container.
+#: A label for the name, and the object; with an empty label, the name is that of the container.
 Part = tuple[str, Any]
 
 _PLACES = ("device", "_device")
-_BARE = frozenset((dict, defaultdict, list, tuple, set, frozenset, deque))  # have no attributes
+_BARE = frozenset((dict, defaultdict, list, tuple, set, frozenset, deque))  # without attributes
 
 
 class Kind:
-    """How objects of one class are taken apart, and rebuilt."""
+    """The way to take objects of one class apart, and to rebuild them."""
 
-    #: Whether the contents are fixed when it is made, or decide its hash.
+    #: Whether an object's contents are fixed when it is made, or decide its hash.
     fixed: ClassVar[bool] = False
-    #: Whether it can't be made without all of them.
+    #: Whether an object can't be made without all its contents.
     complete: ClassVar[bool] = False
-    #: Whether contents add to the name.
+    #: Whether keys of contents are part of their names.
     names: ClassVar[bool] = True
 
     def __init__(self, kind: type, *, declares: bool = True) -> None:
-        #: Whether the class declares that it holds data: as a container, or by fields.
+        #: Whether the class declares that it holds data: it is a container, or has fields.
         self.declares = declares
         self._dict: GetSetDescriptorType | MemberDescriptorType | None = None
         self._slots: dict[str, MemberDescriptorType] = {}
@@ -62,28 +62,28 @@ class Kind:
                         self._slots.setdefault(name, slot)
 
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
-        """Its contents as a container, by key."""
+        """The contents of a container, by key."""
         yield from ()
 
     def own(self, whole: Any) -> dict[str, Any]:
-        """Its `__dict__`; empty where there is none."""
+        """The `__dict__` of an object; empty if it has none."""
         return {} if self._dict is None else self._dict.__get__(whole)
 
     def attributes(self, whole: Any) -> Iterator[tuple[str, Any]]:
-        """Its own attributes, and its slots."""
+        """The attributes and slots of an object."""
         yield from list(self.own(whole).items())
         for name, slot in self._slots.items():
             try:
                 value = slot.__get__(whole)
-            except AttributeError:  # nothing was put there
+            except AttributeError:  # the slot is empty
                 continue
             yield name, value
 
     def items(self, whole: Any) -> Iterator[tuple[Key, Any]]:
-        """Contents and attributes; once, what is under the same name in both."""
+        """Contents and attributes; a value with the same name in both comes only once."""
         inside = {}
         for key, each in self.contents(whole):
-            if type(key) is str:  # others might run code to be compared
+            if type(key) is str:  # comparing other keys might run code
                 inside[key] = each
             yield key, each
         for name, each in self.attributes(whole):
@@ -91,21 +91,21 @@ class Kind:
                 yield name, each
 
     def parts(self, whole: Any) -> Iterator[Part]:
-        """The parts that a rebuilt one has."""
+        """The parts that a rebuilt object gets."""
         yield from self.needed(whole)
         yield from self.attributes(whole)
 
     def needed(self, whole: Any) -> Iterator[Part]:
-        """The parts that must exist before another one is made, if it is `fixed`."""
+        """The parts that must exist before a new object is made, if the kind is `fixed`."""
         for key, each in self.contents(whole):
             yield str(key) if self.names else "", each
 
     def begun(self, whole: Any, swap: Swap) -> Any:
-        """Another of its kind: empty, unless it is `fixed`."""
+        """A new object of the class: empty, unless the kind is `fixed`."""
         raise NotImplementedError
 
     def fill(self, whole: Any, new: Any, swap: Swap) -> None:
-        """Put into another what this one holds."""
+        """Put the contents of an object into a new one, swapped."""
         for name, value in self.attributes(whole):
             self._set(new, name, swap(value))
 
@@ -177,12 +177,12 @@ class _Tuple(Kind):
         values = [swap(value) for value in tuple.__iter__(whole)]
         try:
             return tuple.__new__(kind, values)
-        except TypeError:  # not safe for those made in C, such as torch.return_types.max
+        except TypeError:  # not allowed for classes in C, such as torch.return_types.max
             return kind(values)
 
 
 class _Packed(_Tuple):
-    """A PackedSequence, whose `batch_sizes` always stay on the CPU."""
+    """A PackedSequence; its `batch_sizes` always stay on the CPU."""
 
     def needed(self, whole: Any) -> Iterator[Part]:
         return (part for part in super().needed(whole) if part[0] != "batch_sizes")
@@ -218,7 +218,7 @@ class _FrozenSet(Kind):
 
 
 class _Proxy(Kind):
-    """A view of a mapping that only the garbage collector can find."""
+    """A mapping proxy; only the garbage collector can find the mapping behind it."""
 
     fixed = complete = True
 
@@ -236,28 +236,28 @@ class _Proxy(Kind):
 
 
 class Fields(Kind):
-    """Attributes and slots alone."""
+    """Objects with attributes and slots only."""
 
     def follow(self, whole: Any, new: Any, places: Mapping[torch.device, torch.device]) -> None:
-        """Have another that says on which device it is say so truly."""
+        """Correct the attribute of a new object that names its device."""
         for name, value in self.attributes(whole):
             if name in _PLACES and isinstance(value, torch.device) and value in places:
                 self._set(new, name, places[value])
 
     def begun(self, whole: Any, swap: Swap) -> Any:
-        """Another of its class, without attributes."""
+        """A new object of the class, without attributes."""
         return maker_of(type(whole))(type(whole))
 
 
 class _Hashed(Fields):
-    """A container whose hash depends on its contents, such as a frozen dataclass."""
+    """Objects whose hash depends on their contents, such as frozen dataclasses."""
 
     fixed = True
     parts = needed = Kind.attributes
 
 
 class _Wrapper(Fields):
-    """A class that wraps a dict or list as `data`, which adds nothing to names."""
+    """A class that wraps a dict or list as `data`; `data` is not part of names."""
 
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
         for name, value in self.attributes(whole):
@@ -274,7 +274,7 @@ class _Wrapper(Fields):
 
 
 class _Chain(Fields):
-    """A ChainMap: the dicts in it add nothing to names."""
+    """A ChainMap; its dicts are not part of names."""
 
     def parts(self, whole: Any) -> Iterator[Part]:
         for name, value in self.attributes(whole):
@@ -301,32 +301,32 @@ _KINDS: tuple[tuple[type, Callable[[type], Kind]], ...] = (
 
 
 def container(kind: type) -> Kind | None:
-    """How a dict, list, tuple, set or deque of any kind is taken apart; None for all else."""
+    """The kind of a dict, list, tuple, set, deque or similar class; None for other classes."""
     return next((row(kind) for base, row in _KINDS if issubclass(kind, base)), None)
 
 
 def fielded(kind: type) -> Kind | None:
-    """How an object that declares its fields is taken apart; None for all else."""
+    """The kind of a class that declares its fields; None for other classes."""
     if is_dataclass(kind) or hasattr(kind, "__attrs_attrs__") or issubclass(kind, SimpleNamespace):
         return attributed(kind)
     return None
 
 
 def attributed(kind: type, *, declares: bool = True) -> Fields:
-    """How an object is taken apart by its attributes."""
-    hashed: Any = kind.__hash__  # None, where it can't be
+    """The kind of a class whose objects are taken apart by their attributes."""
+    hashed: Any = kind.__hash__  # None if objects are not hashable
     is_by_identity = hashed in (None, object.__hash__)
     return (Fields if is_by_identity else _Hashed)(kind, declares=declares)
 
 
 def maker_of(kind: type) -> Any:
-    """The `__new__` of a class that is made in C: it runs no code of the class."""
+    """The first `__new__` written in C among a class's bases: it runs no code of the class."""
     makers = (base.__dict__.get("__new__") for base in kind.__mro__)
     return next(each for each in makers if isinstance(each, BuiltinFunctionType))
 
 
 def rebuild_containers(containers: Mapping[int, tuple[Kind, Any]], swapped: dict[int, Any]) -> None:
-    """Rebuild containers with swapped contents; both are by `id()`, results go into `swapped`."""
+    """Rebuild containers with swapped contents; keys are `id()`s, results go into `swapped`."""
 
     def swap(value: Any) -> Any:
         return swapped.get(id(value), value)
@@ -342,7 +342,7 @@ def rebuild_containers(containers: Mapping[int, tuple[Kind, Any]], swapped: dict
         parts = {id(part) for _, part in kind.needed(whole)}
         if isinstance(kind, _Hashed) and swapped.keys() >= parts & containers.keys():
             kind.fill(whole, swapped[key], swap)
-        else:  # a tuple's attributes, or what holds itself by way of a tuple
+        else:  # attributes of a tuple, or a cycle through a tuple
             late.append(key)
     for key in late:
         kind, whole = containers[key]
@@ -350,7 +350,7 @@ def rebuild_containers(containers: Mapping[int, tuple[Kind, Any]], swapped: dict
 
 
 def _inner_first(containers: Mapping[int, tuple[Kind, Any]]) -> Iterator[int]:
-    """The containers, each after those in it, except in cycles."""
+    """The containers, inner ones first, except in cycles."""
     seen: set[int] = set()
     for root in containers:
         stack: list[tuple[int, bool]] = [(root, False)]

@@ -1,6 +1,6 @@
-"""What is wrong with how a model holds its tensors: each fact in one wording, with its fix.
+"""The findings about how a model holds its tensors: each with one wording and its fix.
 
-They are the warnings of `report` and the causes of what a trace shows.
+They are the warnings of `report`, and causes for the verdicts about a trace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .ownership import Misplaced, OwnershipReport, Unregistered, belonging
 def warnings_of(
     found: Holdings, entries: Sequence[TensorEntry], offloads: Offloads
 ) -> Iterator[str]:
-    """What a user may want to mend, or to know before moving the model, one sentence each."""
+    """Problems to fix or to know before the model is moved, one sentence each."""
     together = belonging(found)
     held = list(zip(found.all, entries, strict=True))
     yield from map(str, _each_unregistered(together.unregistered))
@@ -53,7 +53,7 @@ def unregistered(
     evidence: Sequence[str] = (),
     severity: str = WRONG,
 ) -> Verdict:
-    """Tensors that are no parameters or buffers, or that a class holds for all its modules."""
+    """Tensors that are not registered, or that a class holds for all its modules."""
     are, them = ("is", "it") if len(names) == 1 else ("are", "them")
     why = "not registered, so model.to leaves"
     if shared_by:
@@ -63,7 +63,7 @@ def unregistered(
 
 
 def _each_unregistered(found: Iterable[Unregistered]) -> Iterator[Verdict]:
-    """Each advice once for all modules of a class."""
+    """The unregistered tensors, grouped: one verdict for all modules of a class."""
     names: dict[tuple[str, str, str], list[str]] = {}
     for each in found:
         shared_by = each.kind.__name__ if each.held is Ownership.CLASS else ""
@@ -74,12 +74,12 @@ def _each_unregistered(found: Iterable[Unregistered]) -> Iterator[Verdict]:
 
 
 def packed(found: Holdings) -> Iterator[str]:
-    """Tensors of quantized modules that torch packed for the CPU, in a sentence; or nothing."""
+    """A sentence about tensors of quantized modules that torch packed for the CPU, or nothing."""
     names = [
         spell((*path, name))
         for path, module in found.modules.items()
         for name, value in attributes(module)
-        if type(value) is torch.ScriptObject  # what a scripted module is, is none
+        if type(value) is torch.ScriptObject  # not a subclass, such as a scripted module
     ]
     if names:
         yield (
@@ -102,7 +102,7 @@ def _lazy(entries: Sequence[TensorEntry]) -> Iterator[str]:
 
 
 def without_values(entries: Iterable[TensorEntry], device: str = "") -> Iterator[Verdict]:
-    """What is on meta of all that modules have registered; `device` is where it shall be."""
+    """Registered tensors on the meta device; `device` is where they should be."""
     registered = [e for e in entries if e.held in REGISTERED and e.part_of is None]
     meta = [each for each in registered if each.device == "meta" and not _is_lazy(each)]
     if meta:
@@ -114,7 +114,7 @@ def without_values(entries: Iterable[TensorEntry], device: str = "") -> Iterator
 
 
 def _filled(meta: Sequence[TensorEntry], valued: Iterable[Path], device: str) -> str:
-    """The code that gives meta tensors values and keeps those of all others."""
+    """The code that gives meta tensors values, and keeps the values of all others."""
     partly = {path[:n] for path in valued for n in range(len(path))}
     wholly: dict[Path, None] = {}  # the largest modules without any value
     saved, unsaved = [], []
@@ -162,7 +162,7 @@ def _offloaded(held: Iterable[tuple[HeldTensor, TensorEntry]], offloads: Offload
 
 
 def untrained(together: OwnershipReport) -> Iterator[Verdict]:
-    """Parameters of the optimizer that are not the model's, and of the model that none trains."""
+    """Parameters of the optimizer that the model does not have, and untrained parameters."""
     foreign = [name for name, _ in together.foreign]
     names = join_names([name for name, _ in together.untrained])
     if foreign and names:
@@ -199,7 +199,7 @@ def untrained(together: OwnershipReport) -> Iterator[Verdict]:
 
 
 def copied(together: OwnershipReport) -> Iterator[Verdict]:
-    """Attributes that were to be parameters, and are copies of one."""
+    """Attributes that should be parameters, but are copies of one."""
     for name, line in together.copied:
         where = f" at {line}" if line else ""
         yield Verdict(
@@ -212,7 +212,7 @@ def copied(together: OwnershipReport) -> Iterator[Verdict]:
 
 
 def misplaced(together: OwnershipReport) -> Iterator[Verdict]:
-    """State and gradients that are not with their parameter, and steps that are not on the CPU."""
+    """State and gradients that are not on their parameter's device, and steps not on the CPU."""
     groups: dict[tuple[str, str, bool], list[Misplaced]] = {}
     for each in together.misplaced:
         groups.setdefault((each.device, each.wanted, each.role is Role.STEP), []).append(each)
@@ -235,13 +235,13 @@ def misplaced(together: OwnershipReport) -> Iterator[Verdict]:
 
 
 def batch(names: Sequence[str], where: str, fix: str, evidence: Sequence[str] = ()) -> Verdict:
-    """What a model is called with that is not where the model is."""
+    """The inputs of a model that are not on the model's device."""
     title = f"the batch is on {where}: {join_names(names)}"
     return Verdict("batch-never-moved", title, fix, tuple(evidence))
 
 
 def batch_fix(device: str) -> str:
-    """The line that brings a whole batch to a device."""
+    """The line of code that copies a whole batch to a device."""
     return f'batch = ckptmove.to_device(batch, "{device}")'
 
 

@@ -43,7 +43,7 @@ Optimizers = (
     | Mapping[str, torch.optim.Optimizer]
     | None
 )
-#: Of the verbs that take others by any keyword.
+#: The named parameters of the functions that take other objects by any keyword.
 _PARAMETERS = (
     *("optimizer", "scheduler", "batch"),
     *("to", "place", "device_map", "non_blocking", "values", "dry_run"),
@@ -73,26 +73,26 @@ class Ownership(str, Enum):
 REGISTERED = (Ownership.PARAMETER, Ownership.BUFFER, Ownership.TRANSIENT)
 
 
-#: The name under which a compiled model holds the model that was written.
+#: The name under which a compiled model holds the original model.
 COMPILED = "_orig_mod"
 
 
 class HeldTensor(NamedTuple):
     """A tensor under a path."""
 
-    path: Path  #: where: attribute names and keys, that of a module first
+    path: Path  #: attribute names and keys, those of modules first
     tensor: torch.Tensor
     held: Ownership
-    section: Section  #: what it serves
-    role: Role | None = None  #: set where torch has a rule of its own for its device
-    #: The dotted name of the module that holds it; "" for the model itself, or none.
+    section: Section  #: the model, an optimizer, a scheduler or others
+    role: Role | None = None  #: set if torch has a special rule for its device
+    #: The dotted name of the module that holds it; "" for the model itself, or without a module.
     module: str = ""
     owner: Path | None = None  #: path of the parameter whose gradient or state it is, or None
     in_module: bool = False  #: whether a module that is not registered holds it
 
     @property
     def name(self) -> str:
-        """Its dotted name."""
+        """The dotted name of the tensor."""
         return spell(self.path)
 
 
@@ -107,22 +107,22 @@ class Naming(NamedTuple):
 
 @dataclass
 class Holdings:
-    """What a model and what belongs to it hold."""
+    """The tensors of a model and of the objects that belong to it."""
 
     all: list[HeldTensor] = field(default_factory=list)  #: every tensor under every path
-    aliases: list[Alias] = field(default_factory=list)  #: modules that are reached again
+    aliases: list[Alias] = field(default_factory=list)  #: modules that are reached by a second path
     naming: list[Naming] = field(default_factory=list)  #: attributes that name a device
-    #: Parameters of an optimizer that are not the model's.
+    #: Parameters of an optimizer that the model does not have.
     foreign: list[HeldTensor] = field(default_factory=list)
-    full: bool = False  #: whether there was more within attributes than is looked at
+    full: bool = False  #: whether attributes hold more than is searched
     modules: dict[Path, nn.Module] = field(default_factory=dict)  #: every module under every path
     #: Paths of the outermost modules: `()` for the model.
     roots: list[Path] = field(default_factory=list)
     optimizers: dict[Path, torch.optim.Optimizer] = field(default_factory=dict)  #: by path
-    as_written: bool = False  #: whether paths lack what `torch.compile` adds
+    as_written: bool = False  #: whether paths leave out the names that `torch.compile` adds
 
     def of(self, *held: Ownership) -> list[HeldTensor]:
-        """Those that are held in one of these ways."""
+        """The tensors that are held in one of these ways."""
         return [each for each in self.all if each.held in held]
 
 
@@ -136,10 +136,10 @@ def holdings(
     parameters: Sequence[str] = _PARAMETERS,
     as_written: bool = False,
 ) -> Holdings:
-    """Everything that a model and the objects that belong to it hold.
+    """Find everything that a model, and the objects that belong to it, hold.
 
-    `as_written` leaves out of the paths what `torch.compile` adds to them.
-    Raises UsageError if an argument is of the wrong kind, or can't be on a device.
+    With `as_written`, paths leave out the names that `torch.compile` adds.
+    Raises UsageError if an argument is of the wrong kind, or holds nothing that can be on a device.
     """
     if not isinstance(model, nn.Module):
         is_file = isinstance(model, (str, os.PathLike))
@@ -178,7 +178,7 @@ def holdings(
 
 
 def _names(held: Iterable[HeldTensor]) -> dict[int, Path]:
-    """The path that an optimizer uses for each tensor, by `id()`."""
+    """The path of each tensor, by `id()`, that names it in an optimizer's state."""
     several: tuple[dict[int, Path], ...] = ({}, {}, {})
     for each in held:
         if each.held is not Ownership.GRADIENT:
@@ -190,8 +190,8 @@ def _names(held: Iterable[HeldTensor]) -> dict[int, Path]:
 
 
 def written(model: nn.Module) -> nn.Module:
-    """The model that the user wrote, if `torch.compile` made this one of it."""
-    found = dict(model._modules.items()).get(COMPILED)  # of a script module it is no dict
+    """The original model, if this one is a result of `torch.compile`; else the model itself."""
+    found = dict(model._modules.items()).get(COMPILED)  # a script module has no plain dict there
     return model if found is None else found
 
 
@@ -199,7 +199,7 @@ def written(model: nn.Module) -> nn.Module:
 
 
 def optimizers_of(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
-    """One optimizer or several, as a list; a UsageError for anything else."""
+    """One or several optimizers as a list; raises UsageError for other objects."""
     return list(optimizers_at(optimizer, ()).values())
 
 
@@ -235,7 +235,7 @@ def _of_model(model: nn.Module, start: Path, known: Known, found: Holdings) -> N
             if id(module) in holding:
                 found.aliases.append(Alias(spell(path), spell(first)))
     shared: set[tuple[type, str]] = set()
-    for path, module in modules:  # after all that is registered, which it may be a view of
+    for path, module in modules:  # after registered tensors, whose views these may be
         if met[id(module)] is path:
             _hidden(module, path, reach, known.registered, found)
             _shared(module, path, reach, shared, found)
@@ -243,7 +243,7 @@ def _of_model(model: nn.Module, start: Path, known: Known, found: Holdings) -> N
 
 
 def _is_again(path: Path, met: Mapping[int, Path], found: Holdings) -> bool:
-    """Whether this belongs to a module that is itself reached again."""
+    """Whether a module is reached again by itself, not only because its parent is."""
     above = found.modules.get(path[:-1])
     return above is None or met[id(above)] == path[:-1]
 
@@ -276,7 +276,7 @@ def _gradient(path: Path, tensor: torch.Tensor, place: str) -> list[HeldTensor]:
 def _hidden(
     module: nn.Module, path: Path, reach: Reach, registered: Set[int], found: Holdings
 ) -> None:
-    """Tensors that are not in the state dict and that `Module.to` does not move."""
+    """Find tensors that are not in the state dict, and that `Module.to` does not move."""
     place = spell(path) if path else ""
 
     def add(value: object, at: Path, held: Ownership) -> None:
@@ -306,7 +306,7 @@ def _hidden(
 def _shared(
     module: nn.Module, path: Path, reach: Reach, met: set[tuple[type, str]], found: Holdings
 ) -> None:
-    """Tensors in attributes of a class, shared by all its modules."""
+    """Find tensors in attributes of a class, which all its modules share."""
     place = spell(path) if path else ""
     for kind in type(module).__mro__:
         if kind is nn.Module:
@@ -395,9 +395,9 @@ def _key(key: object) -> str:
 
 
 def stays_on_cpu(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], slot: str) -> bool:
-    """Whether torch keeps a tensor of the state on the CPU, wherever its parameter is.
+    """Whether torch keeps a tensor of the state on the CPU, on whatever device its parameter is.
 
-    Source: torch/optim/optimizer.py, `_get_scalar_dtype` and the `_init_group` of each.
+    Source: torch/optim/optimizer.py, `_get_scalar_dtype`; and each optimizer's `_init_group`.
     """
     kind = type(optimizer).__name__
     if kind == "ASGD":

@@ -1,4 +1,4 @@
-"""Make the manifest of a model in memory: one entry for each tensor, and for parts of tensors.
+"""Make the manifest of a model in memory: one entry for each tensor, and for each tensor's parts.
 
 Nothing is copied, no value is read, and the manifest keeps no tensor alive.
 """
@@ -23,7 +23,7 @@ from .holdings import COMPILED, REGISTERED, HeldTensor, Holdings, Naming, Owners
 from .offloaded import Offloaded, Offloads
 
 FORMAT = "live model"
-#: Classes that wrap a model, and the name that they give it.
+#: Classes that wrap a model → the name of the attribute with the model.
 _WRAPPERS = {
     "AveragedModel": "module",
     "DataParallel": "module",
@@ -40,14 +40,14 @@ _COMPRESSED = {
 
 
 def report_of(found: Holdings, model: nn.Module) -> LiveManifest:
-    """The manifest of a model, as `ckptmove.report` gives it."""
+    """The manifest of a model in the form that `ckptmove.report` returns."""
     listing = _Listing(found)
     manifest = _manifest(listing, found, model, warn=True)
     return replace(LiveManifest.of(manifest), inputs=_inputs(listing.offloads, found, manifest))
 
 
 def manifest_of(found: Holdings, model: nn.Module, *, warn: bool = True) -> Manifest:
-    """The manifest of what was found, in the order of `found.all`; parts follow their whole."""
+    """The manifest of the found tensors, in the order of `found.all`; parts follow their whole."""
     return _manifest(_Listing(found), found, model, warn=warn)
 
 
@@ -92,7 +92,7 @@ def _follows(naming: Naming) -> bool:
 
 
 def _inputs(offloads: Offloads, found: Holdings, manifest: Manifest) -> str:
-    """Where the inputs of a model go, in words; "" if it has no parameters."""
+    """A sentence about the device for a model's inputs; "" if it has no parameters."""
     first = next((each for each in found.all if each.held is Ownership.PARAMETER), None)
     if first is None:
         return ""
@@ -106,10 +106,10 @@ def _inputs(offloads: Offloads, found: Holdings, manifest: Manifest) -> str:
 
 
 class _Storing(NamedTuple):
-    """The bytes of a tensor."""
+    """The storage of a tensor's bytes."""
 
-    key: Hashable  #: the same for all tensors that share them
-    nbytes: int | None  #: how many there are, or None where they are no storage of the manifest
+    key: Hashable  #: the same for all tensors that share the bytes
+    nbytes: int | None  #: their number; None if the manifest has no storage for them
     location: str
 
 
@@ -125,12 +125,12 @@ class _Listing:
             if (inner := _WRAPPERS.get(type(module).__name__)) is not None
         }
         self._entries: list[TensorEntry] = []
-        self._keys: list[Hashable] = []  # of the storage of each entry
+        self._keys: list[Hashable] = []  # the key of each entry's storage
         self._ids: dict[Hashable, str] = {}
-        self._kept: list[object] = []  # so that no storage's key becomes another's
+        self._kept: list[object] = []  # keeps the keys of storages unique
 
     def add(self, holding: HeldTensor) -> TensorEntry:
-        """List a tensor and its parts; gives the entry of the whole."""
+        """List a tensor and its parts; returns the entry of the whole tensor."""
         start = len(self._entries)
         wholes: list[int | None] = []
         todo: list[tuple[Path, torch.Tensor, int | None, Role | None]]
@@ -203,7 +203,7 @@ class _Listing:
         )
 
     def _count(self, whole: int | None, part: TensorEntry) -> None:
-        """Count the bytes of a part for its whole, unless the whole has its own storage."""
+        """Add the bytes of a part to its whole, unless the whole has its own storage."""
         if whole is None or part.role is Role.SHAPE:
             return
         entry = self._entries[whole]
@@ -217,7 +217,7 @@ class _Listing:
         if path is None:
             return None
         keys = path
-        if self._wrapped:  # a device map names what is wrapped
+        if self._wrapped:  # a device map uses the names inside wrappers
             keys = tuple(k for n, k in enumerate(path, 1) if path[:n] not in self._wrapped)
         return spell(keys[1:] if path[:1] in self._roots else keys)
 
@@ -260,7 +260,7 @@ class _Listing:
 
 
 def tag_of(device: torch.device) -> str:
-    """A device as storages are tagged: `mps` has no index."""
+    """The device tag of storages: `mps` has no index."""
     return device.type if device.type in ("cpu", "meta", "mps") else str(device)
 
 
@@ -276,7 +276,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _is_hollow(tensor: torch.Tensor) -> bool:
-    """Whether this is a wrapper with unknown parts: its own storage has no bytes."""
+    """Whether a tensor is a wrapper with unknown parts: its own storage has no bytes."""
     if type(tensor) in (torch.Tensor, nn.Parameter) or isinstance(tensor, FakeTensor):
         return False
     dispatches = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -284,7 +284,7 @@ def _is_hollow(tensor: torch.Tensor) -> bool:
         return False
     try:
         return tensor.untyped_storage().data_ptr() == 0
-    except RuntimeError:  # it has none to tell of
+    except RuntimeError:  # it has no data pointer
         return True
 
 
@@ -295,7 +295,7 @@ def _layout(tensor: torch.Tensor) -> str:
 
 
 def _laid(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Shape, stride and offset, as far as the tensor has them."""
+    """The shape, stride and offset of a tensor, as far as it has them."""
     if tensor.is_nested and tensor.layout is torch.strided:
         return (tensor.size(0), *[-1] * (tensor.dim() - 1)), (), 0
     shape = tuple(_number(n, -1) for n in tensor.shape)

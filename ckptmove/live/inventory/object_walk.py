@@ -1,4 +1,4 @@
-"""Find tensors in values of any kind: containers, functions, objects of any class.
+"""Find tensors in values of any class: containers, functions, and other objects.
 
 No code of these objects runs: no property, `__getattr__`, `__getitem__` or `__iter__`. Objects that
 refer to large parts of the program, such as a trainer, are skipped (`opaque_types`).
@@ -26,7 +26,7 @@ from .opaque_types import is_denied, is_opaque_type
 #: The greatest depth: names in a chain of 100,000 lists would need quadratic memory.
 _DEEPEST = 1000
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device)
-#: Classes whose objects hold no others.
+#: Classes whose objects hold no other objects.
 _BARE = frozenset((*_PLAIN, type, torch.Size, torch.Generator, range, slice))
 #: Attributes that torch gives every module.
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -35,34 +35,34 @@ _HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
 
 _Part = tuple[Key, object]
 _Opener = Callable[[Any], Iterable[_Part]]
-_Link = tuple[Any, Key]  # what leads to a value: what leads to what holds it, and the key
+_Link = tuple[Any, Key]  # the way to a value: the holder's link, and the key
 
 
 class Reached(NamedTuple):
-    """A tensor within a value, and the path that leads there."""
+    """A tensor inside a value, and the path to it."""
 
     path: Path
     tensor: torch.Tensor
-    role: Role | None = None  #: set where it is made for the host
+    role: Role | None = None  #: set if the tensor is meant for the host
     in_module: bool = False  #: whether the path leads through a module
 
 
 class Reach:
-    """What was looked at, so that nothing is twice; `known` is listed elsewhere."""
+    """A search that examines each object once; objects in `known` are skipped."""
 
     def __init__(self, known: Iterable[object] = ()) -> None:
         self._met = {id(each) for each in known}
-        self._kept: list[object] = []  # so that no id becomes another's
+        self._kept: list[object] = []  # keeps their ids unique
         self._openers: dict[type, _Opener | None] = {}
         #: Whether the limit was reached.
         self.full = False
 
     def within(self, value: object, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
-        """Each tensor within a value, with the path that leads there."""
+        """Each tensor inside a value, with the path to it."""
         return ((each.path, each.tensor) for each in self.reached(value, path))
 
     def reached(self, value: object, path: Path) -> Iterator[Reached]:
-        """Each tensor within a value, with all that is known of the way there."""
+        """Each tensor inside a value, with its path, role, and whether a module is on the path."""
         todo: list[tuple[_Link | None, object, int, bool, Role | None]]
         todo = [(None, value, 0, False, None)]
         while todo:
@@ -82,7 +82,7 @@ class Reach:
             self._met.add(id(value))
             self._kept.append(value)
             inside: list[_Part] = []
-            with suppress(Exception):  # a class may be stranger than all that is foreseen
+            with suppress(Exception):  # classes may do unexpected things
                 inside += opener(value)
             in_module = in_module or issubclass(kind, nn.Module)
             is_packed = issubclass(kind, PackedSequence)
@@ -118,7 +118,7 @@ def attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
-    """The functions that are called when a module runs."""
+    """The hooks of a module, which are called when it runs."""
     for name in _HOOKS:
         found = vars(module).get(name)
         if isinstance(found, Mapping):
@@ -126,7 +126,7 @@ def hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
 
 
 def hooks_of(owner: object) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The functions that a tensor calls with its gradient, or an optimizer with its step."""
+    """The hooks of a tensor (called with its gradient) or an optimizer (called with its step)."""
     if isinstance(owner, torch.Tensor):
         names: Iterable[str] = ("_backward_hooks", "_post_accumulate_grad_hooks")
     else:
@@ -138,16 +138,16 @@ def hooks_of(owner: object) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def besides(tensor: torch.Tensor | None) -> dict[str, object]:
-    """The attributes of a tensor that are no part of it: main_grad and the like."""
+    """The additional attributes of a tensor, such as main_grad; inner tensors are left out."""
     if tensor is None or isinstance(tensor, FakeTensor):
-        return {}  # what a fake has of its own is what it stands for
+        return {}  # attributes of a fake tensor describe the real one
     flatten = getattr(tensor, "__tensor_flatten__", None)
     inner = flatten()[0] if flatten is not None and vars(tensor) else ()
     return {name: each for name, each in vars(tensor).items() if name not in inner}
 
 
 def has_no_tensors(value: object) -> bool:
-    """Whether there is nothing but numbers and words in a value, however nested, or nothing."""
+    """Whether a value holds only numbers and strings, nested or not, or nothing."""
     todo, met = [value], set()
     while todo:
         each = todo.pop()
@@ -165,7 +165,7 @@ def has_no_tensors(value: object) -> bool:
 
 
 def name_of(function: object) -> str:
-    """What a function is called."""
+    """The name of a function, or of its class."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", None)
@@ -173,7 +173,7 @@ def name_of(function: object) -> str:
 
 
 def _is_bare(tensor: Any) -> bool:
-    """Whether a tensor has no attributes and no hooks, as most."""
+    """Whether a tensor has no attributes and no hooks, like most tensors."""
     return not (vars(tensor) or any(True for _ in hooks_of(tensor)))
 
 
@@ -195,7 +195,7 @@ def _in_module(module: nn.Module) -> Iterator[_Part]:
 
 
 def _opener(kind: type) -> _Opener | None:
-    """The function that takes objects of a class apart; None if they are not searched."""
+    """The function that yields the parts of objects of a class; None if they are not searched."""
     if issubclass(kind, _PLAIN) or kind in _BARE:
         return None
     for base, opener in _OPENERS:
@@ -221,7 +221,7 @@ def _in_function(function: types.FunctionType) -> Iterator[_Part]:
     if isinstance(module, str) and (module.startswith("torch.") or is_denied(module)):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # it isn't filled yet
+        with suppress(ValueError):  # the cell is still empty
             yield name, cell.cell_contents
     defaults = function.__defaults__ or ()
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
@@ -240,9 +240,9 @@ _OPENERS: tuple[tuple[type, _Opener], ...] = (
 
 
 def with_tensors(modules: Sequence[tuple[Path, nn.Module]]) -> set[int]:
-    """The `id()` of each module in which there are tensors; a mere activation has none."""
+    """The `id()` of each module that has tensors, itself or inside; an activation has none."""
     found = set()
-    for _, module in reversed(modules):  # what is in a module comes after it
+    for _, module in reversed(modules):  # submodules come after their module
         children = module._modules.values()
         if any(True for _ in registered_in(module)) or any(id(each) in found for each in children):
             found.add(id(module))
@@ -254,7 +254,7 @@ def modules_of(model: nn.Module, start: Path) -> Iterator[tuple[Path, nn.Module]
     todo: list[tuple[Path, nn.Module, tuple[int, ...]]] = [(start, model, ())]
     while todo:
         path, module, around = todo.pop()
-        if id(module) in around:  # a ring, which has no state dict
+        if id(module) in around:  # a cycle of modules, which has no state dict
             continue
         yield path, module
         inner = (*around, id(module))
@@ -263,13 +263,13 @@ def modules_of(model: nn.Module, start: Path) -> Iterator[tuple[Path, nn.Module]
 
 
 def registered_in(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Its own parameters and buffers."""
+    """The parameters and buffers of a module, without those of submodules."""
     for held in (module._parameters, module._buffers):
         yield from (each for each in held.values() if each is not None)
 
 
 class Known:
-    """What is listed on its own, and thus not again as a part of something."""
+    """Objects that are listed by themselves, and so not again as parts of other objects."""
 
     def __init__(
         self, models: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]

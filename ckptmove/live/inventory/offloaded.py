@@ -1,4 +1,4 @@
-"""Find the weights that accelerate keeps elsewhere until a module runs.
+"""Find the weights that accelerate keeps outside of the model until a module runs.
 
 In the model, such a tensor is on `meta`; a hook of accelerate knows where its data is. The hook is
 recognized by its attributes, because accelerate may not be installed. Source: accelerate/hooks.py,
@@ -23,12 +23,12 @@ class Offloaded(NamedTuple):
     """Where the data of a tensor on `meta` is."""
 
     device: str  #: `cpu (offloaded)` or `disk (offloaded)`
-    tensor: torch.Tensor | None = None  #: it, if it is in memory
-    place: tuple[str, ...] = ()  #: names it on disk
+    tensor: torch.Tensor | None = None  #: the tensor with the data, if it is in memory
+    place: tuple[str, ...] = ()  #: its file or folder, and its name, on disk
 
 
 class Offloads:
-    """The hooks of a model's modules, and what they hold."""
+    """The hooks of a model's modules, and the weights that they hold."""
 
     def __init__(self, modules: Mapping[Path, nn.Module]) -> None:
         self._maps: dict[Path, Mapping[str, Any]] = {}
@@ -52,7 +52,7 @@ class Offloads:
         return None
 
     def runs_on(self, path: Path) -> str | None:
-        """The device that inputs of a module are brought to, or None where nothing does that."""
+        """The device to which a hook moves the inputs of a module; None without such a hook."""
         for n in range(len(path), -1, -1) if self._devices else ():
             device = self._devices.get(path[:n])
             if device is not None:
@@ -73,7 +73,7 @@ def _hooks(module: nn.Module) -> Iterator[object]:
 
 
 def _looked_up(weights: Any, name: str) -> Offloaded | None:
-    """The entry of a map of weights; nothing is read from disk."""
+    """The entry in a hook's map of weights, or None; nothing is read from disk."""
     while hasattr(weights, "dataset") and hasattr(weights, "prefix"):
         weights, name = weights.dataset, f"{weights.prefix}{name}"
     index = getattr(weights, "index", None)

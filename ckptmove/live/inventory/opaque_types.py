@@ -1,8 +1,8 @@
-"""Types of objects that are not searched for tensors, or not rebuilt with others.
+"""Classes whose objects are not searched for tensors, or not rebuilt with other tensors.
 
-Objects that refer to too much else, such as a trainer, are not searched. Objects of classes written
-in Python are rebuilt, unless they are more than their attributes: an open file, a lock, a model
-that others refer to.
+Objects that refer to large parts of a program, such as a trainer, are not searched. Objects of
+classes written in Python are rebuilt, unless they are more than their attributes: an open file, a
+lock, a model that other objects refer to.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OTHERS = """
     transformers.trainer transformers.trainer_callback triton urllib3 wandb yaml zarr
 """
 _DENIED = frozenset((*_TORCH.split(), *_OTHERS.split()))
-#: Standard classes that lead to the rest of a program, also as a base of the user's classes.
+#: Standard modules whose classes lead to the rest of a program, also as bases of user classes.
 _DRAGGING = frozenset(
     (
         *("asyncio", "concurrent", "ctypes", "io", "_io", "logging", "multiprocessing", "pathlib"),
@@ -52,7 +52,7 @@ _DRAGGING = frozenset(
     )
 )
 _WORLDS = (torch.optim.Optimizer, DataLoader, Dataset)
-#: What an object that holds it shares with others, so that no other does as well.
+#: Classes whose objects are shared: a copy of an object that holds one can't replace it.
 _SHARED = (
     *(*_WORLDS, torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, Sampler),
     *(Thread, IOBase, Condition, Event, Semaphore, type(Lock()), type(RLock())),
@@ -62,13 +62,13 @@ _MORE_THAN_DATA = ("__next__", "__anext__", "__exit__", "__aexit__", "__del__")
 _BASES = frozenset(("abc", "argparse", "collections.abc", "typing"))
 #: Libraries whose objects may be very large, or hold no data.
 _NOT_DATA = frozenset(("datasets", "tokenizers", "torch"))
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not made in C once and for all
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not a static type in C
 
 _known: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def is_opaque_type(kind: type) -> bool:
-    """Whether objects of a class are not looked into: trainers, loggers, data sets, locks."""
+    """Whether objects of a class are not searched: trainers, loggers, data sets, locks."""
     if issubclass(kind, (*_WORLDS, type, types.ModuleType)):
         return True
     module = _module_of(kind)
@@ -80,7 +80,7 @@ def is_opaque_type(kind: type) -> bool:
 
 @functools.cache
 def is_denied(module: str) -> bool:
-    """Whether what a module of Python defines is not looked into."""
+    """Whether objects that a Python module defines are not searched."""
     return module.partition(".")[0] in _DRAGGING or any(
         each in _DENIED for each in _prefixes(module)
     )
@@ -92,7 +92,7 @@ def _module_of(kind: type) -> str:
 
 
 def _prefixes(module: str) -> Iterator[str]:
-    """`a`, `a.b`, `a.b.c`."""
+    """The prefixes of a module's name: `a`, `a.b`, `a.b.c`."""
     parts = module.split(".")
     for n in range(1, len(parts) + 1):
         yield ".".join(parts[:n])
@@ -102,7 +102,7 @@ def _prefixes(module: str) -> Iterator[str]:
 
 
 def is_divisible(kind: type) -> bool:
-    """Whether objects of a class may be taken apart, and others put together."""
+    """Whether objects of a class may be taken apart and rebuilt."""
     found = _known.get(kind)
     if found is None:
         found = _known[kind] = _is_divisible(kind)
@@ -110,12 +110,12 @@ def is_divisible(kind: type) -> bool:
 
 
 def is_shared(parts: Iterable[tuple[str, Any]]) -> bool:
-    """Whether an object that holds this can't be had twice."""
-    return any(issubclass(type(part), _SHARED) for _, part in parts)  # none of its code runs
+    """Whether an object with these parts can't be copied."""
+    return any(issubclass(type(part), _SHARED) for _, part in parts)  # this runs no code of it
 
 
 def holds_tensors(value: Any) -> bool:
-    """Whether there is a tensor in an object, in whatever that is made of."""
+    """Whether an object holds a tensor, in parts of any class."""
     stack, seen = [value], {id(value)}
     while stack and len(seen) < MOST_VALUES:
         each = stack.pop()

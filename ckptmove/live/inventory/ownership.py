@@ -1,4 +1,4 @@
-"""Check that model, optimizer and state belong together, and that modules know their tensors."""
+"""Check that model, optimizer and state belong together, and that modules register tensors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _IN_HOOK = "let the hook read it from a buffer of the module"
 
 
 class Unregistered(NamedTuple):
-    """A tensor that `Module.to` and the state dict don't know of."""
+    """A tensor that `Module.to` and the state dict don't know."""
 
     name: str  #: of the tensor
-    advice: str  #: what to write instead
+    advice: str  #: the code to write instead
     kind: type  #: the class of the module that holds it
-    attribute: str  #: the module's attribute through which it does
-    held: Ownership = Ownership.UNREGISTERED  #: how
-    untrained: bool = False  #: whether it gets a gradient, and no optimizer has it
+    attribute: str  #: the attribute of the module that holds it
+    held: Ownership = Ownership.UNREGISTERED  #: how it is held
+    untrained: bool = False  #: whether it gets a gradient, but no optimizer has it
 
     @property
     def line(self) -> str:
@@ -37,11 +37,11 @@ class Unregistered(NamedTuple):
 
 
 def unregistered(found: Holdings) -> Iterator[Unregistered]:
-    """Tensors that a model should register; not those that libraries set at each forward."""
+    """Tensors that a model should register; without those that libraries set in each forward."""
     flat = {
         each.tensor.untyped_storage()._cdata
         for each in found.of(Ownership.PARAMETER)
-        if getattr(each.tensor, "_is_flat_param", False)  # FSDP's, which makes views of it itself
+        if getattr(each.tensor, "_is_flat_param", False)  # FSDP makes views of it
     }
     trained = {
         id(parameter)
@@ -61,20 +61,20 @@ def unregistered(found: Holdings) -> Iterator[Unregistered]:
         if each.role is Role.RNG_STATE or module is None or _moves_itself(module):
             continue
         if is_copied_parameter(each.tensor):
-            continue  # which moves nowhere, and is reported as what it is
+            continue  # it is not moved, and is reported as a copy
         attribute = str(each.path[len(at)])
         advice = _advice(each, module, attribute)
         if advice is not None:
             learns = isinstance(each.tensor, nn.Parameter) and each.tensor.grad is not None
             held = vars(module).get(attribute, ())
-            # A list of one module hides it on purpose. Code of other classes is not run.
+            # A list with one module hides it on purpose. Code of other classes is not run.
             alone = type(held) in (list, tuple) and len(held) == 1
             missed = bool(trained) and learns and not alone and id(each.tensor) not in trained
             yield Unregistered(each.name, advice, type(module), attribute, each.held, missed)
 
 
 def is_copied_parameter(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a copy of a leaf that learns, as `nn.Parameter(...).to(device)` gives."""
+    """Whether a tensor is a copy of a trainable leaf, such as `nn.Parameter(...).to(device)`."""
     node = tensor.grad_fn
     if node is None or node.name() != "ToCopyBackward0":
         return False
@@ -99,19 +99,19 @@ def _module_at(holding: HeldTensor, modules: Mapping[Path, nn.Module]) -> Path:
 
 
 def _moves_itself(module: nn.Module) -> bool:
-    """Whether a class overrides how it moves, as metrics do."""
+    """Whether the class of a module overrides how it moves, like metrics."""
     apply = type(module)._apply
     return apply is not nn.Module._apply and not apply.__module__.startswith("torch.nn.modules.")
 
 
 def _advice(holding: HeldTensor, module: nn.Module, attribute: str) -> str | None:
-    """The code to write instead; None if each forward makes the tensor again."""
+    """The code to write instead; None if a hook or each forward makes the tensor again."""
     if holding.held is Ownership.HOOK:
         return _IN_HOOK
     if holding.held is Ownership.CLASS:
         return f'self.register_buffer("{attribute}", …, persistent=False) in each of them'
     value = vars(module).get(attribute)
-    if value is None:  # it hangs on a parameter
+    if value is None:  # it is an attribute of a parameter
         owner = {**module._parameters, **module._buffers}.get(attribute)
         plain = type(owner) in (torch.Tensor, nn.Parameter)
         return "set it again after the model is moved" if plain else None
@@ -139,7 +139,7 @@ def _advice(holding: HeldTensor, module: nn.Module, attribute: str) -> str | Non
 
 
 def _is_set_by_hook(module: nn.Module, attribute: str) -> bool:
-    """Whether a hook sets it whenever the module runs, such as that of weight_norm or pruning."""
+    """Whether a hook, such as that of weight_norm or pruning, sets an attribute at each run."""
     return any(
         attribute in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None))
         for hook in hooks(module)
@@ -147,11 +147,11 @@ def _is_set_by_hook(module: nn.Module, attribute: str) -> bool:
 
 
 class Misplaced(NamedTuple):
-    """A gradient, or a tensor of an optimizer's state, that is not where it belongs."""
+    """A gradient, or a tensor of an optimizer's state, that is on the wrong device."""
 
     name: str  #: of the tensor
-    held: Ownership  #: which of them
-    device: str  #: where it is, and where it belongs
+    held: Ownership  #: a gradient, or state
+    device: str  #: its device; `wanted` is the right one
     wanted: str
     role: Role | None = None  #: the optimizer's step, which belongs on the CPU; or None
 
@@ -161,19 +161,19 @@ Shaped = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class OwnershipReport:
-    """What belongs together, and doesn't."""
+    """Which tensors do not belong together, or are on the wrong device."""
 
-    #: Parameters of optimizers that are not the model's, with their shapes.
+    #: Parameters of optimizers that the model does not have, with their shapes.
     foreign: Sequence[Shaped] = ()
-    #: Trainable parameters of the model that no optimizer has, if there is any.
+    #: Trainable parameters of the model that no optimizer has; empty without an optimizer.
     untrained: Sequence[Shaped] = ()
-    misplaced: Sequence[Misplaced] = ()  #: state and gradients that are not where they belong
-    unregistered: Sequence[Unregistered] = ()  #: tensors that stay behind when the model moves
+    misplaced: Sequence[Misplaced] = ()  #: state and gradients on the wrong device
+    unregistered: Sequence[Unregistered] = ()  #: tensors that model.to does not move
     kind: str = "AdamW"  #: the class of the first optimizer
     #: Attributes that are copies of parameters, each with the line that made it, or "".
     copied: Sequence[tuple[str, str]] = ()
     shared: bool = False  #: whether some of the model's parameters are trained
-    #: Of modules whose class moves them by code of its own: the path, the method and its line.
+    #: Modules whose class has its own code to move them: the path, and the method with its line.
     own_moves: Sequence[tuple[str, str]] = ()
 
 
@@ -186,9 +186,9 @@ def belonging(
 ) -> OwnershipReport:
     """Which tensors are foreign, untrained, misplaced or unregistered.
 
-    Given `fed` (whether a parameter has, or had, a gradient), parameters count as foreign or
-    untrained only if that shows an error. `call` gives the displayed name of a device, `line` the
-    line that made a node of autograd, by its number.
+    `fed` tells whether a parameter has, or had, a gradient; with it, parameters count as foreign or
+    untrained only if gradients show an error. `call` returns the displayed name of a device, `line`
+    the line that made an autograd node, from its number.
     """
     foreign = [(each.name, each.tensor) for each in found.foreign]
     untrained = _untrained(found)
@@ -198,7 +198,7 @@ def belonging(
         if any(map(fed, own)):
             untrained = [(name, each) for name, each in untrained if fed(each)]
         elif len(untrained) < len({id(each) for each in own if each.requires_grad}):
-            untrained = []  # some are trained, so the others may be left alone on purpose
+            untrained = []  # some are trained; perhaps the others are frozen on purpose
     wrong = [
         each._replace(device=call(each.device), wanted=call(each.wanted))
         for each in misplaced(found)
@@ -224,7 +224,7 @@ def belonging(
 
 
 def own_move(module: nn.Module) -> str:
-    """The method by which the user's class moves its modules, and its line; "" for torch's."""
+    """The method of a user's class that moves its modules, with its line; "" for torch's own."""
     for name in ("to", "cuda", "_apply"):
         method = getattr(type(module), name)
         code = getattr(method, "__code__", None)
@@ -257,9 +257,9 @@ def _untrained(found: Holdings) -> list[tuple[str, torch.Tensor]]:
 
 
 def misplaced(found: Holdings) -> list[Misplaced]:
-    """Gradients and state that are not with their parameter, or not on the CPU as they must be.
+    """Gradients and state that are not on their parameter's device, or not on the CPU as required.
 
-    A number on the CPU may serve parameters anywhere, unless the optimizer wants it with them.
+    A single number may stay on the CPU, unless the optimizer is capturable or fused.
     """
     owners: dict[Path, torch.Tensor] = {
         each.path: each.tensor

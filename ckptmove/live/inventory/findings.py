@@ -41,7 +41,7 @@ def warnings_of(
         )
 
 
-# -- what Module.to doesn't know -------------------------------------------------------------------
+# -- tensors that Module.to doesn't move -----------------------------------------------------------
 
 
 def unregistered(
@@ -88,7 +88,7 @@ def packed(found: Holdings) -> Iterator[str]:
         )
 
 
-# -- what has no values here -----------------------------------------------------------------------
+# -- tensors without values ------------------------------------------------------------------------
 
 
 def _is_lazy(entry: TensorEntry) -> bool:
@@ -158,7 +158,7 @@ def _offloaded(held: Iterable[tuple[HeldTensor, TensorEntry]], offloads: Offload
         )
 
 
-# -- what trains it --------------------------------------------------------------------------------
+# -- optimizers ------------------------------------------------------------------------------------
 
 
 def untrained(together: OwnershipReport) -> Iterator[Verdict]:
@@ -231,7 +231,7 @@ def misplaced(together: OwnershipReport) -> Iterator[Verdict]:
             yield Verdict("state-elsewhere", title, fix)
 
 
-# -- what it is called with ------------------------------------------------------------------------
+# -- inputs of the model ---------------------------------------------------------------------------
 
 
 def batch(names: Sequence[str], where: str, fix: str, evidence: Sequence[str] = ()) -> Verdict:

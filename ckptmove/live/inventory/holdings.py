@@ -333,7 +333,7 @@ def _is_rng_state(tensor: torch.Tensor, path: Path) -> bool:
     return tensor.dtype is torch.uint8 and is_rng_state(shape, path[-1], Rng.UNKNOWN)
 
 
-# -- what trains it --------------------------------------------------------------------------------
+# -- tensors of optimizers -------------------------------------------------------------------------
 
 
 def _of_optimizer(

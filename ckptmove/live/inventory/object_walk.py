@@ -191,7 +191,7 @@ def _in_module(module: nn.Module) -> Iterator[_Part]:
         yield f"hook {name_of(hook)}", hook
 
 
-# -- what other values hold ------------------------------------------------------------------------
+# -- parts of other values -------------------------------------------------------------------------
 
 
 def _opener(kind: type) -> _Opener | None:

@@ -98,7 +98,7 @@ def _prefixes(module: str) -> Iterator[str]:
         yield ".".join(parts[:n])
 
 
-# -- what is rebuilt -------------------------------------------------------------------------------
+# -- rebuilt objects -------------------------------------------------------------------------------
 
 
 def is_divisible(kind: type) -> bool:

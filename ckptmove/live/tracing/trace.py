@@ -119,10 +119,10 @@ def _add_note(error: BaseException | None, note: str) -> None:
 
 
 class Watch:
-    """A context manager that watches a model while it runs, as `ckptmove.trace` returns it.
+    """The context manager that `ckptmove.trace` returns; it watches a model while it runs.
 
     Attributes:
-        diagnosis: what is wrong; set when the block ends, also after an exception.
+        diagnosis: the findings; set when the block ends, also after an exception.
     """
 
     def __init__(

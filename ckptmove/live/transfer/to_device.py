@@ -303,7 +303,7 @@ def _kind(kind: type) -> Any:
     return fielded(kind) or (attributed(kind, declares=False) if is_divisible(kind) else None)
 
 
-# -- what moves itself -----------------------------------------------------------------------------
+# -- objects that move themselves ------------------------------------------------------------------
 
 
 def _is_asked(mover: Any, within: bool) -> bool:

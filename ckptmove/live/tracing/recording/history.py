@@ -108,7 +108,7 @@ class History:
         self._left_by = Remembered()  # the method of a tensor's owner that should move it
         self._left = Remembered()  # the line of a `.to` that did not move a tensor
 
-    # -- what happens ------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def note_made(self, made: object, frame: FrameType | None) -> None:
         """Record that a frame makes a module or an optimizer."""
@@ -199,7 +199,7 @@ class History:
         """Record a tensor on another device whose owner has a method to move its tensors."""
         self._left_by.note(tensor, method)
 
-    # -- what is known -----------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def line_of_device(self, device: object) -> str:
         """The line that made a `torch.device`; "" if it is not known."""

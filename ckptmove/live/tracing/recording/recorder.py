@@ -137,7 +137,7 @@ class Recorder(TorchDispatchMode):
             timeline=self._tally.timeline(unfinished=bool(told_of and self.error)),
         )
 
-    # -- what runs ---------------------------------------------------------------------------------
+    # -- events of the run -------------------------------------------------------------------------
 
     def __enter__(self) -> Recorder:
         if self._hooked is not None:

@@ -80,7 +80,7 @@ class Tally:
 
     Attributes:
         happenings: events that are worth a look.
-        dropped: how many events were left out, because there were too many kinds.
+        dropped: how many events were left out, because there were too many different ones.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Tally:
         self._running, self._left_out = [], 0
 
     def timeline(self, *, unfinished: bool) -> Timeline:
-        """The last finished step; what ran since then if there is none, or with `unfinished`."""
+        """The last finished step; the operations since then if none is, or with `unfinished`."""
         unfinished = unfinished and bool(self._running)  # else the unfinished step was not watched
         return self._timeline() if unfinished or self._finished is None else self._finished
 

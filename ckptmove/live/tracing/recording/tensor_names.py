@@ -37,7 +37,7 @@ from .stepping import SteppingOptimizers, code_that_makes
 _MOST_SOURCES = 16  # the most tensors in a chain of computations
 _MOST_CALLERS = 8  # the most callers whose variables are searched for a tensor's source
 _MOST_WALKS = 32  # the most searches of the models for a name
-#: How a tensor is held that was made outside of a model; or was computed from one, like a batch.
+#: How a tensor is held: made outside of a model; or computed from such a tensor, like a batch.
 _OUTSIDE, _GIVEN = "outside", "given"
 #: Shown for a parameter of an unknown module.
 PARAMETER = "a parameter"

@@ -56,7 +56,7 @@ class Copies:
     def use(self, tensors: Sequence[torch.Tensor], *, moved: bool) -> None:
         """Note that tensors are used: they may be watched copies, or their sources.
 
-        `moved` means that they are only copied to another device, which is no use of a source.
+        `moved` means that they are only copied to another device; for a source, this is no use.
         """
         if not self._unused:
             return

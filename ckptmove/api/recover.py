@@ -8,7 +8,7 @@ from ..errors import CkptmoveError, InputError, RefusedError, StrPath
 from ..reports.recover import Recovered, RecoverReport
 from ..sources import place_of
 from ..writing.abandoned import remove_abandoned
-from ..writing.in_place.journal import SUFFIX, UNFINISHED
+from ..writing.in_place.journal_name import SUFFIX, UNFINISHED
 from ..writing.in_place.undo import journaled_files, undo
 
 

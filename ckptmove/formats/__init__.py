@@ -18,7 +18,7 @@ from ..sources import place_of
 from .base import PickledFormat, WritableFormat
 from .probe import Opener, Probe
 from .session import ReadSession
-from .table import Row, in_file, in_folder, in_index, in_tar, in_zip
+from .table import Row, in_file, in_folder, in_index, in_package, in_pickle, in_tar, in_zip
 
 if TYPE_CHECKING:
     from ..errors import StrPath
@@ -55,14 +55,14 @@ FORMATS: tuple[Row, ...] = (
     Row("training-folder", in_folder, ".folders.training_folder.TrainingFolder"),
     Row("model-folder", in_folder, ".folders.model_folder.ModelFolder"),
     Row("sharded", in_index, ".folders.sharded.Sharded"),
-    Row("torch-package", in_zip, ".torch.package.TorchPackage"),
+    Row("torch-package", in_package, ".torch.package.TorchPackage"),
     Row("torch-zip", in_zip, ".torch.zip.TorchZip", nestable=True),
     Row("torchscript", in_zip, ".programs.torchscript.TorchScript", nestable=True),
     Row("torch-export", in_zip, ".programs.torch_export.TorchExport"),
     Row("torchscript-v1", in_zip, ".programs.torchscript_v1.TorchScriptV1"),
     Row("nemo", in_tar, ".torch.nemo.Nemo"),
     Row("torch-tar", in_tar, ".torch.tar.TorchTar"),
-    Row("torch-legacy", in_file, ".torch.legacy.TorchLegacy", nestable=True),
+    Row("torch-legacy", in_pickle, ".torch.legacy.TorchLegacy", nestable=True),
     # every other length of the header of safetensors could also start a pickle
     Row("safetensors", in_file, ".safetensors.file.SafetensorsFile"),
     Row("pickle", in_file, ".pickle.PlainPickle", nestable=True),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from ..plans.plan import Plan
 
 #: The classes that hold one rank's part of a tensor.
-_DIVIDED = re.compile(r"torch\.distributed\.[\w.]*\.(DTensor|ShardedTensor)")
+_DIVIDED = (".DTensor", ".ShardedTensor")
 
 
 class Carries(NamedTuple):
@@ -175,7 +174,11 @@ class Checkpoint:
         every = list(self.container.everything())
         yield from (warning for each in every for warning in each.warnings)
         names = {name.qualname for each in self.whole.streams for name in each.pickle.globals}
-        divided = sorted(filter(_DIVIDED.fullmatch, names))
+        divided = sorted(
+            name
+            for name in names
+            if name.startswith("torch.distributed.") and name.endswith(_DIVIDED)
+        )
         if divided and all(each.tags_storages for each in every):  # they were not put together
             yield (
                 f"ranks divided its tensors ({divided[0].rpartition('.')[2]}), and it may hold "

@@ -57,11 +57,24 @@ def in_zip(probe: Probe) -> bool:
     return probe.archive is not None
 
 
+def in_package(probe: Probe) -> bool:
+    """A zip with the list of modules that a `torch.package` does not include."""
+    from .archives.zip_container import prefix_of
+
+    archive = probe.archive
+    return archive is not None and f"{prefix_of(archive)}.data/extern_modules" in archive.records
+
+
 def in_tar(probe: Probe) -> bool:
     """A file that torch takes for a tar."""
     from .archives.tar_archive import starts_tar
 
     return starts_tar(probe.head)
+
+
+def in_pickle(probe: Probe) -> bool:
+    """A file that starts as the pickle of a large integer does, which torch's magic number is."""
+    return not probe.is_folder and probe.head[:1] in (b"\x80", b"L")
 
 
 def in_file(probe: Probe) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..errors import UnsupportedError
 from ..writing.in_place.journal import MAGIC as JOURNAL_MAGIC
-from ..writing.in_place.journal import file_of
+from ..writing.in_place.journal_name import file_of
 from .base import Format
 from .checkpoint import Carries, Checkpoint
 from .probe import Probe

@@ -18,11 +18,9 @@ are not listed: their content shows in everything else that is read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from ..reports.display.plain import Plain
 from ..sources.source import Readable
 from .paths import PlainPath
 
@@ -90,8 +88,7 @@ class Chunk(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class NamedDevice(Plain):
+class NamedDevice(NamedTuple):
     """A value that names a device: your own value, or an instruction of an exported program.
 
     Attributes:

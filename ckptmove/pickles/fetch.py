@@ -8,18 +8,14 @@ where they are in the file.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterator
-from itertools import accumulate
-from typing import NamedTuple
 
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..sources.source import MAX_NBYTES, Memory, Readable
+from .gaps import LONG, Fetched, Gap
 from .opcodes.table import LINES, UNKNOWN, WIDTHS
 from .scan import FRAME, STOP, lines_of, row_of
 
 _AT_FIRST, _AT_ONCE = 1 << 12, 1 << 18  # bytes read ahead, at first and when the pickle is long
-_LONG = 1 << 16  # longer byte strings are skipped; shorter ones may be anything
 _HEADER = 9  # bytes of the longest opcode with its count
 
 
@@ -32,47 +28,6 @@ _FIXED = re.compile(b"(?:%b|%b|%b){1,1000}" % (row_of(()), _COUNTED, _LINES), re
 
 class Truncated(CorruptError):
     """The pickle is longer than the file."""
-
-
-class Gap(NamedTuple):
-    """Skipped bytes of a pickle: `nbytes` bytes at `start`, relative to the start of the pickle."""
-
-    #: the offset, in the fetched data, of the opcode that pushes them
-    at: int
-    #: the offset, in the fetched data, where they would be
-    end: int
-    start: int
-    nbytes: int
-
-
-class Fetched:
-    """A pickle without its long byte strings; `nbytes` is its full size, with them."""
-
-    def __init__(self, data: bytes, gaps: list[Gap]) -> None:
-        self.data = data
-        self.gaps = {gap.at: gap for gap in gaps}
-        self._ends = [gap.end for gap in gaps]
-        self._skipped = [0, *accumulate(gap.nbytes for gap in gaps)]
-        self.nbytes = len(data) + self._skipped[-1]
-
-    def gap_sizes(self) -> dict[int, int]:
-        """Offset of each opcode that pushes skipped bytes → how many were skipped."""
-        return {at: gap.nbytes for at, gap in self.gaps.items()}
-
-    def gap_starts(self, start: int) -> Iterator[int]:
-        """The file offsets of the skipped bytes, if the pickle starts at `start`."""
-        return (start + gap.start for gap in self.gaps.values())
-
-    def place(self, at: int) -> int:
-        """The offset in the pickle of the byte at offset `at` of `data`."""
-        return at + self._skipped[bisect_right(self._ends, at)]
-
-
-def is_bare(content: bytes) -> bool:
-    """Whether bytes surely have no string that `fetch` would skip, whatever the opcodes are."""
-    most = len(content) >> 24  # the largest last byte of a count that fits into the content
-    counts = rb"[BT\x8e]..(?!\0\0).[\0-\x%02x]" % most
-    return len(content) <= MAX_NBYTES and re.search(counts, content, re.DOTALL) is None
 
 
 def fetch(source: Readable, start: int) -> Fetched:
@@ -134,7 +89,7 @@ class _Fetcher:
                 header_end = at + 1 - width
                 nbytes = int.from_bytes(buffer[at + 1 : header_end], "little")
                 end = header_end + nbytes
-                if nbytes > _LONG and code in self.may_be_long and at >= frame_end:
+                if nbytes > LONG and code in self.may_be_long and at >= frame_end:
                     self.pass_over(at, header_end, nbytes)
                     end = header_end
             if code == STOP:
@@ -199,7 +154,7 @@ class _PartFetcher(_Fetcher):
     framed = False
 
     def end_of_lines(self, at: int, count: int) -> int:
-        self.fill(at + count * _LONG)
+        self.fill(at + count * LONG)
         code, end = self.buffer[at], at
         for _ in range(count):
             end = self.buffer.find(b"\n", end + 1)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from ..errors import InputError
 from ..sources.budget import MOST_PICKLES, Budget
 from ..sources.source import Readable
-from .fetch import fetch_part
 from .nodes import Global
 from .opcodes.machine import Machine
 
@@ -40,6 +39,8 @@ def globals_reached(source: Readable, budget: Budget, start: int = 0) -> list[Gl
     happens to start like a name, and leads to no call, does not count. UnsupportedError if a pickle
     is too long.
     """
+    from .fetch import fetch_part  # few files have bytes that need this
+
     found: list[Global] = []
     while True:
         fetched = fetch_part(source, start)

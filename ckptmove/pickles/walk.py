@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import InputError
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
-from .fetch import Fetched, fetch, is_bare
+from .gaps import Fetched, is_bare
 from .nodes import Blob, Call, Global, Node, Persistent
 from .opcodes.machine import Machine
 from .opcodes.tensor_machine import TensorMachine
@@ -85,5 +85,7 @@ def walk_at(source: Readable, start: int, base: int, budget: Budget) -> tuple[Fe
         with contextlib.suppress(InputError):
             pickle = walk(source.content, base, None, budget)
             return Fetched(source.content[: pickle.nbytes], []), pickle
+    from .fetch import fetch  # most pickles are bare
+
     fetched = fetch(source, start)
     return fetched, walk(fetched.data, base, fetched.gap_sizes(), budget)

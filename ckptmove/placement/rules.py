@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from ..errors import DeviceError, StrPath, UsageError
 from ..manifest.manifest import TensorEntry
@@ -18,22 +18,21 @@ from ..reports.display.phrases import class_name
 from .device import Device, TagMap, parse
 
 #: The prefix that `torch.compile` adds to names in a module.
-_WRAPPED = re.compile(r"\b_orig_mod\.")
+_WRAPPED = r"\b_orig_mod\."
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     """Rules, checked."""
 
     #: (glob on names, device); the last matching glob wins.
     place: tuple[tuple[str, str], ...] = ()
     #: Module name → device; the longest prefix of a name wins.
-    device_map: Mapping[str, str] = field(default_factory=dict)
-    tags: TagMap = field(default_factory=lambda: TagMap(()))
+    device_map: Mapping[str, str] = {}
+    tags: TagMap = TagMap(())
     everything: bool = False  #: also move tensors that torch keeps on the CPU
     values: bool = False  #: also rewrite the user's values that name a moved device
     #: Path of a tensor → its device, regardless of the rules.
-    fixed: Mapping[KeyPath, str] = field(default_factory=dict)
+    fixed: Mapping[KeyPath, str] = {}
 
     def device_for(self, entry: TensorEntry) -> str | None:
         """Return the device that the rules name for a tensor, or None."""
@@ -60,7 +59,7 @@ class Rules:
         """
         found: list[str] = []
         names = [each for each in (entry.name, entry.state_key) if each]
-        names += [_WRAPPED.sub("", each) for each in names if "_orig_mod." in each]
+        names += [re.sub(_WRAPPED, "", each) for each in names if "_orig_mod." in each]
         for name in names:
             while name and self.device_map:
                 if name in self.device_map:

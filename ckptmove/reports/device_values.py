@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..manifest.other_records import NamedDevice
+from ..manifest.paths import PlainPath
 from .display.plain import derived
 from .display.report import Report
 from .display.text import first_names
@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from ..placement.move_totals import Kept
 
 
-@dataclass(frozen=True)
-class RewrittenDevice(NamedDevice):
-    """A value that named a device and was rewritten; `to` is the new device."""
+class RewrittenDevice(NamedTuple):
+    """A `NamedDevice` that was rewritten; `to` is the new device."""
 
-    to: str = ""
+    path: PlainPath
+    name: str
+    value: str
+    kind: str
+    fixed: bool
+    to: str
 
 
 class DeviceValuesReport(Report):
@@ -34,10 +38,7 @@ class DeviceValuesReport(Report):
     def rewrites(self) -> tuple[RewrittenDevice, ...]:
         """`values_rewritten`, each with its new device."""
         pairs = zip(self.values_rewritten, self.rewritten_to, strict=True)
-        return tuple(
-            RewrittenDevice(each.path, each.name, each.value, each.kind, each.fixed, device)
-            for each, device in pairs
-        )
+        return tuple(RewrittenDevice(*each, device) for each, device in pairs)
 
     @derived(after="values_unchanged")
     def values_could_follow(self) -> tuple[NamedDevice, ...]:

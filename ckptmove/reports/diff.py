@@ -11,7 +11,8 @@ from ..errors import CheckFailed
 from ..manifest.paths import spell
 from .difference import ALL_OF_IT, Difference, Kind, groups_of_alike, row_of, sides_of
 from .display import phrases
-from .display.blocks import Block, Columns, PageBlock, Table, Wrong
+from .display.blocks import Block, Table, Wrong
+from .display.columns import Columns, PageBlock
 from .display.phrases import plural
 from .display.plain import Seconds, derived
 from .display.report import Report

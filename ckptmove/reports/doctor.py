@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from ..errors import CheckFailed
-from .display.blocks import Block, Columns, Lanes, PageBlock, Table, Wrong
+from .display.blocks import Block, Table, Wrong
+from .display.columns import Columns, Lanes, PageBlock
 from .display.phrases import plural
 from .display.plain import Key, Plain, derived
 from .display.report import Report

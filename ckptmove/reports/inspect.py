@@ -16,7 +16,7 @@ from ..pickles.nodes import (
 from ..sources.place import mask_secrets
 from ..torch_pickle.children import children_of
 from ..torch_pickle.sections.sections import is_module_state
-from .display.blocks import Block, Columns, Drawing, PageBlock, Table
+from .display.blocks import Block, Table
 from .display.groups import groups_of
 from .display.phrases import plural, short
 from .display.text import cut, first_names, shape, size
@@ -25,6 +25,8 @@ from .tree import LONGEST_KEY, LONGEST_VALUE, value_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from .display.columns import Columns, PageBlock
 
 #: The attributes that torch.nn.Module gives every module: torch/nn/modules/module.py, `__init__`.
 _OF_EVERY_MODULE = {
@@ -198,6 +200,8 @@ def tensors(manifest: Manifest) -> Iterator[Block]:
 
 def tensor_columns(manifest: Manifest) -> Columns:
     """Return every tensor, for a page that draws their bytes; shared bytes count once."""
+    from .display.columns import Columns, Drawing
+
     entries = manifest.tensors
     left = {key: each.nbytes for key, each in manifest.storages.items()}
     own = list[int]()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CheckFailed
-from .display.blocks import Block, PageBlock, Table, Wrong
+from .display.blocks import Block, Table, Wrong
+from .display.columns import PageBlock
 from .display.phrases import plural
 from .display.plain import Plain, derived
 from .display.report import Report

@@ -340,20 +340,19 @@ def _is_of_hub(repository: str) -> bool:
 
 
 _PROTOCOL = r"[A-Za-z][A-Za-z0-9+.-]+"  # two letters at least: one is a drive of Windows
-_URL = re.compile(rf"(?:{_PROTOCOL}::)*{_PROTOCOL}://")
+_URL = rf"(?:{_PROTOCOL}::)*{_PROTOCOL}://"
 WEB = re.compile(r"https?://", re.IGNORECASE)
 #: What in a URL lets whoever has it in.
-_USER = re.compile(r"(://)[^/?#\s@]*:[^/?#\s]*@")
-_SIGNED = re.compile(
-    r"([?&](?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|Signature|AWSAccessKeyId"
-    r"|GoogleAccessId|sig|token|access_token|key|api_key|password)=)[^&#\s'\"]+",
-    re.IGNORECASE,
+_USER = r"(://)[^/?#\s@]*:[^/?#\s]*@"
+_SIGNED = (
+    r"(?i)([?&](?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|Signature|AWSAccessKeyId"
+    r"|GoogleAccessId|sig|token|access_token|key|api_key|password)=)[^&#\s'\"]+"
 )
 
 
 def is_url(path: StrPath) -> bool:
     """Whether this names an object in a store, as `s3://bucket/run.pt` does, not a path here."""
-    return isinstance(path, str) and _URL.match(path) is not None
+    return isinstance(path, str) and "://" in path and re.match(_URL, path) is not None
 
 
 def looks_like_url(path: StrPath) -> bool:
@@ -363,4 +362,6 @@ def looks_like_url(path: StrPath) -> bool:
 
 def mask_secrets(text: str) -> str:
     """The text with secrets in URLs (passwords, signatures, tokens) replaced by `***`."""
-    return _SIGNED.sub(r"\1***", _USER.sub(r"\1***@", text))
+    if "@" in text:
+        text = re.sub(_USER, r"\1***@", text)
+    return re.sub(_SIGNED, r"\1***", text) if "=" in text else text

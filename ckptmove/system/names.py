@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import unicodedata
 
 from . import WINDOWS
 
@@ -49,7 +48,11 @@ def without_slash(path: str) -> str:
 
 def one_case(path: str) -> str:
     """Return a key that ignores case, and on macOS the encoding of accents."""
-    return unicodedata.normalize("NFC", path).casefold()
+    if path.isascii():
+        return path.casefold()
+    from unicodedata import normalize
+
+    return normalize("NFC", path).casefold()
 
 
 def folds_case(folder: str) -> bool:

@@ -18,7 +18,6 @@ from ..errors import CorruptError, UnsupportedError
 from ..manifest.manifest import Role, Section, Storage, TensorEntry
 from ..manifest.other_records import Chunk, HeldRecord, NamedDevice
 from ..manifest.paths import Path
-from ..pickles.fetch import fetch_prefix
 from ..pickles.nodes import Blob, Call, Global, Node, Text
 from ..pickles.opcodes.literals import may_be_checkpoint
 from ..pickles.scan import Survey, count_nbytes
@@ -272,6 +271,7 @@ class Stream:
         self.base = number * _SPAN
         self.is_whole = True  #: whether it could be read completely
         if broken:
+            from ..pickles.fetch import fetch_prefix
             from ..pickles.prefix import walk_prefix
 
             self._fetched = fetched = fetch_prefix(source, start)

@@ -20,7 +20,7 @@ import torch
 import ckptmove
 from ckptmove import RefusedError
 from ckptmove.batches.trees import LEDGER
-from ckptmove.writing.in_place.journal import SUFFIX
+from ckptmove.writing.in_place.journal_name import SUFFIX
 from tests.conftest import RunCli
 from tests.making.checkpoints import save
 from tests.making.staging import mounted

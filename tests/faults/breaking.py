@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import ckptmove
-from ckptmove.writing.in_place.journal import UNFINISHED, Journal, journal_name
+from ckptmove.writing.in_place.journal import Journal
+from ckptmove.writing.in_place.journal_name import UNFINISHED, journal_name
 from tests.faults.injecting import LOCKING, WRITING, Call, calls_of, command, run
 from tests.making.checkpoints import MAKERS, save
 from tests.oracles.readers import assert_same_checkpoint

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckptmove
-from ckptmove.writing.in_place.folder_journal import FOLDER_JOURNAL
-from ckptmove.writing.in_place.journal import UNFINISHED
+from ckptmove.writing.in_place.journal_name import FOLDER_JOURNAL, UNFINISHED
 from tests.faults.breaking import CHANGING, without_imports
 from tests.faults.injecting import Call, calls_of, command, run
 from tests.making.checkpoints import MAKERS

@@ -17,7 +17,8 @@ import torch
 
 import ckptmove
 from ckptmove.plans.plan import Write
-from ckptmove.writing.in_place.journal import SUFFIX, UNFINISHED, Journal, journal_name
+from ckptmove.writing.in_place.journal import Journal
+from ckptmove.writing.in_place.journal_name import SUFFIX, UNFINISHED, journal_name
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save, sparse_zip64
 from tests.servers.warm_python import start_commands
 

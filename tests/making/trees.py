@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove.batches.trees import LEDGER
-from ckptmove.writing.in_place.journal import SUFFIX
+from ckptmove.writing.in_place.journal_name import SUFFIX
 from tests.conftest import ROOT
 from tests.making.checkpoints import MAKERS, save
 from tests.making.families import FAMILIES

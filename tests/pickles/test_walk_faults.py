@@ -16,7 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckptmove.errors import CorruptError, InputError
-from ckptmove.pickles.fetch import Fetched, fetch
+from ckptmove.pickles.fetch import fetch
+from ckptmove.pickles.gaps import Fetched
 from ckptmove.pickles.nodes import List, Tuple
 from ckptmove.pickles.walk import Pickle, walk, walk_at
 from ckptmove.sources.budget import Budget

@@ -17,7 +17,8 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 import ckptmove
-from ckptmove.reports.display.blocks import Columns, Drawing, Table
+from ckptmove.reports.display.blocks import Table
+from ckptmove.reports.display.columns import Columns, Drawing
 from ckptmove.reports.display.page import START, page_of
 from tests.conftest import RunCli
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save

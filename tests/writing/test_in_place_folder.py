@@ -18,8 +18,9 @@ from ckptmove.placement.rules import rules_of
 from ckptmove.plans.plan import Write
 from ckptmove.sources.file import File
 from ckptmove.writing.in_place.change import InPlaceFolder
-from ckptmove.writing.in_place.folder_journal import FOLDER_JOURNAL, folder_journal, journals_in
+from ckptmove.writing.in_place.folder_journal import folder_journal, journals_in
 from ckptmove.writing.in_place.journal import Journal, Read
+from ckptmove.writing.in_place.journal_name import FOLDER_JOURNAL
 from tests.conftest import RunCli
 from tests.faults.breaking_folder import FolderScene, settlers
 from tests.faults.injecting import Call, few, needs_strace, run

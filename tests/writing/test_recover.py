@@ -18,7 +18,8 @@ import torch
 
 import ckptmove
 from ckptmove import CorruptError, InputError
-from ckptmove.writing.in_place.journal import SUFFIX, UNFINISHED, Journal, journal_name
+from ckptmove.writing.in_place.journal import Journal
+from ckptmove.writing.in_place.journal_name import SUFFIX, UNFINISHED, journal_name
 from ckptmove.writing.staged_file import LocalFile
 from ckptmove.writing.staged_folder import LocalFolder
 from tests.conftest import RunCli

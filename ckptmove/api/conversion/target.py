@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, **{unit: 1000**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}}
 _UNITS |= {f"{unit}I": 1024**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}
 _MOST_RANKS = 1000  # each rank has an open file
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
+_SIZE = r"(?i)(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?"
 
 
 class PlannedPart(NamedTuple):
@@ -265,7 +265,7 @@ def check_ranks(ranks: int | None, format: WritableFormat) -> int:
 
 def nbytes_of(size: int | str) -> int:
     """Parse a size in bytes: `5GB` is 5,000,000,000, `5GiB` is 5,368,709,120."""
-    found = _SIZE.fullmatch(str(size).strip())
+    found = re.fullmatch(_SIZE, str(size).strip())
     many = float(found[1]) * _UNITS[found[2].upper()] if found else 0.0
     nbytes = int(many) if isfinite(many) else 0
     if not nbytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from ... import formats
@@ -89,7 +88,7 @@ class FolderChange:
         manifest = before.manifest
         self._keys = {part.keys: _stores_devices(before, part) for part in before.parts}
         fixed = {each.path: each.device for each in manifest.tensors if not self._moves(each.path)}
-        self.moves = place_tensors(manifest, replace(rules, fixed=fixed))
+        self.moves = place_tensors(manifest, rules._replace(fixed=fixed))
         self._drop_fixed()
         self.spelling = before.spelling(self.moves)
         self.files = {each.name: each for each in self._plan_files()}

@@ -19,7 +19,7 @@ from ...reports.batch.items import Entry, Item
 from ...sources import Place, place_of
 from ...sources.place import EntryKind, FolderEntry
 from ...writing.final_name import HIDDEN
-from ...writing.in_place.journal import SUFFIX, UNFINISHED
+from ...writing.in_place.journal_name import SUFFIX, UNFINISHED
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeGuard
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.paths import Path
 from ...writing.final_name import HIDDEN
-from ...writing.in_place.journal import SUFFIX
+from ...writing.in_place.journal_name import SUFFIX
 from ..safetensors.header import read_json
 from ..writing import FOLDER
 

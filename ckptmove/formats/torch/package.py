@@ -36,11 +36,12 @@ from ...torch_pickle.streams import LocationEdits
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ...zips.archive import STORED, Archive
 from ...zips.members import Record
-from ..archives.zip_container import ZipContainer, prefix_of
+from ..archives.zip_container import ZipContainer
 from ..base import PickledFormat
 from ..checkpoint import Carries
 from ..probe import Probe
 from ..session import ReadSession
+from ..table import in_package
 
 if TYPE_CHECKING:
     from ...plans.plan import Plan
@@ -62,10 +63,7 @@ class TorchPackage(PickledFormat):
 
     def sniff(self, probe: Probe) -> bool:
         """Whether it is a zip with the list of modules that a package does not include."""
-        archive = probe.archive
-        return archive is not None and (
-            f"{prefix_of(archive)}{_STORAGES}extern_modules" in archive.records
-        )
+        return in_package(probe)
 
     def open(self, probe: Probe) -> PackageContainer:
         """Read the directory and the pickles."""

@@ -106,7 +106,7 @@ def _called(manifest: Manifest, call: Callable[[str], str]) -> Manifest:
             for key, each in manifest.storages.items()
         },
         values_naming_devices=tuple(
-            replace(each, value=call(each.value)) for each in manifest.values_naming_devices
+            each._replace(value=call(each.value)) for each in manifest.values_naming_devices
         ),
         warnings=tuple(map(call, manifest.warnings)),
     )

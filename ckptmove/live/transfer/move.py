@@ -73,7 +73,7 @@ def move(
     )
     entries = [entry for entry in manifest.tensors if entry.part_of is None]
     groups = [group for each in found.optimizers.values() for group in each.param_groups]
-    rules = replace(rules, fixed=_fixed(going, manifest, rules, groups))
+    rules = rules._replace(fixed=_fixed(going, manifest, rules, groups))
     manifest = _freed(manifest, rules)
     _check_valued(going, entries, rules)
     moves = placed(manifest, rules)

@@ -25,7 +25,7 @@ _OPCODES = frozenset(("NEWOBJ", "NEWOBJ_EX", "INST", "OBJ", "BYTEARRAY8"))
 _FIELDS = frozenset(("$", "of", "args", "how", "kwargs", "items", "pairs", "state"))
 _MOST_TEXTS = 1 << 10
 _PART = 1 << 16  # items of a row that are read at once
-_HEX = re.compile("-?0x[1-9a-f][0-9a-f]*")
+_HEX = "-?0x[1-9a-f][0-9a-f]*"
 _NAN = re.compile("0x[0-9a-f]{16}")
 _INFINITE = ("inf", "-inf")
 _ROWS = (list, array, FlagRow, MixedRow)  # the types for lists in JSON
@@ -168,7 +168,7 @@ class _Reading:
 
     def integer(self, term: dict[str, Term]) -> Node:
         digits = _text(term)
-        value = int(digits, 16) if _HEX.fullmatch(digits) else 0
+        value = int(digits, 16) if re.fullmatch(_HEX, digits) else 0
         if value.bit_length() <= MAX_BITS:
             raise _malformed(term)
         return value

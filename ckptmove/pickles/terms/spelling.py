@@ -43,7 +43,7 @@ _LONG = 64  # characters or bytes; anything longer is shared
 _PART = 1 << 16  # numbers of a row that are checked at once
 _MADE = (Call, Persistent, Blob)
 _INTEGERS = frozenset((int,))
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE = "[\ud800-\udfff]"
 
 
 def to_terms(
@@ -422,4 +422,4 @@ def _name(node: Global) -> str:
 
 def has_surrogates(text: str) -> bool:
     """Whether text has surrogates, which UTF-8 can't encode."""
-    return not text.isascii() and _SURROGATE.search(text) is not None
+    return not text.isascii() and re.search(_SURROGATE, text) is not None

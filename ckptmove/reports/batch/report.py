@@ -11,7 +11,8 @@ from glob import escape
 from typing import Annotated, Any, NamedTuple
 
 from ...errors import CheckFailed, RefusedError
-from ..display.blocks import Block, PageBlock, Table, Wrong
+from ..display.blocks import Block, Table, Wrong
+from ..display.columns import PageBlock
 from ..display.phrases import plural
 from ..display.plain import OMITTED, Key, Seconds, derived
 from ..display.report import Report

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from .blocks import Block, PageBlock, html_of, text_of
+from .blocks import Block, html_of, text_of
 from .plain import Plain
+
+if TYPE_CHECKING:
+    from .columns import PageBlock
 
 
 class Report(Plain):

@@ -30,7 +30,6 @@ from ...pickles.nodes import (
 from ...pickles.opcodes.literals import may_be_checkpoint
 from ...pickles.opcodes.plain_tensors import compact_form, is_compact
 from ...pickles.walk import Pickle
-from . import numpy_dtypes
 from .allowlist import ACTIVATIONS, KNOWN, MODULES
 from .reviewed_names import ENUMS, MADE_EMPTY
 
@@ -60,9 +59,7 @@ _FILLED = frozenset(
         *("collections.OrderedDict", "collections.defaultdict", "collections.deque"),
     )
 )
-_TENSORS = re.compile(
-    r"(torch\._utils|torch\._tensor|numpy)\..*|torch\.(.*\.)?(\w*Tensor|Parameter|Buffer)"
-)
+_TENSORS = r"(torch\._utils|torch\._tensor|numpy)\..*|torch\.(.*\.)?(\w*Tensor|Parameter|Buffer)"
 _NUMPY_NUMBER = re.compile(r"numpy\.u?(int|float)[0-9]+")
 
 
@@ -198,7 +195,7 @@ def _has_attributes(node: Node) -> bool:
     if not isinstance(node, Call) or not node.built:
         return False
     name = node.qualname or ""
-    return name in KNOWN and _TENSORS.fullmatch(name) is None
+    return name in KNOWN and re.fullmatch(_TENSORS, name) is None
 
 
 # -- one check a name: whether a call of it is what picklers write ---------------------------------
@@ -266,6 +263,8 @@ def _is_plain_scalar(uses: Uses, call: Call) -> bool:
         return False
     if dtype.qualname != "numpy.dtype":
         return (dtype.qualname or "").startswith("numpy.dtypes.")
+    from . import numpy_dtypes  # imported only here and below: few files have numpy's scalars
+
     kind = (_arguments(dtype) or [None])[0]
     return isinstance(kind, str) and numpy_dtypes.PLAIN.fullmatch(kind) is not None
 
@@ -279,6 +278,8 @@ def _are_scalars(uses: Uses, call: Call) -> bool:
 
 
 def _makes_dtype(uses: Uses, call: Call) -> bool:
+    from . import numpy_dtypes
+
     args = _arguments(call)
     return args is not None and numpy_dtypes.is_right(list(args), call)
 

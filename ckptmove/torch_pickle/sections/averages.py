@@ -24,7 +24,7 @@ from .sections import is_tensor
 
 _LONGEST_KEY = 1000  # characters of a key that is examined
 _LONGEST_WORD = 100  # characters of a key that may name averages
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
 _SURE = {"ema", "swa", "shadow", "polyak"}
 _HINT = re.compile("ema|swa|shadow|polyak|averag|avg", re.IGNORECASE)
 _OF_A_MODEL = {"model", "net", "network", "module", "params", "parameters", "weights", "state"}
@@ -54,7 +54,7 @@ def speaks_of_average(key: Key) -> bool:
     """Whether a key says that averaged weights are below it."""
     if not isinstance(key, str) or len(key) > _LONGEST_WORD or not _HINT.search(key):
         return False
-    words = {word.lower() for word in _WORD.findall(key)}
+    words = {word.lower() for word in re.findall(_WORD, key)}
     if words & _SURE:
         return True
     averaged = any(word.startswith("averag") or word == "avg" for word in words)
@@ -200,5 +200,5 @@ def _named_as(
 
 def _words(head: str) -> frozenset[str]:
     """The words of a name that don't refer to averages."""
-    words = (word.lower() for word in _WORD.findall(head))
+    words = (word.lower() for word in re.findall(_WORD, head))
     return frozenset(word for word in words if word not in _SURE and not word.startswith("av"))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from ...errors import CorruptError, InputError, UnsupportedError
 from ...sources import place_of
 from ...system.files import AT_ONCE, NO_LINK, READ, user
-from .folder_journal import FOLDER_JOURNAL, names_in
-from .journal import UNFINISHED, journal_name
+from .journal_name import FOLDER_JOURNAL, UNFINISHED, journal_name
 
 if TYPE_CHECKING:
     from ...errors import StrPath
@@ -121,6 +120,7 @@ def _is_of(folder: str, name: str) -> bool:
     except OSError:  # removed meanwhile, or not ours
         return False
     from ..copy import read_at
+    from .folder_journal import names_in
 
     try:
         about = os.fstat(fd)

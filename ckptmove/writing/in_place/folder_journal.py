@@ -18,9 +18,8 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 
 from ...errors import CorruptError, UnsupportedError
-from .journal import HEAD_NBYTES, MAGIC, SUFFIX, Journal, Read, check_head
+from .journal import HEAD_NBYTES, MAGIC, Journal, Read, check_head
 
-FOLDER_JOURNAL = SUFFIX  # its name
 _MAGIC = b"ckptmove-undo-d\n"
 _HEAD = struct.Struct("<16sQ")
 _FILE = struct.Struct("<QQ")

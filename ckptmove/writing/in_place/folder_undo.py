@@ -11,8 +11,9 @@ from ...errors import CorruptError, InputError, RefusedError
 from ...reports.recover import Recovered
 from ..final_name import failure_of
 from .find_journal import name_folder
-from .folder_journal import FOLDER_JOURNAL, journals_in
-from .journal import UNFINISHED, Change, Read
+from .folder_journal import journals_in
+from .journal import Change, Read
+from .journal_name import FOLDER_JOURNAL, UNFINISHED
 from .locked_file import PATIENCE, LockedFile, LockedFolder, may_change
 
 _IN_USE = (OSError, InputError, RefusedError)

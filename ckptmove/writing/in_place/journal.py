@@ -24,7 +24,6 @@ interrupted change is not undone, and its journal is kept.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
@@ -35,8 +34,6 @@ from ...errors import CorruptError, UnsupportedError
 if TYPE_CHECKING:
     from ...plans.plan import Write
 
-SUFFIX = ".ckptmove-journal"
-UNFINISHED = "-new"  # suffix of the journal's name until it is complete
 MAGIC = b"ckptmove-undo-"  # of every version
 TAIL_NBYTES = 1 << 16
 
@@ -45,7 +42,6 @@ _HEAD = struct.Struct("<16sQQ32sQ")
 _CHANGE = struct.Struct("<QQ")
 _SEAL_NBYTES = 32
 _BLOCK = 512  # bytes compared at once: the smallest write of a disk
-_LONGEST_NAME = 255  # bytes
 HEAD_NBYTES = _HEAD.size
 
 Read = Callable[[int, int], bytes]  # offset, nbytes → bytes
@@ -154,26 +150,6 @@ def _unpack_head(data: bytes) -> tuple[int, int, bytes, int]:
         raise _damaged()
     _, nbytes, inode, tail, count = _HEAD.unpack_from(data)
     return nbytes, inode, tail, count
-
-
-def file_of(path: str) -> str | None:
-    """Return the name of the file that a journal's name refers to; None for other names."""
-    folder, journal = os.path.split(path)
-    name = journal.removesuffix(UNFINISHED)[1:].removesuffix(SUFFIX)
-    whole = journal_name(name)
-    return os.path.join(folder, name) if journal in (whole, whole + UNFINISHED) else None
-
-
-def journal_name(name: str) -> str:
-    """The name of the journal beside a file: `.NAME.ckptmove-journal`.
-
-    If that would be too long for file systems, it has the start of NAME and a digest of NAME.
-    """
-    whole = f".{name}{SUFFIX}"
-    raw = os.fsencode(name)
-    if len(raw) + len(SUFFIX + UNFINISHED) < _LONGEST_NAME:
-        return whole
-    return f".{os.fsdecode(raw[:200])}.{_digest(raw).hex()[:16]}{SUFFIX}"
 
 
 def _changes(writes: Iterable[Write], read: Read) -> Iterator[Change]:

@@ -14,7 +14,8 @@ from ...errors import InputError, RefusedError, WriteError
 from ...system.files import AT_ONCE, READ, READ_WRITE, WRITE, OpenFolder, sync, user
 from ...system.locks import LOCKS_FILES, lock_file
 from ..copy import read_at, write_at
-from .journal import HEAD_NBYTES, SUFFIX, UNFINISHED, Change, Read, check_head, journal_name
+from .journal import HEAD_NBYTES, Change, Read, check_head
+from .journal_name import SUFFIX, UNFINISHED, journal_name
 
 _Self = TypeVar("_Self", bound="Locked")
 

@@ -12,9 +12,9 @@ from ...sources import place_of
 from ...sources.place import walk
 from ..final_name import failure_of
 from .find_journal import is_journaled, journaled_folder, real_path
-from .folder_journal import FOLDER_JOURNAL
 from .folder_undo import undo_in_folder
-from .journal import SUFFIX, UNFINISHED, Journal, journal_name
+from .journal import Journal
+from .journal_name import FOLDER_JOURNAL, SUFFIX, UNFINISHED, journal_name
 from .locked_file import PATIENCE, LockedFile
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from importlib import resources
 
-from ..blocks import Columns, PageBlock, Table, Wrong
+from ..blocks import Table, Wrong
+from ..columns import Columns, PageBlock
 from ..text import printable
 
 #: The start of every page; only a file with this start is overwritten by a page.

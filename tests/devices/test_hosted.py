@@ -331,6 +331,11 @@ EXCUSED = {
     "graph": ("torch.cuda.CUDAGraph()", "CUDAGraph"),
     "storage": ("torch.ones(3).cuda().untyped_storage().resize_(9)", "a storage that changes"),
     "another": ("torch.ones(3, device='cuda:1')", "the script names cuda:1, and only cuda:0"),
+    "second": (
+        "torch.nn.DataParallel(torch.nn.Linear(3, 3).cuda(), device_ids=[0, 1])",
+        "the script names cuda:1, and only cuda:0",
+    ),
+    "current": ("torch.cuda.set_device(1)", "the script names cuda:1, and only cuda:0"),
     "compressed": (
         "torch.eye(4).to_sparse_csr().to('cuda') @ torch.ones(4).cuda()",
         "aten::addmv.out is not simulated",

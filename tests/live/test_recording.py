@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -206,3 +207,31 @@ def test_packages_of_any_environment_are_libraries() -> None:
         assert source_lines.is_library(file)
         assert source_lines.line_in(file, 3) == "skorch/net.py:3"
     assert not source_lines.is_library("/srv/me/site/train.py")
+
+
+class Nosy:
+    """An object of the user's, such as a proxy, whose code runs when somebody looks at it."""
+
+    looked: ClassVar[list[str]] = []
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        self.looked.append("__class__")
+        return object
+
+    @property
+    def __dict__(self) -> dict[str, object]:  # type: ignore[override]
+        self.looked.append("__dict__")
+        return {}
+
+
+def test_no_code_of_a_variable_runs_to_name_a_tensor() -> None:
+    nosy, nested = Nosy(), {"nosy": Nosy()}
+    module, batch = nn.Linear(3, 3), {"x": torch.ones(2, 3, device="meta"), "nosy": nosy}
+    recorder = Recorder(module, CPU)
+    with recorder, pytest.raises(RuntimeError):
+        torch.add(module(torch.ones(2, 3)), batch["x"], out=nosy and nested.get("out"))
+    assert [each.name for each in recorder.trace().operands if each.device == "meta"] == [
+        "batch['x']"
+    ]
+    assert Nosy.looked == []

@@ -61,11 +61,7 @@ class Shown:
         named = torch.device(device)
         if named.type != self.device.type:
             return named
-        if named.index not in (None, self.device.index):
-            raise NotSimulated(
-                f"the script names {named}, and only {self.device} is simulated; "
-                f"if it shall run on {named}, say --device {named}"
-            )
+        check_named(named, self.device)
         return THERE
 
     def use(self) -> None:
@@ -82,6 +78,19 @@ class Shown:
                 "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
                 "multiprocessing, you must use the 'spawn' start method"
             )
+
+
+def check_named(named: torch.device, simulated: torch.device) -> None:
+    """Refuse a device of a program that is another one than what is simulated.
+
+    Raises:
+        NotSimulated: it is.
+    """
+    if named.type == simulated.type and named.index not in (None, simulated.index):
+        raise NotSimulated(
+            f"the script names {named}, and only {simulated} is simulated; "
+            f"if it shall run on {named}, say --device {named}"
+        )
 
 
 shown = Shown()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...live.tracing.program.source_lines import is_users
+from .device_memory import check_named
 
 _MEMORY = 16 << 30  # bytes
 _PROPERTIES = types.SimpleNamespace(
@@ -30,7 +31,7 @@ _COUNTERS = (
 )
 _RESETS = (
     *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_accumulated_memory_stats"),
-    *("reset_max_memory_cached", "ipc_collect", "init", "set_device", "synchronize", "seed"),
+    *("reset_max_memory_cached", "ipc_collect", "init", "synchronize", "seed"),
     *("empty_cache", "manual_seed", "manual_seed_all", "seed_all", "set_rng_state", "set_stream"),
     *("set_rng_state_all", "set_per_process_memory_fraction", "set_sync_debug_mode"),
 )
@@ -103,9 +104,9 @@ def _of_cuda(name: str, current: int) -> list[tuple[Any, str, Any]]:
         "get_arch_list": lambda: ["sm_70"],
         "is_bf16_supported": lambda *args, **kwargs: True,
         "is_tf32_supported": lambda: False,
-        "get_device_name": lambda device=None: f"simulated {name}",
-        "get_device_properties": lambda device=None: _PROPERTIES,
-        "mem_get_info": lambda device=None: (_MEMORY, _MEMORY),
+        "get_device_name": _about(name, f"simulated {name}"),
+        "get_device_properties": _about(name, _PROPERTIES),
+        "mem_get_info": _about(name, (_MEMORY, _MEMORY)),
         "memory_stats": lambda device=None: defaultdict(int),
         "memory_summary": lambda *args, **kwargs: "",
         "memory_snapshot": lambda *args, **kwargs: [],
@@ -122,6 +123,7 @@ def _of_cuda(name: str, current: int) -> list[tuple[Any, str, Any]]:
         "Event": _Event,
         **{each: lambda device=None: 0 for each in _COUNTERS},
         **{each: noop() for each in _RESETS},
+        "set_device": _about(name, None),
         **{each: _Kind(each, (), {"dtype": TYPES[each], "home": name}) for each in TYPES},
     }
     return [
@@ -142,6 +144,19 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 def noop() -> Callable[..., None]:
     """A function that does nothing."""
     return lambda *args, **kwargs: None  # a new one each: torch._dynamo compares them by identity
+
+
+def _about(name: str, answer: Any) -> Callable[..., Any]:
+    """An answer about a device of CUDA, by its number or name; another is not simulated."""
+
+    def about(device: Any = None) -> Any:
+        number = isinstance(device, int)
+        if device is not None and not (number and device < 0):  # which is the current one
+            named = f"cuda:{device}" if number else device
+            check_named(torch.device(named), torch.device(name))
+        return answer
+
+    return about
 
 
 def _for_users(truly: Any, answer: Callable[..., Any]) -> Callable[..., Any]:

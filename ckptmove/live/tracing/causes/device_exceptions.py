@@ -93,6 +93,15 @@ _REFUSALS = (
         "says why torch can't, and with --simulate it runs the script on a simulated GPU",
     ),
     Refusal(
+        re.compile(
+            r"invalid device ordinal|Invalid device id"
+            r"|deserialize object on (?:CUDA|cuda) device (?P<index>\d+) but"
+        ),
+        "device-not-usable",
+        "the script names a GPU at {line} that is not there",
+        'name "{device}" there, or choose by torch.cuda.device_count()',
+    ),
+    Refusal(
         re.compile(r"can't optimize a non-leaf Tensor"),
         "parameter-moved",
         "the optimizer at {line} is given a copy of a parameter, which can't be trained",

@@ -8,7 +8,7 @@ from types import FrameType
 
 import torch
 
-from .source_lines import is_library, items_of, line_in, locals_of
+from .source_lines import is_a, is_library, items_of, line_in, locals_of
 from .syntax import loops_around
 
 #: The operation of an event about such tensors.
@@ -46,8 +46,8 @@ def _moved_in(loop: ast.For) -> set[str]:
 def _tensors(names: list[str], values: dict[str, object]) -> Iterator[tuple[str, torch.Tensor]]:
     for name in names:
         value = values.get(name)
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             yield name, value
         for key, each in items_of(value):
-            if isinstance(each, torch.Tensor):
+            if is_a(each, torch.Tensor):
                 yield f"{name}{key}", each

@@ -12,15 +12,18 @@ import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any, TypeGuard, TypeVar, cast
 
 import torch
 
 from ....reports.display.phrases import format_error, text_of
 from ....reports.events import Site
 
+_Kind = TypeVar("_Kind")
 _MOST_FRAMES = 64  # the most frames that are searched for the user's code
 _MOST_CALLERS = 8  # the most callers whose variables are searched for a module
-_DICT = type(vars(type("", (), {}))["__dict__"])  # the type of `__dict__` in Python classes
+#: The types of `__dict__` in classes that do not replace it.
+_DICTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _MOST_CAUSES = 16  # the most causes of an exception that are followed
 _MOST_ITEMS = 64  # the most items of a searched container
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
@@ -89,7 +92,7 @@ def made_site(site: Site, frame: FrameType | None) -> Site:
         if frame is None or (frame is users and not forward):
             break
         made = locals_of(frame).get("self") if frame.f_code.co_name == "__init__" else None
-        kinds = type(made).__mro__ if isinstance(made, torch.nn.Module) else ()
+        kinds = type(made).__mro__ if is_a(made, torch.nn.Module) else ()
         names = [each.__name__ for each in kinds if each.__module__.startswith("torch.nn.")]
         if names:
             site = site._replace(op=f"{LAYER}{names[0]}")
@@ -213,9 +216,9 @@ def variable(frame: FrameType, wanted: object) -> str:
         for key, each in items_of(value):
             if each is wanted:
                 return f"{name}{key}"
-    held = getattr(dict(own).get("self"), "__dict__", {})
+    held = fields_of(dict(own).get("self"))
     modules = held.get("_modules")  # other classes may use this name differently
-    for name, value in [*held.items(), *(modules.items() if isinstance(modules, dict) else ())]:
+    for name, value in [*held.items(), *(modules.items() if type(modules) is dict else ())]:
         if value is wanted:
             return f"self.{name}"
     return ""
@@ -230,11 +233,28 @@ def locals_of(frame: FrameType) -> dict[str, object]:
     return found
 
 
+def is_a(value: object, kind: type[_Kind]) -> TypeGuard[_Kind]:
+    """Whether an object is of a class, by its type; `isinstance` also runs its own `__class__`."""
+    return issubclass(type(value), kind)
+
+
+def fields_of(value: object) -> dict[str, Any]:
+    """The attributes that an object itself holds; none of its own code runs."""
+    for kind in type(value).__mro__:
+        if "__dict__" in vars(kind):
+            plain = type(vars(kind)["__dict__"]) in _DICTS
+            held = object.__getattribute__(value, "__dict__") if plain else None
+            return held if type(held) is dict else {}
+    return {}
+
+
 def items_of(value: object) -> Iterator[tuple[str, object]]:
     """The items of a small dict, list or tuple, with their code: `['x']`, `[0]`, `.x`."""
-    if isinstance(value, Mapping) and len(value) <= _MOST_ITEMS:
-        yield from ((f"[{key!r}]", each) for key, each in list(value.items()))
-    elif isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
+    if issubclass(type(value), Mapping):
+        held = cast("Mapping[object, object]", value)
+        if len(held) <= _MOST_ITEMS:
+            yield from ((f"[{key!r}]", each) for key, each in list(held.items()))
+    elif (is_a(value, list) or is_a(value, tuple)) and len(value) <= _MOST_ITEMS:
         fields = getattr(value, "_fields", ())
         for n, each in enumerate(value):
             yield f".{fields[n]}" if n < len(fields) else f"[{n}]", each
@@ -256,20 +276,16 @@ def modules_in(
         own = list(locals_of(frame).items())
         own += [(name, frame.f_globals.get(name)) for name in code.co_names]
         for name, value in own:
-            if isinstance(value, torch.nn.Module):
+            if is_a(value, torch.nn.Module):
                 if name in arguments:
                     given.append((name, value, frame))
                 else:
                     yield name, value, frame
                 continue
-            held = list(items_of(value))
-            if isinstance(value, types.SimpleNamespace) or (
-                isinstance(getattr(type(value), "__dict__", {}).get("__dict__"), _DICT)
-            ):
-                fields = object.__getattribute__(value, "__dict__")
-                held += [(f".{key}", each) for key, each in list(fields.items())]
-            for key, each in held:
-                if isinstance(each, torch.nn.Module):
+            module = is_a(value, types.ModuleType)  # which holds what it imports, too
+            fields = [] if module else list(fields_of(value).items())
+            for key, each in (*items_of(value), *((f".{key}", each) for key, each in fields)):
+                if is_a(each, torch.nn.Module):
                     yield f"{name}{key}", each, frame
         frame = user_frame(frame.f_back)
     yield from given
@@ -296,8 +312,8 @@ def model_name(frame: FrameType, model: torch.nn.Module) -> str:
 
 
 def move_of(value: object) -> str:
-    """The method `to` of a user's class that is not a module, with its line; or ""."""
-    method = None if isinstance(value, torch.nn.Module) else getattr(type(value), "to", None)
+    """The method `to` of a class of the user's own that is no module, and its line; or ""."""
+    method = None if is_a(value, torch.nn.Module) else getattr(type(value), "to", None)
     code = getattr(method, "__code__", None)
     if method is None or code is None or is_library(code.co_filename):
         return ""
@@ -364,7 +380,7 @@ def raising_module(error: BaseException) -> str:
         running = locals_of(frame).get("self")
         if not is_library(frame.f_code.co_filename):
             own, found = frame, ""
-        elif own is not None and isinstance(running, torch.nn.Module):
+        elif own is not None and is_a(running, torch.nn.Module):
             found = variable(own, running) or found
         traceback = traceback.tb_next
     return found

@@ -20,7 +20,16 @@ from ...inventory.ownership import own_move
 from ..program.library_calls import LibraryCall, call_without_device
 from ..program.program_source import Choice, source_of
 from ..program.settings import KINDS, device_named_by
-from ..program.source_lines import CALLED, file_of, line_in, locals_of, own_frame, variable
+from ..program.source_lines import (
+    CALLED,
+    fields_of,
+    file_of,
+    is_a,
+    line_in,
+    locals_of,
+    own_frame,
+    variable,
+)
 from ..program.syntax import (
     code_at,
     function_at,
@@ -153,9 +162,9 @@ def seen_from(frame: FrameType | None) -> Seen:
     truths: dict[str, bool] = {}
 
     def note(name: str, value: Any) -> None:
-        if isinstance(value, bool):
+        if type(value) is bool:
             truths.setdefault(name, value)
-        named = str(value) if isinstance(value, (str, torch.device)) else ""
+        named = str(value) if is_a(value, str) or is_a(value, torch.device) else ""
         if kind_of(named) in KINDS and len(named) < 16:
             values.setdefault(name, named)
 
@@ -166,11 +175,11 @@ def seen_from(frame: FrameType | None) -> Seen:
         files[frame.f_code.co_filename] = None
         for name, value in {**frame.f_globals, **locals_of(frame)}.items():
             note(name, value)
-            held = {} if name.startswith("__") else getattr(value, "__dict__", {})
-            if isinstance(held, dict) and len(held) <= _MOST_ITEMS:
+            held = {} if name.startswith("__") else fields_of(value)
+            if len(held) <= _MOST_ITEMS:
                 for key, each in held.items():
                     note(f"{name}.{key}", each)
-            if isinstance(value, dict) and len(value) <= _MOST_ITEMS and name != "__builtins__":
+            if is_a(value, dict) and len(value) <= _MOST_ITEMS and name != "__builtins__":
                 for key, each in value.items():
                     note(f"{name}[{key!r}]", each)
         frame = frame.f_back

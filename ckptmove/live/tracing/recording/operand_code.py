@@ -10,7 +10,16 @@ from types import FrameType
 
 import torch
 
-from ..program.source_lines import is_asked, is_library, items_of, line_of, locals_of, own_frame
+from ..program.source_lines import (
+    fields_of,
+    is_a,
+    is_asked,
+    is_library,
+    items_of,
+    line_of,
+    locals_of,
+    own_frame,
+)
 from ..program.syntax import shortened, tree_of
 from .remembered import key_of
 
@@ -32,13 +41,13 @@ def codes_of(frame: FrameType | None, tensors: Sequence[torch.Tensor]) -> list[s
     both = [  # leave out modules of functions, and numbers
         each
         for each in zip(parts, known, strict=True)
-        if each[1] is None or isinstance(each[1], torch.Tensor)
+        if each[1] is None or is_a(each[1], torch.Tensor)
     ]
     parts, known = [part for part, _ in both], [value for _, value in both]
     keys = [key_of(each) for each in tensors]
-    left = [n for n, each in enumerate(known) if not isinstance(each, torch.Tensor)]
+    left = [n for n, each in enumerate(known) if not is_a(each, torch.Tensor)]
     for part, value in zip(parts, known, strict=True):
-        if isinstance(value, torch.Tensor) and key_of(value) in keys:
+        if is_a(value, torch.Tensor) and key_of(value) in keys:
             found[keys.index(key_of(value))] = shortened(ast.unparse(part))
     rest = [n for n, each in enumerate(found) if not each]
     if len(parts) == len(tensors):
@@ -117,7 +126,7 @@ def _is_given(frame: FrameType, tensor: torch.Tensor) -> bool:
     for name in names:
         value = values.get(name)
         for _, each in (("", value), *items_of(value)):
-            same = isinstance(each, torch.Tensor) and key is not None and key_of(each) == key
+            same = is_a(each, torch.Tensor) and key is not None and key_of(each) == key
             if each is tensor or same:
                 return True
     return False
@@ -166,12 +175,11 @@ def _value_of(part: ast.expr, values: dict[str, object]) -> object:
     if isinstance(part, ast.Name):
         return values.get(part.id)
     if isinstance(part, ast.Attribute):
-        held = getattr(_value_of(part.value, values), "__dict__", None)
-        return held.get(part.attr) if isinstance(held, dict) else None
+        return fields_of(_value_of(part.value, values)).get(part.attr)
     if isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant):
         of, key = _value_of(part.value, values), part.slice.value
-        if isinstance(of, dict):
-            return of.get(key)
-        if isinstance(of, (list, tuple)) and isinstance(key, int) and -len(of) <= key < len(of):
-            return of[key]
+        if is_a(of, dict):
+            return dict.get(of, key)
+        if (is_a(of, list) or is_a(of, tuple)) and isinstance(key, int):
+            return of[key] if -len(of) <= key < len(of) else None
     return None

@@ -85,9 +85,10 @@ class StaleCopies:
 
     @property
     def stale(self) -> list[StaleCopy]:
-        """Copies that were used in a later step, and whose sources changed in several steps."""
+        """Those that were used in a step after one in which their source was changed; by lines."""
         used = [each for each in self._changed.values() if each.used and len(each.steps) > 1]
-        return [StaleCopy(each.line, each.changed, each.used) for each in used]
+        found = {(each.line, each.changed): each.used for each in reversed(used)}
+        return [StaleCopy(*lines, at) for lines, at in reversed(found.items())]
 
     def lost_ties(self, models: Iterable[nn.Module]) -> list[tuple[str, str, str]]:
         """Parameters that are a copy of another one of the same model: both names, and the line."""

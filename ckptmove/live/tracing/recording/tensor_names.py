@@ -16,6 +16,8 @@ from ....reports.events import Operand, Site
 from ...inventory.holdings import COMPILED, Ownership, holdings, written
 from ..program.source_lines import (
     LAYER,
+    fields_of,
+    is_a,
     is_function,
     is_outer,
     is_within,
@@ -149,10 +151,10 @@ class Names:
         at = names.index(argument) if argument in names else len(given)
         code = given[at] if at < len(given) else named.get(argument, argument)
         holder = locals_of(frame).get(code, frame.f_globals.get(code))
-        if known and (not dot or not hasattr(holder, "__dict__")):
-            return known  # in a list, or in the result of another call
-        held = getattr(holder, "__dict__", {}).values() if dot else ()
-        beside = [each for each in held if isinstance(each, torch.Tensor)]
+        held = fields_of(holder) if dot else {}
+        if known and not held:
+            return known  # what is in a list, or in what another call gives
+        beside = [each for each in held.values() if is_a(each, torch.Tensor)]
         method = move_of(holder)
         if method and any(each.device != tensor.device for each in beside):
             self._history.note_left_by(tensor, method)
@@ -393,11 +395,11 @@ class Names:
 def kept_in(frame: FrameType, keys: Sequence[int]) -> tuple[str, torch.Tensor] | None:
     """The name of a frame's variable or `self` attribute with one of these keys, and its tensor."""
     held = {name: each for name, each in locals_of(frame).items() if not name.startswith("_")}
-    own = getattr(held.pop("self", None), "__dict__", {})
+    own = fields_of(held.pop("self", None))
     named = [*held.items(), *((f"self.{name}", each) for name, each in own.items())]
     for name, value in named:
         for key, each in (("", value), *items_of(value)):
-            if isinstance(each, torch.Tensor) and key_of(each) in keys:
+            if is_a(each, torch.Tensor) and key_of(each) in keys:
                 return f"{name}{key}", each
     return None
 
@@ -406,7 +408,7 @@ def _is_of_module(frame: FrameType, name: str) -> bool:
     """Whether a frame's variable is an attribute of the module whose method it runs."""
     of = locals_of(frame).get("self")
     attribute = name.removeprefix("self.")
-    return isinstance(of, nn.Module) and attribute != name and attribute in vars(of)
+    return is_a(of, nn.Module) and attribute != name and attribute in vars(of)
 
 
 def _spell(made: Site | None) -> str:

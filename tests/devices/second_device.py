@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ckptmove.trial.simulation.device import DEVICE_MODULE
 from tests.conftest import ROOT
-from tests.servers.warm_python import WarmPopen
+from tests.servers.warm_python import WarmTest
 
 NAME = "privateuseone"
 DEVICE = f"{NAME}:0"
@@ -95,7 +95,7 @@ def apart(test: Callable[P, None]) -> Callable[P, None]:
             install()
             return test(*args, **kwargs)
         name = os.environ["PYTEST_CURRENT_TEST"].removesuffix(" (call)")
-        process = WarmPopen(
+        process = WarmTest(
             [sys.executable, "-B", "-m", "pytest", *_QUIETLY, name],
             # Of accelerators torch takes one: this, even where there is a GPU.
             env={**os.environ, _APART: "1", "CUDA_VISIBLE_DEVICES": ""},
@@ -113,7 +113,10 @@ def apart(test: Callable[P, None]) -> Callable[P, None]:
 
 
 _APART = "CKPTMOVE_TEST_APART"
-_QUIETLY = ("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
+_QUIETLY = (
+    *("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # some plugins are imported already
+)
 
 
 class Limit:

@@ -44,10 +44,21 @@ _WITH_COMMANDS = (
         if path.relative_to(ROOT).parts[1] not in (*_OF_TORCH, "__main__.py")
     ),
 )
+#: What else is there before a test begins that runs in a process of its own.
+_WITH_TESTS = (
+    *("hypothesis.strategies", "_hypothesis_pytestplugin", "anyio.pytest_plugin", "numpy.random"),
+    *("ckptmove.api.in_memory", "ckptmove.live", "ckptmove.trial.simulation.device"),
+)
+_ASK_TORCH = {"validate", "doctor"}
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 #: Variables that Python, C or torch read when they start: a fork must have those of its server.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "MALLOC_", "LD_", "LC_", "LANG", "TORCH")
-_READ_BY_US = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+_READ_LATER = (
+    *("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"),  # by us
+    *("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),  # when something is compiled
+)
+#: What a step that is guarded starts with, of these: forks of a server that started with them.
+_GUARDED = {"TORCHDYNAMO_DISABLE": "1", "OMP_PROC_BIND": "false"}
 _new_python = subprocess.Popen
 
 # -- in the process that asks ----------------------------------------------------------------------
@@ -70,15 +81,31 @@ class WarmPopen(subprocess.Popen[Any]):
             own if said[name] == -1 else said[name]
             for own, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
         ]
-        self.pid = _server(self.preloaded).fork(asked, streams)
+        self.pid = _server(self._preloaded_for(asked), asked["at start"]).fork(asked, streams)
         self._child_created = True
         self._close_pipe_fds(*(said[name] for name in pipes))  # type: ignore[attr-defined]
 
+    def _preloaded_for(self, asked: Mapping[str, Any]) -> tuple[str, ...]:
+        return self.preloaded
+
 
 class WarmCommand(WarmPopen):
-    """The same for commands, with the modules of the command line imported."""
+    """The same for commands, with the modules of the command line imported.
+
+    Those that ask torch have torch, too.
+    """
 
     preloaded = _WITH_COMMANDS
+
+    def _preloaded_for(self, asked: Mapping[str, Any]) -> tuple[str, ...]:
+        asks_torch = _ASK_TORCH.intersection(asked["words"][2:4])  # after -m ckptmove [batch]
+        return (*self.preloaded, *_WITH_TORCH) if asks_torch else self.preloaded
+
+
+class WarmTest(WarmPopen):
+    """The same for one test, with pytest's plugins and what moves models imported."""
+
+    preloaded = (*_WITH_TORCH, *_WITH_TESTS)
 
 
 def _asked(said: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -94,13 +121,18 @@ def _asked(said: Mapping[str, Any]) -> dict[str, Any] | None:
     if len(words) < 2 or (words[1].startswith("-") and words[1] not in ("-c", "-m")):
         return None
     env = dict(os.environ if said["env"] is None else said["env"])
-    for name in {*env, *os.environ}:
-        at_start = name.startswith(_READ_AT_START) and name not in _READ_BY_US
-        if at_start and env.get(name) != os.environ.get(name):
-            return None
+    at_start = {
+        name: env.get(name)
+        for name in {*env, *os.environ}
+        if name.startswith(_READ_AT_START) and name not in _READ_LATER
+        if env.get(name) != os.environ.get(name)
+    }
+    if at_start not in ({}, _GUARDED):
+        return None
     folder = os.fspath(said["cwd"] or Path.cwd())
     return {
         "words": words[1:],
+        "at start": at_start,
         "env": env,
         "cwd": folder,
         "session": said["start_new_session"],
@@ -123,14 +155,17 @@ def _umask() -> int:
 class _Server:
     """The process that forks."""
 
-    def __init__(self, preloaded: Sequence[str]) -> None:
+    def __init__(self, preloaded: Sequence[str], at_start: Mapping[str, str]) -> None:
         self.owner, self.lock = os.getpid(), threading.Lock()
         self.ours, other = socket.socketpair()
-        env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
+        env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, **at_start}
         env.pop("PYTHONPATH", None)
+        # One with torch and more is itself a fork of that with torch.
+        is_more = {*preloaded} > {*_WITH_TORCH} and not at_start
+        start: type[subprocess.Popen[Any]] = WarmPopen if is_more else _new_python
         with other:
-            command = [sys.executable, "-B", __file__, str(other.fileno()), *preloaded]
-            self.process = _new_python(command, pass_fds=[other.fileno()], env=env, cwd="/")
+            command = [sys.executable, "-B", __file__, *preloaded]
+            self.process = start(command, stdin=other.fileno(), env=env, cwd="/")
         atexit.register(self.stop)
 
     def fork(self, asked: Mapping[str, Any], streams: Sequence[int]) -> int:
@@ -156,20 +191,20 @@ class _Server:
             self.process.wait()
 
 
-_servers: dict[tuple[int, tuple[str, ...]], _Server] = {}
+_servers: dict[tuple[Any, ...], _Server] = {}
 
 
-def _server(preloaded: tuple[str, ...]) -> _Server:
+def _server(preloaded: tuple[str, ...], at_start: Mapping[str, str]) -> _Server:
     """The server of this process with these imports; started when it is first needed."""
-    key = os.getpid(), preloaded
+    key = os.getpid(), preloaded, *sorted(at_start.items())
     if key not in _servers:
-        _servers[key] = _Server(preloaded)
+        _servers[key] = _Server(preloaded, at_start)
     return _servers[key]
 
 
 def start_commands() -> None:
     """Start the server of commands now, so that its files are not taken for those of a test."""
-    _server(_WITH_COMMANDS)
+    _server(_WITH_COMMANDS, {})
 
 
 def _exactly(link: socket.socket, nbytes: int) -> bytes:
@@ -300,11 +335,11 @@ def _end() -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[0] = os.fspath(ROOT)
-    for _name in sys.argv[2:]:
+    for _name in sys.argv[1:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(_name)
     gc.freeze()
-    with socket.socket(fileno=int(sys.argv[1])) as _link:
+    with socket.socket(fileno=0) as _link:
         _become(_serve(_link))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os._exit(_end() & 0xFF)

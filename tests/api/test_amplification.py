@@ -85,6 +85,7 @@ def test_expanded_views_and_duplicates_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "x.safetensors").stat().st_size < 2 * base.nbytes
 
 
+@pytest.mark.slow
 def test_what_many_paths_lead_to_is_refused_as_dcp(tmp_path: Path) -> None:
     tree: Any = {"x": torch.zeros(1)}
     for _ in range(24):

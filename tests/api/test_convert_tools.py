@@ -141,6 +141,7 @@ def test_what_transformers_wrote_is_what_torch_loads(tmp_path: Path) -> None:
     assert_same_tree({key: found[key] for key in sorted(found)}, dict(sorted(wanted.items())))
 
 
+@pytest.mark.slow
 def test_a_trainer_resumes_from_what_went_there_and_back(tmp_path: Path) -> None:
     folder = hf_trainer_folder(tmp_path / "run")
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):

@@ -475,6 +475,7 @@ def test_a_device_that_is_not_stored_is_no_other_device(tmp_path: Path, run_cli:
     assert diff(tmp_path / "a.pt", tmp_path / "tree.safetensors").equal  # its tree has devices
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["model folder", "training folder"])
 def test_other_files_of_folders_are_compared(kind: str, tmp_path: Path, run_cli: RunCli) -> None:
     for name in ("a", "b"):
@@ -502,6 +503,7 @@ def test_other_files_of_folders_are_compared(kind: str, tmp_path: Path, run_cli:
     assert diff(a, b, follow_links=True, ignore_code=True).equal
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["model folder", "training folder"])
 def test_files_that_one_folder_has_are_named(kind: str, tmp_path: Path, run_cli: RunCli) -> None:
     a, b = tmp_path / "a", tmp_path / "b"

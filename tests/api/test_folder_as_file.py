@@ -42,6 +42,7 @@ def test_a_training_goes_on_where_it_was(suffix: str, tmp_path: Path) -> None:
     assert_same_tree(loaded("accelerate", tmp_path / "back"), loaded("accelerate", source))
 
 
+@pytest.mark.slow
 def test_a_trainer_resumes_from_the_folder_again(tmp_path: Path) -> None:
     source = hf_trainer_folder(tmp_path / "run", "cuda:0")
     for name, to in (("one.pt", "cpu"), ("one.safetensors", None)):

@@ -84,6 +84,7 @@ def check_that_it_is_read_alike(source: Path, store: str) -> None:
     assert "optimizer.pt" in str(report)
 
 
+@pytest.mark.slow
 def test_a_trainer_in_memory(training_folder: TrainingFolder, memory: str) -> None:
     check_that_it_is_read_alike(training_folder("trainer"), memory)
 

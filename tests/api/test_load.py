@@ -157,6 +157,7 @@ def test_a_script_is_a_dict_of_its_tensors(name: str, tmp_path: Path) -> None:
     assert all(isinstance(each, torch.Tensor) for each in made.values())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["model", "plain_zip", "pickled_weights"])
 def test_a_program_is_a_dict_of_its_tensors(name: str, tmp_path: Path) -> None:
     path = tmp_path / "saved.pt2"
@@ -203,6 +204,7 @@ def test_what_is_big_endian_or_compressed(tmp_path: Path) -> None:
 # -- nothing is run --------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm")
 def test_nothing_is_imported(tmp_path: Path) -> None:
     (tmp_path / "canary.py").write_text("raise SystemExit('imported')\nclass C: pass\n")
     path = tmp_path / "saved.pkl"

@@ -216,6 +216,7 @@ def test_a_tree_in_a_header_is_listed_and_strictly_refused(form: str, tmp_path: 
         assert "a pickle made of it would run them" in str(raised.value.hint)
 
 
+@pytest.mark.usefixtures("warm")
 def test_what_is_trusted_is_written(tmp_path: Path) -> None:
     source, out = tree(tmp_path / "in.safetensors", held("reduce")), tmp_path / "out.pt"
     report = ckptmove.convert(source, out, trust_objects=True)
@@ -296,6 +297,7 @@ def test_circles_come_to_an_end(tmp_path: Path) -> None:
     assert made[0] is made
 
 
+@pytest.mark.slow
 def test_many_places_take_linear_time(tmp_path: Path) -> None:
     """Objects within each other, each in the next, and many in one."""
     deep: Any = RUN

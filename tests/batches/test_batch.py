@@ -367,6 +367,7 @@ def test_what_killed_runs_left_is_removed_but_nothing_else(tree: Path, tmp_path:
 # Who does it
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["jobs-1", "jobs-2", "threads", "processes"])
 def test_whoever_does_it_the_tree_is_the_same(kind: str, tree: Path, tmp_path: Path) -> None:
     run("relocate", tree, tmp_path / "expected", to="cpu")

@@ -228,6 +228,7 @@ def test_a_batch_that_is_killed_leaves_nothing_that_the_next_one_does_not_remove
     assert left_over(out) == []
 
 
+@pytest.mark.slow
 def test_items_of_a_store_are_done_at_the_same_time(
     tree: Path, tmp_path: Path, store: Store
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_run_below_a_training_folder_is_not_a_part_of_it(tree: Path, tmp_path:
         assert {"checkpoint-1", "checkpoint-2/checkpoint-3"} < outcomes(batch).keys()
 
 
+@pytest.mark.slow
 def test_weights_beside_checkpoints_get_the_name_that_libraries_load(
     training_folder: TrainingFolder, tmp_path: Path
 ) -> None:

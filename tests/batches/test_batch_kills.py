@@ -163,6 +163,7 @@ def test_in_place_a_change_that_was_interrupted_is_told_apart(
     assert again == {"step-000.pt": "skipped"}
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_share_the_work(tree: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     runs = [start("convert", tree, out, "--jobs", "2", "-v") for _ in range(2)]

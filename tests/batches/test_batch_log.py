@@ -101,6 +101,7 @@ def test_a_manifest_is_what_sha256sum_reads(tmp_path: Path, run_cli: RunCli) -> 
     assert "needs a destination" in done.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by", ["--retry=log", "--include=cut.pt", "--delete-source"])
 def test_a_manifest_keeps_what_was_done_before(by: str, tmp_path: Path, run_cli: RunCli) -> None:
     tree, out = many(tmp_path / "tree", 3, 10), tmp_path / "out"

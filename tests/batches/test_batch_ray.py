@@ -177,6 +177,7 @@ def test_progress_comes_while_an_item_is_done_and_adds_up(
     assert max(nbytes for nbytes, _ in told) <= 100_010_000
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced(
     nodes: cluster_utils.Cluster, tree: Path, whole: Path, tmp_path: Path
 ) -> None:

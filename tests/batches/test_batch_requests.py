@@ -22,6 +22,7 @@ OPTIONS: dict[VerbName, dict[str, Any]] = {"convert": {}, "relocate": {"to": "cp
 CONSTANT = 5  # listings, and what tells that the trees are there
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", OPTIONS)
 def test_a_small_item_takes_four_requests(verb: VerbName, tmp_path: Path, store: Store) -> None:
     """One to recognize it, one look at the destination, one to read it, one to write it."""
@@ -129,6 +130,7 @@ def test_the_source_may_be_gone_after_it_was_listed(tmp_path: Path, store: Store
     assert "was removed while it was read" in found["run-1/step-001.pt"].reason
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("here", [False, True])
 def test_what_appears_after_it_was_planned_is_kept(
     tmp_path: Path, store: Store, here: bool

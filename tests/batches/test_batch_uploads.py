@@ -147,6 +147,7 @@ def test_an_upload_whose_process_dies_meanwhile_is_left_to_the_next_time(store: 
     assert (uploads(store), len(records(store))) == (0, 0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "path", "status", "hint"),
     [

@@ -454,6 +454,7 @@ def test_nothing_is_run(folder: Path, tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_any_damaged_byte_is_told_or_harmless(seed: int, folder: Path, tmp_path: Path) -> None:
     random = Random(seed)
@@ -559,6 +560,7 @@ def test_items_without_bytes_may_touch_others() -> None:
         Saved(blobs=lies | {"e": ItemRange("f", 8, 1)}).check_apart()
 
 
+@pytest.mark.slow
 def test_a_transposed_chunk_of_many_dimensions(tmp_path: Path) -> None:
     flat = torch.arange(1 << 25).to(torch.uint8)
     halves = flat.reshape([2] * 25).permute(*range(12, 25), *range(12))

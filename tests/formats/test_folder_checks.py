@@ -470,6 +470,7 @@ def test_a_folder_in_a_store_is_checked_as_one_here(tmp_path: Path) -> None:
         store.rm("/checks", recursive=True)
 
 
+@pytest.mark.slow
 def test_what_names_very_many_files_is_checked_in_time(tmp_path: Path) -> None:
     folder = model(tmp_path / "model")
     for n in range(1_000):

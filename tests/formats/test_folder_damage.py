@@ -95,7 +95,7 @@ def _damage(path: Path, how: str) -> bool:
     return True
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_damage_in_any_file_is_found_and_the_file_named(

@@ -391,6 +391,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM"])
 def test_transformers_loads_it(name: str, tmp_path: Path) -> None:
     model, tokens = tiny(name), torch.arange(12)[None]

@@ -148,6 +148,7 @@ def held_bytes(path: Path) -> list[tuple[str, int]]:
     return [(op.name, len(arg or b"")) for op, arg, _ in ops if op.name.endswith("BINBYTES")]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("to", ["cpu", LONG])
 @pytest.mark.parametrize("numels", [[1] * 500, [65_300] * 3, [70_000, 3] * 20, [65_536, 1, 200]])
 def test_frames_grow_with_what_is_in_them(numels: list[int], to: str, tmp_path: Path) -> None:

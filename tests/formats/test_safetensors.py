@@ -102,6 +102,7 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     assert manifest.verdict == "no tensors"
 
 
+@pytest.mark.slow
 def test_many_tensors_are_no_bomb(tmp_path: Path) -> None:
     path = tmp_path / "x"
     save_file({f"{n}": torch.empty(0) for n in range(20_000)}, path)

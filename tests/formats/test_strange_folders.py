@@ -31,6 +31,7 @@ def tree(tmp_path: Path) -> Path:
     return top
 
 
+@pytest.mark.slow
 def test_a_batch_names_each_and_converts_none_of_its_files(tree: Path, tmp_path: Path) -> None:
     found = {each.name: each for each in ckptmove.batch("convert", tree, tmp_path / "out")}
     refused = {name: each.reason for name, each in found.items() if each.outcome != "done"}

@@ -105,6 +105,7 @@ def converted(source: Path) -> list[Any]:
     return ours + [torch.load(folder / name) for name in ("b.pt", "d.pt")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_string_of_python_2_is_text(writer: str, tmp_path: Path) -> None:
     source = tmp_path / "a.pt"

@@ -171,7 +171,7 @@ def without_metadata(node: Any) -> Any:
     return node
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "to"),
     in_turn(
@@ -234,6 +234,7 @@ def on_host(path: Path, patch: pytest.MonkeyPatch) -> Any:
         return load_pt2(path).exported_programs["model"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("to", [CUDA, "cuda:3"])
 def test_torch_finds_the_whole_graph_there(
     to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -529,6 +530,7 @@ def test_missing_records_are_named(program: Path, gone: str) -> None:
         inspect(program)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", EXPORTED_MAKERS)
 def test_truncated_files_are_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "in.pt2"

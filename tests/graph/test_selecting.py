@@ -271,6 +271,7 @@ def test_a_verdict_is_not_about_nothing(tmp_path: Path, run_cli: RunCli) -> None
     assert "nothing to move" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_batch_refuses_item_by_item(tmp_path: Path, run_cli: RunCli) -> None:
     (tmp_path / "runs").mkdir()
     saved({"model": {"w": torch.ones(1)}}, tmp_path / "runs", "good.pt")

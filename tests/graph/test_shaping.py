@@ -77,6 +77,7 @@ def test_what_holds_itself_can_be_selected_from(tmp_path: Path) -> None:
     assert found["inner"][0] is found
 
 
+@pytest.mark.slow
 def test_a_few_objects_in_very_many_places(tmp_path: Path) -> None:
     """As many paths lead to the inmost as there are atoms in a drop of water."""
     inmost = {"x": torch.ones(1), "y": torch.ones(2)}

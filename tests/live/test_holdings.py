@@ -253,6 +253,7 @@ def calls(act: Callable[[], object]) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_the_work_grows_with_the_number_of_tensors() -> None:
     def work(n: int) -> int:
         model = holding(x=[torch.zeros(1) for _ in range(n)])

@@ -171,6 +171,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 32 * 1024  # kB
 
 
+@pytest.mark.slow
 def test_a_report_keeps_no_tensor_alive() -> None:
     model = LanguageModel(1)
     optimizer = torch.optim.Adam(model.parameters())

@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import decimal
 import fractions
+import os
 import pathlib
 import pickle
 import subprocess
@@ -250,6 +251,7 @@ assert not {"canary", "turtle"} & (set(sys.modules) - before)
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_nothing_is_imported_or_run(tmp_path: Path) -> None:
     (tmp_path / "canary.py").write_text("open('sung', 'w')\ndef sing(*_): open('sung', 'w')\n")
     torch.save({"a": torch.ones(2)}, tmp_path / "saved.pt")
@@ -262,7 +264,7 @@ def test_nothing_is_imported_or_run(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CANARY, path],
         cwd=tmp_path,
-        env={"PYTHONPATH": f"{PROJECT}:{tmp_path}"},
+        env={**os.environ, "PYTHONPATH": f"{PROJECT}:{tmp_path}"},
         capture_output=True,
         text=True,
         check=True,

@@ -50,6 +50,7 @@ def sparse(path: Path, mib: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 @told
 def test_memory_does_not_grow_with_the_tensors(
     tmp_path: Path, record_property: Callable[[str, object], None]

@@ -213,6 +213,7 @@ def test_no_verb_runs_them(cases: list[Case], watched: Path, plain: Path) -> Non
     assert not passed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("verb", ["inspect", "relocate", "convert", "validate"])
 def test_no_batch_runs_them(verb: VerbName, cases: list[Case], watched: Path) -> None:
     tree = watched / "tree"

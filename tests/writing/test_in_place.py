@@ -58,6 +58,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 # -- what is changed, and what is not ------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("to", ["cpu", "cuda:0", "mps"])
 @pytest.mark.parametrize("name", ["adamw_training", "gan", "many_storages", "whole_module"])
 def test_it_becomes_what_a_copy_would_be(name: str, to: str, tmp_path: Path) -> None:
@@ -465,7 +466,7 @@ def test_of_two_at_once_the_file_is_one_whole(run_pt: Path, tmp_path: Path) -> N
         assert journals(tmp_path) == []
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw_training", "gan", "many_storages", "bare_tensor"])
 def test_a_file_that_goes_to_and_fro_does_not_wear_out(name: str, tmp_path: Path) -> None:
     save_tagged(MAKERS[name](), path := tmp_path / "run.pt", "cpu")

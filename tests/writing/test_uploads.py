@@ -72,7 +72,7 @@ VERBS: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", [saved, small])
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("there", ["here", "s3"])
@@ -191,6 +191,7 @@ def test_who_comes_first_keeps_the_name(
     assert store.get("x.pt") == theirs
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("url", "match"),
     [
@@ -219,6 +220,7 @@ def test_a_source_is_not_written_over(store: Store, tmp_path: Path) -> None:
             ckptmove.relocate(store.url("x.pt"), url, to="cuda:0", force=True)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["begin", "part", "complete"])
 def test_who_may_not_write_is_told_so(kind: str, store: Store, tmp_path: Path) -> None:
     store.server.fault = lambda asked: 403 if asked.kind == kind else None
@@ -272,7 +274,7 @@ def test_a_source_that_changes_meanwhile_is_not_uploaded(store: Store, tmp_path:
     assert store.there() == ["in.pt"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["begin", "part", "complete", "put"])
 @pytest.mark.parametrize("status", [500, 503])
 def test_what_falters_is_asked_again(kind: str, status: int, store: Store, tmp_path: Path) -> None:
@@ -289,6 +291,7 @@ def test_what_falters_is_asked_again(kind: str, status: int, store: Store, tmp_p
     assert store.get("x.pt") == (tmp_path / "x.pt").read_bytes()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["begin", "part", "complete", "put"])
 def test_what_fails_for_good_leaves_nothing(kind: str, store: Store, tmp_path: Path) -> None:
     store.server.fault = lambda asked: 500 if asked.kind == kind else None
@@ -300,6 +303,7 @@ def test_what_fails_for_good_leaves_nothing(kind: str, store: Store, tmp_path: P
     assert store.there() == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", [saved, small])
 @pytest.mark.parametrize("force", [True, False])
 def test_an_answer_that_gets_lost_is_no_failure(
@@ -495,6 +499,7 @@ def test_old_weights_go_and_nothing_else(store: Store, tmp_path: Path) -> None:
     assert kinds[1] == ("complete", "out/model.safetensors")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("key", ["out/model.safetensors.index.json", "out/model-00001-of-00002"])
 def test_a_folder_that_could_not_be_completed_has_no_index(
     key: str, store: Store, tmp_path: Path

@@ -108,6 +108,7 @@ def test_a_range_is_read_in_as_many_steps_however_much_there_is(
         assert taken_by(2000) < 3 * taken_by(20)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 200), st.integers(0, 100)), max_size=8),
     st.lists(st.integers(1, 80), min_size=1, max_size=8),

@@ -96,7 +96,7 @@ def struck(store: Store, source: Path, kind: str, number: int) -> tuple[int, str
     return process.returncode, said.strip()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("kind", ["begin", "part"])
 def test_who_is_told_to_end_leaves_no_parts(
@@ -121,6 +121,7 @@ def test_who_is_killed_leaves_parts_that_nobody_sees(store: Store, source: Path)
     store.client.abort_multipart_upload(Bucket=BUCKET, Key="x.pt", UploadId=upload["UploadId"])
 
 
+@pytest.mark.slow
 def test_errors_are_one_line(store: Store, source: Path) -> None:
     store.server.fault = lambda asked: 403 if asked.kind == "part" else None
     done = subprocess.run(

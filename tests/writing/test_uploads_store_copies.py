@@ -64,7 +64,7 @@ def copies(store: Store) -> int:
     return len([kind for kind, _ in store.server.asked if kind == "copy"])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("to", ["cpu", "cuda:1", "cuda:0"])
 def test_only_what_changes_comes_here(to: str, legacy: bool, store: Store, tmp_path: Path) -> None:
@@ -85,6 +85,7 @@ def test_only_what_changes_comes_here(to: str, legacy: bool, store: Store, tmp_p
         assert torch.equal(loaded["a"], torch.arange(float(BIG)))
 
 
+@pytest.mark.slow
 def test_a_batch_brings_little_here_unless_digests_are_wanted(store: Store, tmp_path: Path) -> None:
     data = large(tmp_path).read_bytes()
     tensors = save_safetensors({"w": torch.arange(float(BIG))})
@@ -113,6 +114,7 @@ def test_a_batch_brings_little_here_unless_digests_are_wanted(store: Store, tmp_
             assert found["a.pt"].digests == {"a.pt": wanted}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("status", [501, 403])
 def test_where_the_store_can_not_copy_it_is_sent(status: int, store: Store, tmp_path: Path) -> None:
     source = large(tmp_path)

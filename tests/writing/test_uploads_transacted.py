@@ -115,6 +115,7 @@ def test_nothing_is_seen_before_it_is_committed(url: str, tmp_path: Path) -> Non
     assert Kept.there == {"box/x": DATA + b"\0"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("when", ["written", "torn", "never"])
 def test_what_is_not_committed_is_gone(url: str, when: str, tmp_path: Path) -> None:
     with open_sources(tmp_path, [DATA]) as sources:
@@ -185,6 +186,7 @@ def test_what_is_sealed_too_early_is_sent_twice(url: str, tmp_path: Path) -> Non
     assert sum(told) == nbytes
 
 
+@pytest.mark.sample(1)
 def test_what_has_no_transactions_is_refused(url: str, tmp_path: Path) -> None:
     with (
         open_sources(tmp_path, [DATA]) as sources,

@@ -76,7 +76,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
 DAMAGES = (cut, flip, blank, remove, lengthen)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", MAKERS)

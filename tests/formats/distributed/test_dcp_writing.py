@@ -401,6 +401,7 @@ def test_a_kill_or_a_full_disk_at_any_call(how: Sequence[str], tmp_path: Path) -
                 assert {each.name for each in place.iterdir()} <= {"out"}
 
 
+@pytest.mark.slow
 def test_many_small_tensors_for_many_ranks(tmp_path: Path) -> None:
     """What is around their items is far larger than they are, and what was asked for."""
     saved = {f"layers.{n}": torch.full((3,), float(n)) for n in range(1000)}
@@ -410,6 +411,7 @@ def test_many_small_tensors_for_many_ranks(tmp_path: Path) -> None:
     assert ckptmove.diff(tmp_path / "in.safetensors", out).equal
 
 
+@pytest.mark.slow
 def test_in_a_batch(source: Path, tmp_path: Path) -> None:
     (tmp_path / "tree" / "deep").mkdir(parents=True)
     source.rename(tmp_path / "tree" / "deep" / "step.pt")

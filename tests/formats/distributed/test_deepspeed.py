@@ -63,6 +63,7 @@ def assert_is(state: Any, run: Run) -> None:
     assert state["zero"]["loss_scaler"]["cur_scale"] == 1.0
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("stage", "ranks"), KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_is_what_was_trained(stage: int, ranks: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -358,6 +359,7 @@ def test_names_of_weights_are_text(tmp_path: Path) -> None:
         ckptmove.inspect(folder)
 
 
+@pytest.mark.slow
 def test_many_of_all_are_read_in_time_that_grows_with_them_alone(tmp_path: Path) -> None:
     """Shared lists are walked once, and what is looked up is found by its number or name."""
     folder = save_zero(tmp_path / "run", run(stage=3, ranks=1))

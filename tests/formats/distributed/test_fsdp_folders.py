@@ -87,6 +87,7 @@ def test_a_part_whose_save_did_not_finish_is_no_silence(folder: Path, tmp_path: 
             ckptmove.convert(folder, tmp_path / "all.pt")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("format", ["safetensors", "torch-zip"])
 def test_a_folder_of_it_has_the_names_of_one_process(
     folder: Path, tmp_path: Path, format: str

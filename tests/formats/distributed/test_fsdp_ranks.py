@@ -202,6 +202,7 @@ def test_plain_tensors_that_differ_are_not_put_together(spelled: str, tmp_path: 
     assert_same_tree(loaded.get("model", loaded), {"w": torch.ones(2, 2)})
 
 
+@pytest.mark.slow
 def test_files_of_ranks_are_relocated_as_a_whole(tmp_path: Path) -> None:
     folder = save_verl(tmp_path / "actor", (2,))
     before = ckptmove.inspect(folder)
@@ -351,6 +352,7 @@ def test_every_damaged_byte_of_a_part_is_told(folder: Path, tmp_path: Path) -> N
         assert not (tmp_path / "out.pt").exists()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_any_damaged_byte_is_told_or_harmless(seed: int, folder: Path, tmp_path: Path) -> None:
     path, random_ = folder / name(1), random.Random(seed)
@@ -430,6 +432,7 @@ def shared_fields(_: int) -> list[Reduced]:
     return [dtensor(mesh) for _ in range(20)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("made", [shared_parts, shared_ranks, shared_order, shared_fields])
 def test_what_tensors_share_is_bounded(
     made: Callable[[int], list[Reduced]], tmp_path: Path

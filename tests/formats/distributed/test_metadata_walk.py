@@ -19,6 +19,7 @@ from tests.making.distributed import save_dcp
 MOST = 20  # bytes of memory for one of .metadata; as nodes it would take 27
 
 
+@pytest.mark.slow
 def test_very_many_items_take_little_memory(tmp_path: Path) -> None:
     whole = torch.arange(4000.0).reshape(4, 1000)
     boxes = [((n, at), (1, 1)) for n in range(4) for at in range(1000)]
@@ -32,6 +33,7 @@ def test_very_many_items_take_little_memory(tmp_path: Path) -> None:
     assert peak < MOST * nbytes
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
 def test_any_damaged_byte_is_told(flip: int, tmp_path: Path) -> None:
     state = {"a": torch.ones(4, 2), "b": {"c": torch.zeros(3), "d": "text"}}

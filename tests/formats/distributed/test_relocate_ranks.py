@@ -109,6 +109,7 @@ def test_files_of_fsdp_lack_a_rank(tmp_path: Path, run_cli: RunCli) -> None:
     assert len([*tmp_path.glob("y/actor/*.pt")]) == 3
 
 
+@pytest.mark.slow
 def test_a_batch_relocates_ranks_as_one_item(trainer: Path, tmp_path: Path) -> None:
     tree = trainer.parent
     save_zero(tree / "run", run())

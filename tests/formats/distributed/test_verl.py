@@ -137,6 +137,7 @@ def test_a_file_that_is_beside_the_ranks_stays_there(step: Path, tmp_path: Path)
     assert {"tokenizer.json", "huggingface/config.json"} <= {*contents(tmp_path / "hf")}
 
 
+@pytest.mark.slow
 def test_a_batch_has_both_models_of_each_step(step: Path, tmp_path: Path) -> None:
     shutil.copytree(step, step.with_name("global_step_20"))
     done = {

@@ -380,3 +380,13 @@ def test_any_model_is_the_same_after_it_was_there() -> None:
         assert moving.facts(holdings(model, optimizer)) == before
 
     check()
+
+
+@apart
+def test_a_jagged_tensor_as_a_plain_attribute() -> None:
+    model = nn.Module()
+    model.held = torch.nested.nested_tensor([torch.ones(2), torch.arange(3.0)], layout=torch.jagged)
+    ckptmove.move(model, to=DEVICE)
+    assert str(model.held.device) == DEVICE
+    ckptmove.move(model, to="cpu")
+    assert [each.tolist() for each in model.held.unbind()] == [[1.0, 1.0], [0.0, 1.0, 2.0]]

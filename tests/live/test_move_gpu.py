@@ -19,6 +19,8 @@ GPU = "cuda:0"
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # torch says so of its own thread for backward, and goes on.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
 ]
 
 

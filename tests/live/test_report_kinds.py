@@ -212,6 +212,16 @@ def test_composite_tensors_have_parts() -> None:
     assert (found["mkldnn"].layout, found["mkldnn"].nbytes) == ("_mkldnn", 48)
 
 
+def test_a_nested_tensor_that_is_a_plain_attribute_has_the_same_parts() -> None:
+    model = nn.Module()
+    pair = [torch.ones(2, 3), torch.ones(4, 3)]
+    model.register_buffer("buffer", torch.nested.nested_tensor(pair))
+    model.plain = torch.nested.nested_tensor(pair)
+    names = [each.name for each in ckptmove.report(model).tensors]
+    parts = {name.partition(".")[2] for name in names if name.startswith("buffer")}
+    assert {name.partition(".")[2] for name in names if name.startswith("plain")} == parts
+
+
 @pytest.mark.parametrize("name", ["sparse", "csr", "q", "nested"])
 def test_composites_are_told_as_in_a_file(name: str, tmp_path: Path) -> None:
     made: dict[str, Any] = {

@@ -329,8 +329,9 @@ def _unregistered(each: Reached, held: Ownership, place: str) -> list[HeldTensor
 
 
 def _is_rng_state(tensor: torch.Tensor, path: Path) -> bool:
-    shape = tuple(tensor.shape)
-    return tensor.dtype is torch.uint8 and is_rng_state(shape, path[-1], Rng.UNKNOWN)
+    if tensor.dtype is not torch.uint8 or tensor.is_nested:  # some nested tensors have no shape
+        return False
+    return is_rng_state(tuple(tensor.shape), path[-1], Rng.UNKNOWN)
 
 
 # -- tensors of optimizers -------------------------------------------------------------------------

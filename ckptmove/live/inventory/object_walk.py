@@ -137,12 +137,16 @@ def hooks_of(owner: object) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield f"hook {name_of(hook)}", hook
 
 
+#: Where a jagged tensor stores the lengths that it also shows as inner tensors.
+_LENGTHS = ("_metadata_cache",)
+
+
 def besides(tensor: torch.Tensor | None) -> dict[str, object]:
     """The additional attributes of a tensor, such as main_grad; inner tensors are left out."""
     if tensor is None or isinstance(tensor, FakeTensor):
         return {}  # attributes of a fake tensor describe the real one
     flatten = getattr(tensor, "__tensor_flatten__", None)
-    inner = flatten()[0] if flatten is not None and vars(tensor) else ()
+    inner = {*flatten()[0], *_LENGTHS} if flatten is not None and vars(tensor) else ()
     return {name: each for name, each in vars(tensor).items() if name not in inner}
 
 

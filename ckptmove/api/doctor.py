@@ -177,6 +177,7 @@ def _diagnose_script(run: _Run, args: Sequence[str], steps: int | None, quiet: b
         "device": run.device,
         "simulate": run.simulates,
         "patience": min(run.timeout / 2, _LONGEST),
+        "facts": run.known.to_json(),
     }
     return _diagnose_in_subprocess(run, watched, request, shows=not quiet, script=True)
 

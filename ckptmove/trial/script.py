@@ -28,7 +28,7 @@ from ..live.tracing.recording.recorder import Recorder
 from ..live.tracing.trace import diagnose
 from ..reports.display.phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
-from ..runtime.environment.facts import facts
+from ..runtime.environment.facts import Facts, facts
 from ..system.signals import HAS_TIMER, timer
 from .lost_gradients import gradient_of_copy
 from .never_called import models_never_called, optimizers_without_state
@@ -72,7 +72,9 @@ class _Run:
         self._process = os.getpid()
         self._device = str(asked["device"])
         self.simulated = bool(asked["simulate"])
-        self._facts = facts()
+        # To collect them here starts CUDA, which then ignores environment variables that the script
+        # sets.
+        self._facts = Facts.from_json(asked["facts"]) if "facts" in asked else facts()
         self._enough = self._steps = 0
         # the times of the first call of a model and of the next diagnosis
         self._began = self._due = 0.0

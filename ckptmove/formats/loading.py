@@ -53,6 +53,7 @@ def object_in(
         except Odd:  # nothing was changed before it was raised
             pass
         else:
+            mapped.finish_copies()
             found.check_unchanged()
             return plain
     draft = found.draft(nested=bool(weights or select))
@@ -67,7 +68,10 @@ def object_in(
         return storages.storage(draft.stored[said.id])
 
     with restoring.rebuilding():
-        loaded = build_object(draft.graph.root, storage_of, strict=strict)
+        loaded = build_object(
+            draft.graph.root, storage_of, strict=strict, before_values=storages.finish_copies
+        )
+    storages.finish_copies()
     storages.check_read()
     found.check_unchanged()
     return loaded

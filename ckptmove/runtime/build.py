@@ -50,14 +50,16 @@ def build_object(
     *,
     strict: bool = False,
     made: Mapping[int, object] | None = None,
+    before_values: Callable[[], None] = lambda: None,
 ) -> object:
     """Build the object of a graph; each node becomes one object.
 
     `storage_of` returns the storage of a persistent id; `made` has existing objects, by the `id()`
-    of their nodes. Raises CorruptError if the graph is not valid, UnsupportedError if this build of
+    of their nodes. `before_values` is called before a function that may read the values of its
+    tensors. Raises CorruptError if the graph is not valid, UnsupportedError if this build of
     torch can't make a part, or if `strict` would need an `Opaque`.
     """
-    builder = _Builder(storage_of, strict)
+    builder = _Builder(storage_of, strict, before_values)
     if made:
         builder.made.update(made)
         builder.met.update(made)
@@ -68,10 +70,14 @@ class _Builder:
     """Makes each node once. Objects in a cycle are filled at the end."""
 
     def __init__(
-        self, storage_of: Callable[[Persistent], torch.UntypedStorage], strict: bool
+        self,
+        storage_of: Callable[[Persistent], torch.UntypedStorage],
+        strict: bool,
+        before_values: Callable[[], None],
     ) -> None:
         self.storage_of = storage_of
         self.strict = strict
+        self.before_values = before_values
         self.made: dict[int, object] = {}
         self.met: set[int] = set()
         self.waiting: dict[int, Node] = {}  # nodes that are made, but not filled
@@ -271,6 +277,8 @@ class _Builder:
         name, args, kwargs = node.qualname or "", self.value(node.args), self.value(node.kwargs)
         if not kwargs and isinstance(args, tuple):
             if name in rebuild.REBUILD and not rebuild.is_foreign(name, args):
+                if name not in rebuild.READING_NO_VALUES:
+                    self.before_values()
                 return rebuild.rebuild(name, args)
             make = arrays.ARRAYS.get(name) if arrays.is_plain(node) else plain.PLAIN.get(name)
             if make is not None:

@@ -1,9 +1,9 @@
-"""Make plain CPU tensors directly over mapped files, with few calls of torch per tensor.
+"""Make plain tensors directly from files, with few calls of torch per tensor.
 
 `storages` and `rebuild` make every tensor that a checkpoint may hold. But nearly all of a hundred
-thousand tensors are plain: `torch.frombuffer` makes a tensor with a storage of its own from a
-mapping of the file in a microsecond. As in `storages`, it is not checked that nobody truncates a
-file while it is mapped.
+thousand tensors are plain. On the CPU, `torch.frombuffer` makes a tensor with a storage of its own
+from a mapping of the file in a microsecond. As in `storages`, it is not checked that nobody
+truncates a file while it is mapped. `device_copies` fills tensors on other devices, at the end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..manifest.manifest import Storage
 from ..sources.file import File
 from ..sources.source import Source
 from ..torch_pickle.values.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
+from .device_copies import DeviceCopies
 from .storages import LARGEST_ALIGNMENT, WHOLE, Restoring, pages_of
 
 
@@ -32,9 +33,9 @@ class MappedTensors:
         self._sources = sources
         self._restoring = restoring
         self._pages: dict[int, mmap.mmap] = {}
+        self._copies = DeviceCopies()
         #: id of a storage → the first tensor on it
         self._first: dict[str, torch.Tensor] = {}
-        self._stays: dict[str, bool] = {}
 
     def tensor(
         self,
@@ -50,19 +51,25 @@ class MappedTensors:
         It begins `at` bytes after `start` in the file with the number `source`, and is within it.
         """
         kind, count = WHOLE.get(dtype), prod(shape)
-        stays = self._stays.get(location)
-        if stays is None:
-            stays = self._stays[location] = self._restoring.stays(location)
-        if kind is None or not count or start is None or not stays:
+        device = self._restoring.device_of(location)
+        if kind is None or not count or start is None or device is None:
             raise Odd
         at += start
+        if device.type != "cpu":
+            nbytes = count * kind.itemsize
+            made = self._copies.empty(nbytes, device, self._file(source), at)
+            return made.view(kind).view(shape)
         if at % min(kind.itemsize, LARGEST_ALIGNMENT):
             raise Odd
         pages = self._pages.get(source)
         if pages is None:
-            pages = self._pages[source] = self._map_file(source)
+            pages = self._pages[source] = pages_of(self._file(source))
         made = torch.frombuffer(pages, dtype=kind, count=count, offset=at)
         return made if len(shape) == 1 else made.resize_(shape)
+
+    def finish_copies(self) -> None:
+        """Fill the tensors on other devices; InputError if a file can't be read."""
+        self._copies.finish()
 
     def view(
         self,
@@ -85,7 +92,7 @@ class MappedTensors:
         else:
             if first is None:
                 first = self._make_tensor(storage, (storage.nbytes // WHOLE[dtype].itemsize,))
-            made = torch.empty(0, dtype=first.dtype, device="cpu")  # not on the default device
+            made = torch.empty(0, dtype=first.dtype, device=first.device)
             made.set_(first.untyped_storage(), offset, shape, stride)
         if requires_grad:
             if not (made.is_floating_point() or made.is_complex()):
@@ -100,8 +107,8 @@ class MappedTensors:
         self._first[storage.id] = made
         return made
 
-    def _map_file(self, source: int) -> mmap.mmap:
+    def _file(self, source: int) -> File:
         file = self._sources[source]
         if not isinstance(file, File):
             raise Odd
-        return pages_of(file)
+        return file

@@ -261,3 +261,9 @@ REBUILD: dict[str, tuple[Callable[..., object], Callable[[_Args], None]]] = {
     for name, check in _CHECKS.items()
     if name in _get_allowed_globals()
 }
+#: The functions that read no values of tensors.
+READING_NO_VALUES = frozenset(
+    name
+    for name, check in _CHECKS.items()
+    if check in (_tensor, _tensor_v2, _tensor_v3, _parameter, _variable)
+)

@@ -19,10 +19,13 @@ from ..errors import DeviceError, InputError, UsageError
 from ..graph.draft import StorageBytes
 from ..manifest.dtypes import BITS, storage_element_nbytes
 from ..plans.plan import Proof
+from ..sources.file import File
 from ..sources.joined import Joined, crc32_of, damage_error, read_before
 from ..sources.source import Piece, Source
 from ..system.files import map_file
+from .device_copies import DeviceCopies
 
+_CPU, _META = torch.device("cpu"), torch.device("meta")
 #: The argument of torch.load: a device, a mapping of tags, a function, or None.
 MapLocation = Any
 
@@ -53,6 +56,7 @@ class Restoring:
         #: whether tensors are made under a FakeTensorMode
         self.is_fake = torch._guards.detect_fake_mode(None) is not None
         self._without_bytes = self.is_fake or str(map_location) == "meta"
+        self._devices: dict[str, torch.device | None] = {}
 
     @contextmanager
     def rebuilding(self) -> Iterator[None]:
@@ -64,10 +68,19 @@ class Restoring:
         finally:
             _threads.map_location = before
 
-    def stays(self, location: str) -> bool:
-        """Whether a storage with this location is certain to be on the CPU, with its bytes."""
-        here = str(self._map) == "cpu" or (self._map is None and location == "cpu")
-        return here and not self.is_fake
+    def device_of(self, location: str) -> torch.device | None:
+        """The device for storages with this location; None if they have no bytes, or a function
+        of the user decides for each.
+
+        Raises DeviceError if the device is missing.
+        """
+        if location not in self._devices:
+            plain = self._map is None or isinstance(self._map, (str, torch.device, dict))
+            device = None
+            if plain and not self._without_bytes:
+                device = self.on_device(torch.UntypedStorage(0), location).device
+            self._devices[location] = None if device == _META else device
+        return self._devices[location]
 
     def without_bytes(self, nbytes: int, location: str) -> torch.UntypedStorage | None:
         """A storage without bytes, for `meta` or under a FakeTensorMode; else None."""
@@ -135,6 +148,7 @@ class Storages:
         self._restoring = restoring
         self._files: dict[int, Any] = {}
         self._made: dict[str, torch.UntypedStorage] = {}
+        self._copies = DeviceCopies()
         self._proofs: list[Proof] = []  # the checksums of read parts
 
     def storage(self, stored: StorageBytes) -> torch.UntypedStorage:
@@ -146,9 +160,28 @@ class Storages:
         if made is None:
             made = self._restoring.without_bytes(stored.nbytes, stored.location)
             if made is None:
+                made = self._copied(stored)
+            if made is None:
                 made = self._restoring.on_device(self._bytes(stored), stored.location)
             self._made[stored.id] = made
         return made
+
+    def finish_copies(self) -> None:
+        """Fill the storages on other devices, which `storage` only makes.
+
+        Raises InputError if a file can't be read.
+        """
+        self._copies.finish()
+
+    def _copied(self, stored: StorageBytes) -> torch.UntypedStorage | None:
+        """A storage that `finish_copies` fills straight from a file; None if that is impossible."""
+        device = self._restoring.device_of(stored.location)
+        source = self._sources[stored.source]
+        plain = stored.content is None and not stored.big_endian and isinstance(source, File)
+        if device is None or device == _CPU or not plain or not stored.nbytes:
+            return None
+        copied = self._copies.empty(stored.nbytes, device, source, stored.start)
+        return copied.untyped_storage()
 
     def _bytes(self, stored: StorageBytes) -> torch.UntypedStorage:
         if not stored.nbytes:

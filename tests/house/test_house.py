@@ -232,6 +232,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "runtime.element_runs",
         "runtime.compare_tensors",
         "runtime.matching",
+        "runtime.device_copies",
         "runtime.storages",
         "runtime.mapped_tensors",
         "runtime.rebuild",

@@ -1,0 +1,158 @@
+"""Copy bytes of files to tensors on a device, through buffers in pinned memory.
+
+A tensor that is mapped from a file lies in pageable memory. To copy it to a GPU, the driver copies
+it through one pinned buffer of its own, and waits for each page of the file in turn. Here several
+threads read blocks of the file into pinned buffers; each has a stream, on which the GPU fetches the
+block while the thread reads the next one. Ranges that lie close together are read with one call and
+fetched as one block, which the GPU then distributes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import torch
+
+from ..sources.source import Source
+
+_BLOCK = 1 << 23  # bytes of a buffer
+_GAP = 1 << 12  # bytes between two ranges that are read with them rather than skipped
+_THREADS = 4
+
+
+class _Range(NamedTuple):
+    """A range of a file, and the bytes on the device that it is for."""
+
+    target: torch.Tensor
+    source: int
+    at: int
+
+    @property
+    def end(self) -> int:
+        return self.at + len(self.target)
+
+
+class DeviceCopies:
+    """Copies from files to devices: collected first, then made in the order of the files."""
+
+    def __init__(self) -> None:
+        self._sources: dict[int, Source] = {}
+        self._ranges: dict[torch.device, list[_Range]] = {}
+
+    def empty(self, nbytes: int, device: torch.device, source: Source, at: int) -> torch.Tensor:
+        """New bytes on a device; `finish` fills them from an offset of a file."""
+        made = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self._sources[id(source)] = source
+        self._ranges.setdefault(device, []).append(_Range(made, id(source), at))
+        return made
+
+    def finish(self) -> None:
+        """Fill all that was made; InputError if a file can't be read, CorruptError if it shrank."""
+        for device, ranges in self._ranges.items():
+            self._copy(device, ranges)
+        self._ranges.clear()
+
+    def _copy(self, device: torch.device, ranges: list[_Range]) -> None:
+        blocks = list(_blocks(ranges))
+        lanes = [_Lane(device) for _ in range(min(len(blocks), _THREADS))]
+        free: SimpleQueue[_Lane] = SimpleQueue()
+        for lane in lanes:
+            free.put(lane)
+
+        def copy(block: list[_Range]) -> None:
+            lane = free.get()
+            try:
+                lane.copy(self._sources[block[0].source], block)
+            finally:
+                free.put(lane)
+
+        try:
+            if len(lanes) == 1:
+                for block in blocks:
+                    copy(block)
+            else:
+                with ThreadPoolExecutor(len(lanes)) as pool:
+                    list(pool.map(copy, blocks))
+        finally:
+            for lane in lanes:
+                lane.wait()
+
+
+class _Lane:
+    """Two buffers: one is filled from a file while the device copies the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_cuda = device.type == "cuda"
+        self._stream: Any = None
+        if self._is_cuda:  # new tensors may be in memory that earlier work still uses
+            self._stream = torch.cuda.Stream(device)
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._buffers = [self._buffer() for _ in range(2 if self._is_cuda else 1)]
+
+    def _buffer(self) -> _Buffer:
+        memory = torch.empty(_BLOCK, dtype=torch.uint8, device="cpu", pin_memory=self._is_cuda)
+        return _Buffer(memory, torch.cuda.Event() if self._is_cuda else None)
+
+    def copy(self, source: Source, block: list[_Range]) -> None:
+        """Read the ranges of a block from a file, and start to copy them to the device."""
+        self._buffers.reverse()
+        memory, copied = self._buffers[0]
+        start = block[0].at
+        nbytes = max(each.end for each in block) - start
+        if copied is not None:
+            copied.synchronize()
+        source.read_into(start, _writable(memory, nbytes))
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            fetched = memory[:nbytes]
+            if self._is_cuda and len(block) > 1:
+                fetched = fetched.to(self._device, non_blocking=True)
+            parts = [fetched[each.at - start : each.end - start] for each in block]
+            targets = [each.target for each in block]
+            torch._foreach_copy_(targets, parts, non_blocking=True)
+            if copied is not None:
+                copied.record()
+
+    def wait(self) -> None:
+        """Wait until the device has copied everything."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+class _Buffer(NamedTuple):
+    """Memory, and the event that the device has copied it; without an event, copies wait."""
+
+    memory: torch.Tensor
+    copied: Any
+
+
+def _blocks(ranges: list[_Range]) -> Iterator[list[_Range]]:
+    """Ranges in the order of the files, in groups that each fit in a buffer."""
+    block: list[_Range] = []
+    for target, source, at in sorted(ranges, key=lambda each: (each.source, each.at)):
+        for part in target.split(_BLOCK):
+            each = _Range(part, source, at)
+            if block and not _is_next(each, block):
+                yield block
+                block = []
+            block.append(each)
+            at = each.end
+    if block:
+        yield block
+
+
+def _is_next(part: _Range, block: list[_Range]) -> bool:
+    """Whether a range is so close behind a block, and so short, that one read gets both."""
+    first, last = block[0], block[-1]
+    near = part.source == last.source and part.at <= last.end + _GAP
+    return near and part.end - first.at <= _BLOCK
+
+
+def _writable(memory: torch.Tensor, nbytes: int) -> memoryview:
+    """The first bytes of a tensor on the CPU, to write to them."""
+    return memoryview((ctypes.c_ubyte * nbytes).from_address(memory.data_ptr())).cast("B")

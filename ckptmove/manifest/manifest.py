@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 from ..errors import CheckFailed
@@ -264,11 +264,7 @@ class Manifest(Report):
     @derived(after="tensors")
     def devices(self) -> dict[str, Total]:
         """Totals by device, the largest first; `NOT_STORED` for tensors stored without a device."""
-        untagged = {each.storage for each in self.tensors if self.is_untagged(each)}
-        return self.totals(
-            self.device_of,
-            lambda storage: NOT_STORED if storage.id in untagged else storage.location,
-        )
+        return self.totals(self.device_of, lambda storage: storage.location)
 
     @derived(after="tensors")
     def sections(self) -> dict[str, Total]:
@@ -288,29 +284,40 @@ class Manifest(Report):
         """Return totals of groups of tensors (`by`), largest first; each storage is counted once.
 
         A tensor without a storage counts for its own bytes, unless they are those of its parts or
-        it is on meta.
+        it is on meta. `by` may use what `_kinds` divides by.
         `orphans` gives the group of storages that no tensor uses; without it they are left out.
         """
-        groups: dict[Group, list[int]] = {}
-        seen: set[str] = set()
+        groups: dict[Group, Total] = {}
+        found = [(by(entry), total) for entry, _, total in self._kinds]
+        if orphans is not None:
+            used = {entry.storage for entry in self.tensors}
+            rest = (each for key, each in self.storages.items() if key not in used)
+            found += [(orphans(each), Total(0, 1, each.nbytes)) for each in rest]
+        for group, total in found:
+            groups[group] = Total(*map(add, groups.get(group, Total()), total))
+        return dict(sorted(groups.items(), key=lambda item: (-item[1].nbytes, item[0])))
+
+    @cached_property
+    def _kinds(self) -> list[tuple[TensorEntry, int, Total]]:
+        """By section, dtype, device, `held`, role and division: a tensor, their number, total."""
+        kinds: dict[object, tuple[TensorEntry, list[int]]] = {}
+        seen: set[str | None] = {None}
         wholes = {entry.part_of for entry in self.tensors}
         for entry in self.tensors:
-            group = groups.setdefault(by(entry), [0, 0, 0])
-            group[0] += entry.part_of is None
-            if entry.storage is not None and entry.storage not in seen:
-                seen.add(entry.storage)
-                group[1] += 1
-                group[2] += self.storages[entry.storage].nbytes
-            elif entry.storage is None and entry.device != "meta" and entry.name not in wholes:
-                group[2] += entry.nbytes
-        if orphans is not None:
-            for key, storage in self.storages.items():
-                if key not in seen:
-                    group = groups.setdefault(orphans(storage), [0, 0, 0])
-                    group[1] += 1
-                    group[2] += storage.nbytes
-        largest = sorted(groups.items(), key=lambda item: (-item[1][2], item[0]))
-        return {name: Total(*group) for name, group in largest}
+            divided, storage = entry.name in self.divisions, entry.storage
+            label = entry.section, entry.dtype, entry.device, entry.held, entry.role, divided
+            if label not in kinds:
+                kinds[label] = entry, [0, 0, 0, 0]
+            counts = kinds[label][1]
+            counts[0] += 1
+            counts[1] += entry.part_of is None
+            if storage not in seen:
+                seen.add(storage)
+                counts[2] += 1
+                counts[3] += self.storages[storage].nbytes  # type: ignore[index] # it is not None
+            elif storage is None and entry.device != "meta" and entry.name not in wholes:
+                counts[3] += entry.nbytes
+        return [(entry, count, Total(*total)) for entry, (count, *total) in kinds.values()]
 
     # -- judgement -----------------------------------------------------------------------------
 
@@ -336,7 +343,7 @@ class Manifest(Report):
         tags = list(dict.fromkeys(tag for each in self.tags.values() for tag in each))
         merged = f"merged of files tagged {join_names(tags, _MOST_NAMED)}" if tags else ""
         said = [device for device in devices if device != NOT_STORED]
-        by_role = any(each.role is Role.UNTAGGED for each in self.tensors)
+        by_role = any(entry.role is Role.UNTAGGED for entry, _, _ in self._kinds)
         if not said or (self.divisions and said == ["cpu"] and not by_role):
             return merged or "stores no devices"
         if len(said) == 1:
@@ -365,9 +372,9 @@ class Manifest(Report):
     @cached_property
     def _roles(self) -> dict[str, dict[Role | None, int]]:
         roles: dict[str, dict[Role | None, int]] = {}
-        for entry in self.tensors:
+        for entry, count, _ in self._kinds:
             counts = roles.setdefault(self.device_of(entry), {})
-            counts[entry.role] = counts.get(entry.role, 0) + 1
+            counts[entry.role] = counts.get(entry.role, 0) + count
         return roles
 
     def elsewhere(self, device: str) -> tuple[TensorEntry, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -11,7 +12,8 @@ from .text import cut, shape, size
 _MOST_GROUPS = 40  # more lines than this are collapsed by block
 _MOST_SPANS = 6
 _LONGEST_KEY = 40  # characters of one key of a name
-_MOST_DIGITS = 9
+#: A key that is a whole number of at most nine digits.
+_NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
 
 _Parts = tuple[str | None, ...]  # a name, with None for each number
 
@@ -70,27 +72,25 @@ def groups_of(manifest: Manifest, *, full: bool = False) -> list[Group]:
 def _collapse(entries: Iterable[TensorEntry], *, whole_names: bool) -> list[Group]:
     groups: dict[tuple[object, ...], Group] = {}
     for entry in entries:
-        keys = entry.name.split(".")
-        if len(entry.name) > _LONGEST_KEY:
-            keys = [cut(key, _LONGEST_KEY) for key in keys]
-        parts: list[str | None] = [None if _is_number(key) else key for key in keys]
-        if not whole_names and None in parts:
-            parts = [*parts[: parts.index(None) + 1], "*"]
-        label = (tuple(parts), entry.section, entry.dtype, entry.device)
+        name = entry.name
+        if len(name) > _LONGEST_KEY:
+            name = ".".join([cut(key, _LONGEST_KEY) for key in name.split(".")])
+        if not whole_names and (first := _NUMBER.search(name)):
+            name = f"{name[: first.end()]}.*"
+        label = _NUMBER.sub("0", name), entry.section, entry.dtype, entry.device
         group = groups.get(label)
         if group is None:
-            group = Group(tuple(parts), [set() for part in parts if part is None])
-            groups[label] = group
-        numbers = [int(k) for k, part in zip(keys, parts, strict=False) if part is None]
-        for seen, number in zip(group.numbers, numbers, strict=True):
-            seen.add(number)
+            parts = tuple(None if _is_number(key) else key for key in name.split("."))
+            group = groups[label] = Group(parts, [set() for part in parts if part is None])
+        for seen, number in zip(group.numbers, _NUMBER.findall(name), strict=True):
+            seen.add(int(number))
         group.entries.append(entry)
     return list(groups.values())
 
 
 def _is_number(key: str) -> bool:
     """Whether a key is a whole number of at most nine digits."""
-    return key.isdigit() and key.isascii() and len(key) <= _MOST_DIGITS
+    return _NUMBER.fullmatch(key) is not None
 
 
 def pattern_of(name: str) -> tuple[_Parts, list[int]]:

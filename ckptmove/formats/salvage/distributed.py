@@ -17,6 +17,7 @@ from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.paths import spell
 from ...reports.display.phrases import plural, short
 from ...sources.joined import Joined, Strip, crc32_of
+from ...sources.nearby import NearbyFiles
 from ...sources.source import Source
 from ...torch_pickle.values.strided import contiguous_stride
 from ...zips.found_records import Proof
@@ -62,6 +63,7 @@ class _Folder:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._joined = Joined(probe.path)
+        self._nearby = NearbyFiles()
         self._lost: dict[str, str] = {}  # name of a file → why it can't be read
         self._unread: dict[str, str] = {}  # name of a value → why it can't be looked into
         self._saved, self._is_whole = self._read_saved()
@@ -155,7 +157,7 @@ class _Folder:
             why = f"the file {short(span.file)} {self._lost[span.file]}"
             return _Chunk(self._nothing(nbytes, box), 0, Proof.CUT, why)
         try:
-            item = open_item(file, span, name, tensor, box)
+            item = open_item(file, span, name, tensor, box, self._nearby)
         except InputError as error:
             return self._broken(file, span, tensor, box, str(error))
         if not item.crc32:

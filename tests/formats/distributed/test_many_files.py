@@ -19,6 +19,7 @@ from ckptmove.formats.distributed.dcp.items import Item, open_item
 from ckptmove.formats.distributed.dcp.metadata import SavedTensor
 from ckptmove.formats.distributed.dcp.metadata_walk import ItemRange
 from ckptmove.sources.file import File
+from ckptmove.sources.nearby import NearbyFiles
 from tests.making.distributed import save_dcp
 from tests.making.zero import Run, save_zero
 from tests.oracles.sameness import assert_same_tree
@@ -119,7 +120,7 @@ def test_an_item_that_looks_like_another_is_read_like_it(
 
     def found(source: File) -> tuple[int, ...] | str:
         try:
-            item: Item = open_item(source, second, "b", tensor, box)
+            item: Item = open_item(source, second, "b", tensor, box, NearbyFiles())
         except InputError as error:
             return str(error)
         return (item.at, item.nbytes, *item.stride, item.crc32)
@@ -133,7 +134,7 @@ def test_an_item_that_looks_like_another_is_read_like_it(
             items._layouts.clear()
             alone = found(source)
             items._layouts.clear()
-            open_item(source, first, "a", tensor, box)
+            open_item(source, first, "a", tensor, box, NearbyFiles())
             assert len(items._layouts) == 1
             assert found(source) == alone
         taken += not isinstance(alone, str)

@@ -136,7 +136,7 @@ def test_a_few_streams_are_open_at_a_time(width: int, tmp_path: Path) -> None:
         container = found.container
         assert isinstance(container, DcpContainer)
         (storage,) = container.storages
-        packed = [item.source for _, item in container.items_of(storage)]
+        packed = [item.source for *_, item in container.items_of(storage)]
         held = [each for each in packed if isinstance(each, Packed)]
         assert len(held) == 4096 // width
         assert sum(each._stream is not None for each in held) <= MOST_OPEN
@@ -151,7 +151,7 @@ def test_no_thread_closes_what_another_reads(tmp_path: Path) -> None:
     with formats.open_checkpoint(folder) as found:
         container = found.container
         assert isinstance(container, DcpContainer)
-        _, item = container.items_of(next(iter(container.storages)))[0]
+        *_, item = container.items_of(next(iter(container.storages)))[0]
         packed = item.source
         assert isinstance(packed, Packed)
         assert packed._stream is None  # all of it was read, and nothing of it is wanted yet

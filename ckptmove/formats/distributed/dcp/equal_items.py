@@ -8,40 +8,46 @@ ranks with the same seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from ....errors import CorruptError
 from ....sources.source import Source
-from ..boxes import Box
-from .items import Item, is_uniform
+from .items import Chunks, ReadChunks, is_uniform
 from .metadata import Saved
-from .metadata_walk import ItemRange
 
 _MOST_LOOKED_AT = 64  # parts of tensors that are checked in a file
 _STEP = 1 << 20  # bytes that are compared at once
 
-#: The chunks of a tensor, each with its place and its item.
-Chunks = Sequence[tuple[Box, ItemRange, Item]]
-Read = Callable[[str], Chunks]
 _Held = dict[tuple[int, int], int]  # the items of a file: place → checksum, or 0
 
 
-def equal_tensors(dtypes: Mapping[str, str], read: Read) -> list[list[str]]:
+def equal_tensors(dtypes: Mapping[str, str], read: ReadChunks) -> list[list[str]]:
     """Groups of tensor names with the same bytes; tensors with a single value are left out."""
-    alike: dict[int, list[str]] = {}
-    for name, dtype in dtypes.items():
-        sums = [(box, item.stride, item.crc32) for box, _, item in read(name)]
-        if sums and all(crc32 for *_, crc32 in sums):
-            alike.setdefault(hash((dtype, *sums)), []).append(name)
-    several = [found for found in alike.values() if len(found) > 1]
-    return [found for found in several if not _is_uniform(read(found[0]))]
+    first = ((item.crc32, name) for name in dtypes for *_, item in read(name)[:1])
+    equal = list[list[str]]()
+    for names in _groups(first):  # nearly always the first chunk tells tensors apart
+        chunks = ((name, read(name)) for name in names)
+        equal += _groups(
+            ((dtypes[name], *((box, item.stride, item.crc32) for box, _, item in each)), name)
+            for name, each in chunks
+            if all(item.crc32 for *_, item in each)
+        )
+    return [names for names in equal if not _is_uniform(read(names[0]))]
+
+
+def _groups(keys: Iterable[tuple[Hashable, str]]) -> list[list[str]]:
+    """The names that have a key in common; in each group there are several."""
+    alike: dict[Hashable, list[str]] = {}
+    for key, name in keys:
+        alike.setdefault(key, []).append(name)
+    return [names for names in alike.values() if len(names) > 1]
 
 
 def same_files(
     saved: Saved,
     names: Sequence[str],
-    read: Read,
+    read: ReadChunks,
     files: Mapping[str, Source],
     rank_of: Callable[[str], int | None],
 ) -> list[list[str]]:
@@ -50,10 +56,14 @@ def same_files(
     CorruptError if one file also has items of the other that `.metadata` does not place in it: then
     it is a copy. `read` returns the chunks of a tensor in `names`.
     """
-    held: dict[str, _Held] = {name: {} for name in files}
+    of_size = _groups((file.nbytes, name) for name, file in files.items())
+    if not of_size:
+        return []
+    held: dict[str, _Held] = {name: {} for names in of_size for name in names}
     for name in names:
         for _, span, item in read(name):
-            held[span.file][span.at, span.nbytes] = item.crc32
+            if span.file in held:
+                held[span.file][span.at, span.nbytes] = item.crc32
     for span in (*(span for _, span in saved.items()), *saved.copies):
         if span.file in held and span.nbytes:
             held[span.file].setdefault((span.at, span.nbytes), 0)
@@ -96,7 +106,7 @@ def _are_same(one: Source, other: Source, items: _Held) -> bool:
     return all(one.read(*step) == other.read(*step) for step in steps)
 
 
-def _tells(file: str, names: Sequence[str], read: Read) -> bool:
+def _tells(file: str, names: Sequence[str], read: ReadChunks) -> bool:
     """Whether a file has parts of tensors with more than one value."""
     parts = (
         (item, box.numel) for name in names for box, span, item in read(name) if span.file == file

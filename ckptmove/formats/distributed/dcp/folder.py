@@ -30,6 +30,7 @@ from ....reports.convert import Loss
 from ....reports.display.phrases import few, join_names
 from ....sources import Missing
 from ....sources.joined import Joined, Strip
+from ....sources.nearby import NearbyFiles
 from ....sources.source import Memory, Source
 from ....torch_pickle.streams import Container, LocationEdits
 from ....torch_pickle.values.strided import contiguous_stride
@@ -43,9 +44,9 @@ from ...torch.zip import TorchZipContainer
 from ...writing import WriteOptions, WritePlan
 from ..boxes import Box, check_tiling, division_of
 from . import writing
-from .equal_items import Chunks, equal_tensors, same_files
+from .equal_items import equal_tensors, same_files
 from .flattening import flatten
-from .items import Item, archive_of, frame_of, open_item, strip_of, unpacked, value_in
+from .items import Chunks, archive_of, frame_of, open_item, strip_of, unpacked, value_in
 from .metadata import METADATA, ReadMetadata, Saved, SavedTensor, read_metadata
 from .metadata_walk import ItemRange
 from .packed import MOST_OPEN, Packed
@@ -176,7 +177,8 @@ class DcpContainer(PartsContainer):
         self._base = probe.session.folder()  # the prefix of the ids of storages
         # the chunks of each storage that are not empty
         self._chunks: dict[str, dict[Box, ItemRange]] = {}
-        self._items: dict[str, list[tuple[Box, Item]]] = {}
+        self._items: dict[str, Chunks] = {}
+        self._nearby = NearbyFiles()
         self._strips: dict[str, Sequence[Strip]] = {}
         self._announced = False
         graph, parts = Graph(None), dict[str, Container]()
@@ -256,21 +258,23 @@ class DcpContainer(PartsContainer):
     def _saved(self, storage: str) -> SavedTensor:
         return self.saved.tensors[storage.removeprefix(self._base)]
 
-    def items_of(self, storage: str) -> list[tuple[Box, Item]]:
-        """The items of a tensor, opened at the first access."""
-        if storage not in self._items:
-            tensor, name = self._saved(storage), storage.removeprefix(self._base)
-            self._items[storage] = [
-                (box, open_item(self._files[span.file], span, name, tensor, box))
+    def items_of(self, storage: str) -> Chunks:
+        """The chunks of a tensor, with their items, which are opened at the first access."""
+        found = self._items.get(storage)
+        if found is None:
+            name, files, nearby = storage.removeprefix(self._base), self._files, self._nearby
+            tensor = self.saved.tensors[name]
+            found = self._items[storage] = [
+                (box, span, open_item(files[span.file], span, name, tensor, box, nearby))
                 for box, span in self._chunks[storage].items()
             ]
-        return self._items[storage]
+        return found
 
     def _strips_of(self, storage: str) -> Sequence[Strip]:
         if storage in self._strips:
             return self._strips[storage]
         tensor = self._saved(storage)
-        strips = [strip_of(item, tensor, box) for box, item in self.items_of(storage)]
+        strips = [strip_of(item, tensor, box) for box, _, item in self.items_of(storage)]
         woven = [each for each in strips if isinstance(each.source, Packed) and each.is_woven]
         if len(woven) > MOST_OPEN:
             name = storage.removeprefix(self._base)
@@ -290,9 +294,8 @@ class DcpContainer(PartsContainer):
             self._announced = True
         found = list[Proof]()
         items, strips = self.items_of(storage), self._strips_of(storage)
-        for (box, item), strip in zip(items, strips, strict=True):
+        for (_, span, item), strip in zip(items, strips, strict=True):
             if item.crc32 and strip.source is item.source:
-                span = self._chunks[storage][box]
                 said = f"{storage} in {span.file}"
                 source = self._number[span.file]
                 at = None if strip.counts else strip.at
@@ -309,14 +312,9 @@ class DcpContainer(PartsContainer):
         for name, ranges in around.items():
             self._files[name].expect(ranges)
 
-    def _read(self, storage: str) -> Chunks:
-        """The chunks of a tensor, with their items."""
-        pairs = zip(self._chunks[storage].values(), self.items_of(storage), strict=True)
-        return [(box, span, item) for span, (box, item) in pairs]
-
     def _check_files(self) -> None:
         """Warn about ranks' files with the same bytes; CorruptError if one is surely a copy."""
-        found = same_files(self.saved, list(self._chunks), self._read, self._files, _rank)
+        found = same_files(self.saved, list(self._chunks), self.items_of, self._files, _rank)
         for names in found:
             self._warn(
                 f"{join_names(names, _MOST_NAMED)} are the same bytes: either the data of these "
@@ -333,7 +331,7 @@ class DcpContainer(PartsContainer):
         dtypes = {storage: self._saved(storage).dtype for storage in self._chunks}
         equal = [
             " = ".join(storage.removeprefix(self._base) for storage in storages[:_MOST_NAMED])
-            for storages in equal_tensors(dtypes, self._read)
+            for storages in equal_tensors(dtypes, self.items_of)
         ]
         if equal:
             named = join_names(equal, _MOST_NAMED)

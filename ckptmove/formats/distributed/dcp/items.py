@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
 from math import gcd
@@ -20,9 +20,10 @@ from ....pickles.nodes import Call, Global, Node, Persistent, Tuple
 from ....pickles.walk import walk
 from ....sources.budget import Budget
 from ....sources.joined import FORMATS, Strip
+from ....sources.nearby import NearbyFiles
 from ....sources.source import Memory, Readable, Source
 from ....torch_pickle.values.persistent_ids import is_size
-from ....torch_pickle.values.strided import contiguous_stride
+from ....torch_pickle.values.strided import contiguous_stride, is_contiguous
 from ....zips.archive import DESCRIPTOR_MAGIC, END, END_MAGIC, LOCAL, STORED, SUM_AT, Archive
 from ....zips.members import Record
 from ...archives.zip_container import prefix_of
@@ -53,6 +54,11 @@ class Item(NamedTuple):
     nbytes: int
     stride: tuple[int, ...]  #: in elements
     crc32: int  #: of all elements; 0 if the writer left it out
+
+
+#: The chunks of a tensor, each with the place of its item, and the item.
+Chunks = Sequence[tuple[Box, ItemRange, Item]]
+ReadChunks = Callable[[str], Chunks]  #: … of a tensor with this name
 
 
 class _Layout(NamedTuple):
@@ -87,10 +93,20 @@ class _Form(NamedTuple):
     key: str  #: of the storage
 
 
-def open_item(source: Source, span: ItemRange, name: str, tensor: SavedTensor, box: Box) -> Item:
-    """Find the elements of a chunk; CorruptError unless the item is as `.metadata` describes it."""
+def open_item(
+    source: Source,
+    span: ItemRange,
+    name: str,
+    tensor: SavedTensor,
+    box: Box,
+    nearby: NearbyFiles,
+) -> Item:
+    """Find the elements of a chunk; CorruptError unless the item is as `.metadata` describes it.
+
+    `nearby` reads small items of the source together.
+    """
     try:
-        return _opened(source, span, tensor.dtype, box)
+        return _opened(source, span, tensor.dtype, box, nearby)
     except InputError as error:
         error.about(source.path)
         message = f"the item of {name!r} at offset {span.at:,}: {error}"
@@ -132,12 +148,12 @@ def value_in(source: Source, span: ItemRange, budget: Budget) -> Readable:
     return window
 
 
-def _opened(source: Source, span: ItemRange, dtype: str, box: Box) -> Item:
-    window = unpacked(source, span, box.numel * BITS[dtype] // 8)
-    if isinstance(window, Packed) or span.nbytes > _SMALL:
+def _opened(source: Source, span: ItemRange, dtype: str, box: Box, nearby: NearbyFiles) -> Item:
+    if span.is_packed or span.nbytes > _SMALL:
+        window = unpacked(source, span, box.numel * BITS[dtype] // 8)
         return _parsed(window, source, span, dtype, box)[0]
     # Reading it in pieces would take many reads; and most items look like an earlier one.
-    content = window.read(0, span.nbytes)
+    content = nearby.read(source, span.at, span.nbytes)
     key = dtype, box.sizes, span.nbytes
     usual = _layouts.get(key)
     if usual is not None and usual.fits(content):
@@ -273,11 +289,10 @@ def strip_of(item: Item, tensor: SavedTensor, box: Box) -> Strip:
     width = BITS[tensor.dtype] // 8
     runs = runs_of(tensor.shape, box)
     run, pitches = runs.length * width, tuple(pitch * width for pitch in runs.pitches)
-    told = zip(box.sizes, item.stride, contiguous_stride(box.sizes), strict=True)
     counts = runs.counts
     if isinstance(item.source, Packed) and not counts:  # the kernel can't copy these
         counts, pitches = (1,), (run,)
-    if all(n == 1 or mine == usual for n, mine, usual in told):
+    if is_contiguous(box.sizes, item.stride):
         return Strip(item.source, item.at, runs.at * width, run, counts, pitches)
     if item.nbytes > _LARGEST_IN_MEMORY:
         raise UnsupportedError(

@@ -94,6 +94,9 @@ class Saved:
         """Each item: the name of its tensor or value, and its place."""
         for name, tensor in self.tensors.items():
             # chunks at the same offsets have the same item: all but one of them are empty
+            if len(tensor.chunks) == 1:
+                yield from ((name, span) for span in tensor.chunks.values())
+                continue
             items = dict.fromkeys((box.offsets, span) for box, span in tensor.chunks.items())
             yield from ((name, span) for _, span in items)
         yield from self.blobs.items()

@@ -11,7 +11,7 @@ others.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from ....errors import CorruptError, InputError
@@ -19,8 +19,7 @@ from ....sources.place import FolderEntry
 from ...folders.parts import IncompleteError
 from ...probe import Probe
 from ...safetensors.header import read_json
-from ..boxes import Box
-from .items import Item
+from .items import ReadChunks
 from .metadata import METADATA, Saved
 
 #: The file that Megatron saves beside the items, and the file that says so. Source:
@@ -38,11 +37,11 @@ def check_saves(
     saved: Saved,
     sizes: Mapping[str, int],
     entries: Mapping[str, FolderEntry],
-    read: Callable[[str], list[tuple[Box, Item]]],
+    read: ReadChunks,
 ) -> Iterator[str]:
     """Warnings about files that may be of another save; CorruptError if two facts show it.
 
-    `sizes`: the sizes of the files with items. `read` returns the items of a tensor.
+    `sizes`: the sizes of the files with items. `read` returns the chunks of a tensor.
     """
     times = {name: entries[name].mtime for name in (METADATA, *sizes) if name in entries}
     older = _older(times)
@@ -108,7 +107,7 @@ def _spare(saved: Saved, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
             yield name, nbytes - used[name]
 
 
-def _steps(saved: Saved, read: Callable[[str], list[tuple[Box, Item]]]) -> dict[str, str]:
+def _steps(saved: Saved, read: ReadChunks) -> dict[str, str]:
     """The first file with each step → the step that all parameters in the file have.
 
     Empty if parameters within a file have different steps, for example if some were frozen once.
@@ -131,8 +130,8 @@ def _steps(saved: Saved, read: Callable[[str], list[tuple[Box, Item]]]) -> dict[
     return found
 
 
-def _value(saved: Saved, name: str, read: Callable[[str], list[tuple[Box, Item]]]) -> str:
-    ((_, item),) = read(name)
+def _value(saved: Saved, name: str, read: ReadChunks) -> str:
+    ((*_, item),) = read(name)
     kind = _NUMBERS[saved.tensors[name].dtype]
     (value,) = struct.unpack(kind, item.source.read(item.at, item.nbytes))
     return f"{value:g}"

@@ -23,6 +23,7 @@ from ....pickles.emit import emit
 from ....pickles.nodes import List, Persistent
 from ....pickles.terms import TooLong
 from ....sources.budget import Boundless
+from ....sources.nearby import NearbyFiles
 from ....sources.source import Readable, Source
 from ....torch_pickle.values.strided import reach_of
 from ...torch.zip import TorchZip
@@ -196,11 +197,12 @@ def _check(
     told = read_saved(walk_metadata(metadata, Boundless()).root)
     if (told.tensors, told.blobs, told.paths) != (saved.tensors, saved.blobs, saved.paths):
         raise WriteError("the written .metadata says something else than planned")
+    nearby = NearbyFiles()
     for name, tensor in saved.tensors.items():
         for box, span in tensor.chunks.items():
             source = files[span.file]
             assert isinstance(source, Source)
-            open_item(source, span, name, tensor, box)
+            open_item(source, span, name, tensor, box, nearby)
     for name, span in saved.blobs.items():
         window = files[span.file].window(span.at, span.nbytes)
         if name in inner:

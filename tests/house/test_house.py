@@ -385,6 +385,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.folders.agreement",
         "formats.distributed.boxes",
         "formats.distributed.dcp.metadata_walk",
+        "formats.distributed.dcp.item_patterns",
         "formats.distributed.dcp.item_machine",
         "formats.distributed.dcp.metadata",
         "formats.distributed.dcp.packed",

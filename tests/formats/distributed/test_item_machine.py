@@ -14,7 +14,7 @@ import ckptmove
 from ckptmove.errors import InputError
 from ckptmove.formats.distributed.dcp.item_machine import ItemMachine
 from ckptmove.formats.distributed.dcp.metadata import read_saved
-from ckptmove.formats.distributed.dcp.metadata_walk import MetadataMachine
+from ckptmove.formats.distributed.dcp.metadata_walk import MetadataMachine, Record
 from ckptmove.pickles.opcodes.machine import Machine
 from ckptmove.pickles.walk import walk
 from ckptmove.sources.budget import Budget
@@ -49,10 +49,10 @@ class Counting(ItemMachine):
 
     taken = 0
 
-    def _take(self, kind: str) -> None:
-        before = self.position
-        super()._take(kind)
-        Counting.taken += self.position != before
+    def _take(self, kind: str, start: int) -> Record | None:
+        record = super()._take(kind, start)
+        Counting.taken += record is not None
+        return record
 
 
 def told(data: bytes, machine: type[Machine]) -> object:

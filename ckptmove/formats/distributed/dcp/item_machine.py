@@ -1,28 +1,13 @@
 """Parse the objects of items in `.metadata` at once, if they are in the form that torch writes.
 
-Except for a few bytes, a `.metadata` with very many items repeats these sequences:
-
-    OPEN        EMPTY_TUPLE NEWOBJ PUT EMPTY_DICT PUT MARK      after a GET of the class
-    SIZE        GET torch.Size
-                (EMPTY_TUPLE | MARK INT… TUPLE PUT | INT… TUPLE1|2|3 PUT) TUPLE1 PUT REDUCE PUT
-    chunk       OPEN GET 'offsets' SIZE GET 'sizes' SIZE SETITEMS BUILD
-    index       OPEN GET 'fqn' (GET | SHORT_BINUNICODE PUT)
-                GET 'offset' SIZE and GET 'index' INT in either order, SETITEMS BUILD
-    place       OPEN GET 'relative_path' GET GET 'offset' INT GET 'length' INT SETITEMS BUILD
-    tensor      OPEN GET 'properties'
-                (GET | GET class EMPTY_TUPLE NEWOBJ PUT MARK GET GET FLAG GET FLAG TUPLE PUT BUILD)
-                GET 'size' SIZE GET 'chunks' EMPTY_LIST PUT
-                (GET class chunk APPEND | MARK (GET class chunk)… APPENDS) SETITEMS BUILD
-
-Either each PUT is a MEMOIZE, as torch writes them, or there are none, as in ckptmove. A sequence is
-parsed at once if the values that it recalls are of the right kind and no limit is near. In any
-other case nothing was changed yet, and its opcodes are run one by one: there is no other way to
-fail. `tests/formats/distributed/test_item_machine.py` compares both ways.
+`item_patterns` has this form. A sequence is parsed at once if the values that it recalls are of the
+right kind and no limit is near. In any other case nothing was changed yet, and its opcodes are run
+one by one: there is no other way to fail. `tests/formats/distributed/test_item_machine.py` compares
+both ways.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from operator import gt
 from typing import NamedTuple
@@ -34,6 +19,7 @@ from ....pickles.walk import Pickle, walk
 from ....placement.device import may_be_tag
 from ....sources.budget import CONTAINERS, PAIRS, SHARES, TEXTS, TUPLES, VALUES, Budget
 from ..boxes import Box
+from .item_patterns import ANY, CHUNK_CLASS, INTS, MEMOIZE, PATTERNS, SIZE, Pattern
 from .metadata_walk import (
     Content,
     Description,
@@ -46,68 +32,13 @@ from .metadata_walk import (
     text_of,
 )
 
-_INT = rb"(?:K.|M..|J....|\x8a\x05.{5}|\x8a\x06.{6})"
-_INTS = re.compile(_INT, re.DOTALL)
-_SIZE, _ANY, _CHUNK_CLASS = "torch.Size", "?", "ChunkStorageMetadata"
-#: Words that stand for opcodes: some include PUTs (P), and some have a group.
-_WORDS = {
-    "OPEN": rb"\)\x81P\}P\(",
-    "CLOSE": rb"ub",
-    "ROW": rb"(\)|(?:\(" + _INT + rb"{0,8}t|" + _INT + rb"{1,3}[\x85-\x87])P)",
-    "SIZE": rb"\x85PRP",
-    "INT": rb"(" + _INT + rb")",
-    "PROPERTIES": rb"\)\x81P\(",
-    "FLAG": rb"[\x88\x89]",
-    "BUILD": rb"tPb",
-    "LIST": rb"\]P",
-    "PUT": rb"P",
-}
-_CHUNK = f"OPEN offsets {_SIZE} ROW SIZE sizes {_SIZE} ROW SIZE CLOSE"
-_CHUNKS = f"size {_SIZE} ROW SIZE chunks LIST"
-#: Parts of sequences. Other words are values that a GET recalls: text, a class (`.X`), or a value
-#: that is checked later (`?`).
-_PARTS = {
-    "chunk": _CHUNK,
-    "class and chunk": f".{_CHUNK_CLASS} {_CHUNK}",
-    "index": "OPEN fqn",
-    "offset last": f"index INT offset {_SIZE} ROW SIZE CLOSE",
-    "offset first": f"offset {_SIZE} ROW SIZE index INT CLOSE",
-    "place": "OPEN relative_path ? offset INT length INT CLOSE",
-    "tensor": f"OPEN properties ? {_CHUNKS}",
-    "described tensor": (
-        f"OPEN properties .TensorProperties PROPERTIES ? ? FLAG ? FLAG BUILD {_CHUNKS}"
-    ),
-    "get": "?",
-    "put": "PUT",
-}
 _LONGEST_ROW = 64  # more nodes than a sequence needs on the stack, without its chunks
 _LONGEST_KNOWN, _MOST_KNOWN = 1 << 12, 8  # bytes of a tensor that is cached; how many are cached
 _COUNTED = (CONTAINERS, TUPLES, TEXTS, PAIRS, VALUES)
-_MEMOIZE = b"\x94"
 _LONG1, _SHORT_TEXT = 0x8A, b"\x8c"
 _MARK, _APPEND, _APPENDS, _CLOSE = b"(", b"a", b"e", b"ub"
 #: The numbers of containers, tuples, texts, pairs and values.
 _Counts = tuple[int, int, int, int, int]
-
-
-class _Part:
-    """The pattern of a part of a sequence."""
-
-    def __init__(self, spelled: str, put: bytes) -> None:
-        words = spelled.split()
-        groups = [word for word in words if word in ("ROW", "INT") or word not in _WORDS]
-        raw = b"".join(_WORDS.get(word, rb"(h.|j....)") for word in words)
-        self.match = re.compile(raw.replace(b"P", put), re.DOTALL).match
-        #: which groups are GETs, and what they recall
-        self.gets = [n for n, word in enumerate(groups, 1) if word not in _WORDS]
-        self.recalls = [word for word in groups if word not in _WORDS]
-        #: which groups are numbers or rows of numbers
-        self.numbers = [n for n, word in enumerate(groups, 1) if word in _WORDS]
-
-
-_USUAL = {
-    put: {name: _Part(spelled, put) for name, spelled in _PARTS.items()} for put in (_MEMOIZE, b"")
-}
 
 
 class _Size(NamedTuple):
@@ -171,49 +102,64 @@ class ItemMachine(MetadataMachine):
         self._sizes_of: dict[bytes, _Size] = {}  # by their bytes
         # The nodes that the GETs of parts recall. They are valid as long as no slot is filled
         # again.
-        self._recalled: dict[tuple[_Part, object], tuple[Node, ...]] = {}
+        self._recalled: dict[tuple[Pattern, object], tuple[Node, ...]] = {}
         self._tensors: list[_Tensor] = []  # the most recent ones
+        self._gets: dict[str, bytes] = {}  # the GETs of the classes of usual objects
         self._refilled = 0
         self._room = [0] * len(_COUNTED)
-        self._usual = _USUAL[b""]
+        self._patterns = PATTERNS[b""]
         self._size_class: Node = None
 
     def push_global(self, module: str, name: str) -> None:
         """Like `Machine.push_global`; remembers the name of torch.Size."""
         super().push_global(module, name)
-        if self.globals[-1].qualname == _SIZE:
+        if self.globals[-1].qualname == SIZE:
             self._size_class = self.globals[-1]
 
     def recall(self, slot: int) -> None:
         """Like `Machine.recall`.
 
-        The sequence after the class of a usual object is parsed with it.
+        The sequence after the class of a usual object is parsed with it, and so are the sequences
+        that follow at once.
         """
         super().recall(slot)
         top = self.stack[-1]
-        if type(top) is Global:
-            kind = self.kinds.get(id(top), "")
-            if kind in _READERS:
-                self._take(kind)
-
-    def _take(self, kind: str) -> None:
-        """Parse the sequence after its class at once, if it is there and usual."""
-        start, memo = self.position, self.memo
-        put = self.data[start + 2 : start + 3]
-        self._usual = _USUAL[put if put == _MEMOIZE else b""]
+        kind = self.kinds.get(id(top), "") if type(top) is Global else ""
+        if kind not in _READERS or self.empty_tuple is None:
+            return
+        memo = self.memo
         if memo.refilled != self._refilled:
             self._recalled.clear()
             self._tensors.clear()
+            self._gets.clear()
             self._refilled = memo.refilled
-        found = _READERS[kind](self, start) if self.empty_tuple is not None else None
+        self._gets[kind] = _get(slot)
+        record, data = self._take(kind, self.position), self.data
+        if record is None:
+            return
+        self.stack.pop()
+        while record is not None:
+            self.push(record)  # type: ignore[arg-type] # as its base
+            kind = _FOLLOWING.get(kind, "")
+            get = self._gets.get(kind, b"")
+            if not get or not data.startswith(get, self.position):
+                return
+            record = self._take(kind, self.position + len(get))
+
+    def _take(self, kind: str, start: int) -> Record | None:
+        """Parse the sequence after its class at once, if it is there and usual."""
+        memo, put = self.memo, self.data[start + 2 : start + 3]
+        self._patterns = PATTERNS[put if put == MEMOIZE else b""]
+        found = _READERS[kind](self, start)
         if found is None or found.end > self.frame_end >= 0 or not memo.is_row:
-            return
+            return None
         if not self._has_room(found.counts):
-            return
-        self.stack[-1] = Record(kind, found.content)  # type: ignore[call-overload] # as its base
-        if put == _MEMOIZE:
-            memo.memoize([self.stack[-1], *found.nodes])
+            return None
+        record = Record(kind, found.content)
+        if put == MEMOIZE:
+            memo.memoize([record, *found.nodes])  # type: ignore[list-item]
         self.position = found.end
+        return record
 
     def _has_room(self, counts: _Counts) -> bool:
         """Count what the opcodes would count; False if that comes near a limit."""
@@ -253,15 +199,15 @@ class ItemMachine(MetadataMachine):
 
     def read_index(self, start: int) -> _Sequence | None:
         """The sequence of an index."""
-        head = self._find("index", start)
-        text, at = (None, start) if head is None else self._text(head.end)
-        if text is None:
-            return None
-        found, nth = self._find("offset last", at), 1
-        if found is None:
-            found, nth = self._find("offset first", at), 0
+        found, nth = self._find("index of a known name", start), 2
+        if found is not None:
+            text = self._recalled_text(found.numbers[0])
+        else:
+            head = self._find("index", start)
+            text, at = (None, start) if head is None else self._text(head.end)
+            found, nth = self._find("rest of index", at), 1
         offsets = None if found is None else self._size(found.numbers[nth])
-        if found is None or offsets is None:
+        if found is None or text is None or offsets is None:
             return None
         is_new = isinstance(text, Text) and text.at >= self.at
         put = [_EMPTIED, text, *offsets.nodes] if is_new else [_EMPTIED, *offsets.nodes]
@@ -320,7 +266,7 @@ class ItemMachine(MetadataMachine):
                 chunk = self.read_chunk(at, "class and chunk")
                 if chunk is None:
                     break
-                records.append(Record(_CHUNK_CLASS, chunk.content))
+                records.append(Record(CHUNK_CLASS, chunk.content))
                 put += (records[-1], *chunk.nodes)  # type: ignore[arg-type] # as `MetadataMachine`
                 counts, at = _sum(counts, chunk.counts), chunk.end
             added = len(records) - before
@@ -333,7 +279,7 @@ class ItemMachine(MetadataMachine):
 
     def _find(self, name: str, at: int) -> _Found | None:
         """The part at an offset, if it matches and recalls the right values."""
-        part = self._usual[name]
+        part = self._patterns[name]
         found = part.match(self.data, at)
         if found is None:
             return None
@@ -350,7 +296,7 @@ class ItemMachine(MetadataMachine):
 
     def _is(self, node: Node, word: str) -> bool:
         """Whether a node is what a GET should recall."""
-        if word == _ANY:
+        if word == ANY:
             is_text = type(node) is Text and node is not UNFILLED and not may_be_tag(node)
             return is_text or isinstance(node, (Record, Global, Call))
         if isinstance(node, Global):
@@ -362,22 +308,26 @@ class ItemMachine(MetadataMachine):
         data = self.data
         if data.startswith(_SHORT_TEXT, at):
             end = at + 2 + data[at + 1]
-            raw, put = data[at + 2 : end], self._usual["put"].match(data, end)
+            raw, put = data[at + 2 : end], self._patterns["put"].match(data, end)
             if put is None or not raw.isascii():
                 return None, at
             return Text(raw.decode(), self.base + at), put.end()
-        get = self._usual["get"].match(data, at)
-        node = UNFILLED if get is None else self.memo.get(_slot(get[1]))
-        if get is None or not isinstance(node, str) or node is UNFILLED or may_be_tag(node):
-            return None, at
-        return node, get.end()
+        get = self._patterns["get"].match(data, at)
+        return (None, at) if get is None else (self._recalled_text(get[1]), get.end())
+
+    def _recalled_text(self, get: bytes) -> str | None:
+        """The text that a GET recalls; None if it is not one, or has to be a node of its own."""
+        node = self.memo.get(_slot(get))
+        if not isinstance(node, str) or node is UNFILLED or may_be_tag(node):
+            return None
+        return node
 
     def _size(self, raw: bytes) -> _Size | None:
         """The torch.Size that a row becomes; None if it is not a valid size."""
         found = self._sizes_of.get(raw)
         if found is None:
-            numbers = tuple(map(_integer, _INTS.findall(raw)))
-            width = {0x85: 1, 0x86: 2, 0x87: 3}.get(raw.removesuffix(_MEMOIZE)[-1])
+            numbers = tuple(map(_integer, INTS.findall(raw)))
+            width = {0x85: 1, 0x86: 2, 0x87: 3}.get(raw.removesuffix(MEMOIZE)[-1])
             is_marked = raw.startswith(_MARK)
             if (numbers and min(numbers) < 0) or width not in (None, len(numbers)):
                 return None
@@ -398,6 +348,11 @@ def _sum(one: _Counts, other: _Counts) -> _Counts:
     return a + f, b + g, c + h, d + i, e + j
 
 
+def _get(slot: int) -> bytes:
+    """The shortest GET of a slot."""
+    return b"h" + bytes((slot,)) if slot < 256 else b"j" + slot.to_bytes(4, "little")
+
+
 def _slot(get: bytes) -> int:
     """The slot of a GET."""
     return get[1] if len(get) == 2 else int.from_bytes(get[1:], "little")
@@ -412,10 +367,12 @@ def _integer(opcode: bytes) -> int:
     return int.from_bytes(opcode[1:], "little", signed=len(opcode) == 5)
 
 
+#: The objects that follow another at once: an item has an index and a place.
+_FOLLOWING = {"MetadataIndex": "_StorageInfo", "_StorageInfo": "MetadataIndex"}
 _EMPTIED, _EMPTIED_ROW = Dict(), Tuple(NOTHING, -1)
 _EMPTIED.pairs = NOTHING
 _READERS: dict[str, Callable[[ItemMachine, int], _Sequence | None]] = {
-    _CHUNK_CLASS: ItemMachine.read_chunk,
+    CHUNK_CLASS: ItemMachine.read_chunk,
     "MetadataIndex": ItemMachine.read_index,
     "TensorStorageMetadata": ItemMachine.read_tensor,
     "_StorageInfo": ItemMachine.read_place,

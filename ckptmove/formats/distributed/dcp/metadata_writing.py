@@ -117,14 +117,14 @@ class _Writer(Emitter):
         self.begin(_METADATA, "MetadataIndex")
         self.spell_text("fqn")
         self.spell_text(name)
-        if offset is not None:
-            self.spell_text("offset")
-            self.size(offset)
         self.spell_text("index")
         if n is None:
             self.spell_constant(None)
         else:
             self.push_int(n)
+        if offset is not None:
+            self.spell_text("offset")
+            self.size(offset)
         self.out += _BUILD
         self.begin(_FILES, "_StorageInfo")
         self.spell_text("relative_path")

@@ -13,6 +13,7 @@ import ctypes
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from operator import itemgetter
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -28,13 +29,10 @@ _THREADS = 4
 class _Range(NamedTuple):
     """A range of a file, and the bytes on the device that it is for."""
 
-    target: torch.Tensor
     source: int
     at: int
-
-    @property
-    def end(self) -> int:
-        return self.at + len(self.target)
+    end: int
+    target: torch.Tensor
 
 
 class DeviceCopies:
@@ -48,7 +46,7 @@ class DeviceCopies:
         """New bytes on a device; `finish` fills them from an offset of a file."""
         made = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._sources[id(source)] = source
-        self._ranges.setdefault(device, []).append(_Range(made, id(source), at))
+        self._ranges.setdefault(device, []).append(_Range(id(source), at, at + nbytes, made))
         return made
 
     def finish(self) -> None:
@@ -134,16 +132,21 @@ class _Buffer(NamedTuple):
 def _blocks(ranges: list[_Range]) -> Iterator[list[_Range]]:
     """Ranges in the order of the files, in groups that each fit in a buffer."""
     block: list[_Range] = []
-    for target, source, at in sorted(ranges, key=lambda each: (each.source, each.at)):
-        for part in target.split(_BLOCK):
-            each = _Range(part, source, at)
-            if block and not _is_next(each, block):
+    for whole in sorted(ranges, key=itemgetter(0, 1)):
+        for part in [whole] if whole.end - whole.at <= _BLOCK else _split(whole):
+            if block and not _is_next(part, block):
                 yield block
                 block = []
-            block.append(each)
-            at = each.end
+            block.append(part)
     if block:
         yield block
+
+
+def _split(whole: _Range) -> Iterator[_Range]:
+    source, at, end, target = whole
+    for part in target.split(_BLOCK):
+        yield _Range(source, at, min(end, at + _BLOCK), part)
+        at += _BLOCK
 
 
 def _is_next(part: _Range, block: list[_Range]) -> bool:

@@ -3,6 +3,7 @@
 
 Usage: .venv/bin/python scripts/bench.py [--size GB] [--tensors N] [--rounds N] [--folder DIR]
                                   [--in-place] [--convert] [--diff] [--batch] [--store]
+                                  [--dcp] [--load [DEVICE]]
 
 Prints for each contender the median time, its ratio to the first of its group (the median of the
 ratios round by round, since machines are noisy) and the peak of anonymous memory (RssAnon; the
@@ -23,6 +24,7 @@ from bench_batch import batches
 from bench_convert import conversions
 from bench_dcp import divided
 from bench_diff import comparisons
+from bench_load import loads
 from bench_store import readings, small_items
 from measuring import CKPTMOVE, COPY, MANY, TRAINING, Contender, compare, environment, make
 
@@ -169,6 +171,7 @@ def main() -> None:
     parser.add_argument("--batch", action="store_true", help="measure only that")
     parser.add_argument("--store", action="store_true", help="measure only that")
     parser.add_argument("--dcp", action="store_true", help="measure only that")
+    parser.add_argument("--load", nargs="?", const="cpu", help="measure only that, to a device")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="ckptmove-bench-") as folder:
         if options.convert:
@@ -179,6 +182,9 @@ def main() -> None:
             return
         if options.batch:
             batches(Path(folder), options.rounds)
+            return
+        if options.load:
+            loads(Path(folder), options.load, options.size, options.rounds)
             return
         if options.dcp:
             divided(Path(folder), options.size, options.tensors, options.rounds)

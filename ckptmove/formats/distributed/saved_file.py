@@ -124,7 +124,11 @@ class SavedFile:
         numel, width = prod(tensor.shape), BITS[tensor.dtype] // 8
         if storage.extent is None:
             if numel:
-                raise UnsupportedError("has compressed tensors", path=self.source.path)
+                raise UnsupportedError(
+                    "has compressed tensors",
+                    path=self.source.path,
+                    hint="ckptmove convert FILE ELSEWHERE/FILE writes it without compression",
+                )
             item = Item(self.source, 0, 0, tensor.stride, 0)
             return Piece(item, tensor.dtype, tensor.shape, None, storage.location)
         start, nbytes = storage.extent.start, storage.extent.nbytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -468,6 +469,32 @@ def test_truncated_and_overwritten_files_give_one_line(stage: int, tmp_path: Pat
             assert len(str(raised.value)) <= 300 + len(str(tmp_path))
         file.write_bytes(content)
     assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_compressed_files_are_salvaged_or_read_after_convert(stage: int, tmp_path: Path) -> None:
+    """As a zip tool that packs them again leaves them; they are not read in place."""
+    trained = run(stage=stage, ranks=2)
+    folder = save_zero(tmp_path / "in", trained)
+    files = sorted(folder.rglob("*_states.pt"))
+    for path in files:
+        with zipfile.ZipFile(path) as archive:
+            records = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in records.items():
+                archive.writestr(name, content)
+    with pytest.raises(UnsupportedError, match="has compressed tensors") as caught:
+        ckptmove.load(folder)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("ckptmove convert FILE ELSEWHERE/FILE")
+    found = ckptmove.salvage(folder, tmp_path / "out.pt")
+    assert found.tensors
+    assert found.complete
+    (tmp_path / "elsewhere").mkdir()
+    for path in files:
+        ckptmove.convert(path, tmp_path / "elsewhere" / path.name)
+        shutil.copy(tmp_path / "elsewhere" / path.name, path)
+    assert_is(ckptmove.load(folder), trained)
 
 
 def test_shapes_that_lie_are_refused(tmp_path: Path) -> None:

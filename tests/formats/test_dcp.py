@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, UnsupportedError
-from ckptmove.formats.distributed.dcp.metadata import Saved
+from ckptmove.formats.distributed.dcp.metadata import SavedState
 from ckptmove.formats.distributed.dcp.metadata_walk import ItemRange
 from tests.conftest import RunCli, examples
 from tests.making.distributed import boxes_of, save_dcp
@@ -554,10 +554,10 @@ def test_items_without_bytes_may_touch_others() -> None:
         "c": ItemRange("f", 9, 3),
         "d": ItemRange("f", 5, 0),
     }
-    Saved(blobs=lies).check_apart()
-    Saved(blobs=lies | {"e": ItemRange("g", 0, 9)}).check_apart()
+    SavedState(blobs=lies).check_apart()
+    SavedState(blobs=lies | {"e": ItemRange("g", 0, 9)}).check_apart()
     with pytest.raises(CorruptError, match="'a' and 'e' overlap in 'f'"):
-        Saved(blobs=lies | {"e": ItemRange("f", 8, 1)}).check_apart()
+        SavedState(blobs=lies | {"e": ItemRange("f", 8, 1)}).check_apart()
 
 
 @pytest.mark.slow

@@ -410,7 +410,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.distributed.deepspeed.universal_writing",
         "formats.distributed.deepspeed.universal",
         "formats.distributed.deepspeed",
-        "formats.distributed.placement",
+        "formats.distributed.divided_tensor",
         "formats.distributed.alike",
         "formats.distributed.fsdp_ranks",
         "formats.distributed.dcp.hf_shards",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...errors import CorruptError, UnsupportedError
 from ...pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple, are_plain
 from ...pickles.nodes import Mapping as MappingNode
-from .placement import Part, Placement, divided_tensor
+from .divided_tensor import Part, Placement, divided_tensor
 from .saved_file import Piece, SavedFile
 
 _LONGEST_NAME = 400  # characters

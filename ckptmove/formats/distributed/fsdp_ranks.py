@@ -40,7 +40,7 @@ from .dcp.items import strip_of
 from .dcp.metadata import SavedTensor
 from .deepspeed.folder import open_file, tell_devices, tell_others
 from .deepspeed.rank_files import ALL_RANKS
-from .placement import Part
+from .divided_tensor import Part
 from .rank_groups import CONFIGURED, RankGroup, files_beside, is_of_ranks, rank_groups, serves
 from .saved_file import MergedContainer, Piece, SavedFile, check_names, keep_what_is_used
 

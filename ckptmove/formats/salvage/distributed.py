@@ -25,7 +25,7 @@ from ..diagnosis import cut_short, data_end
 from ..distributed.boxes import Box, check_tiling
 from ..distributed.dcp.folder import Dcp, ranks_of
 from ..distributed.dcp.items import Item, is_dense, open_item, strip_of
-from ..distributed.dcp.metadata import METADATA, Saved, SavedTensor, read_metadata
+from ..distributed.dcp.metadata import METADATA, SavedState, SavedTensor, read_metadata
 from ..distributed.dcp.metadata_walk import ItemRange
 from ..probe import Probe
 from .remains import NamedTensor, Remains, StorageRemains
@@ -70,10 +70,10 @@ class _Folder:
         self._saved.check_apart()
         self._files = dict(self._open())
 
-    def _read_saved(self) -> tuple[Saved, bool]:
+    def _read_saved(self) -> tuple[SavedState, bool]:
         """The contents of the metadata, and whether they are complete."""
         names = [METADATA] if METADATA in self._probe.entries else ranks_of(self._probe)
-        saved, errors = Saved(), list[InputError]()
+        saved, errors = SavedState(), list[InputError]()
         for name in names:
             try:
                 index = self._probe.open(name).file

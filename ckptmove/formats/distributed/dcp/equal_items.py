@@ -14,7 +14,7 @@ from itertools import islice
 from ....errors import CorruptError
 from ....sources.source import Source
 from .items import Chunks, ReadChunks, is_uniform
-from .metadata import Saved
+from .metadata import SavedState
 
 _MOST_LOOKED_AT = 64  # parts of tensors that are checked in a file
 _STEP = 1 << 20  # bytes that are compared at once
@@ -45,7 +45,7 @@ def _groups(keys: Iterable[tuple[Hashable, str]]) -> list[list[str]]:
 
 
 def same_files(
-    saved: Saved,
+    saved: SavedState,
     names: Sequence[str],
     read: ReadChunks,
     files: Mapping[str, Source],

@@ -47,7 +47,7 @@ from . import writing
 from .equal_items import equal_tensors, same_files
 from .flattening import flatten
 from .items import Chunks, archive_of, frame_of, open_item, strip_of, unpacked, value_in
-from .metadata import METADATA, ReadMetadata, Saved, SavedTensor, read_metadata
+from .metadata import METADATA, ReadMetadata, SavedState, SavedTensor, read_metadata
 from .metadata_walk import ItemRange
 from .packed import MOST_OPEN, Packed
 from .saves import COMMON, check_common, check_saves
@@ -97,7 +97,7 @@ class Dcp(WritableFormat):
             )
         names = [METADATA] if METADATA in probe.entries else ranks_of(probe)
         indexes = [probe.open(name).file for name in names]
-        saved, metadata = Saved(), list[ReadMetadata]()
+        saved, metadata = SavedState(), list[ReadMetadata]()
         for index in indexes:
             metadata.append(read_metadata(index, probe.session.budget))
             saved.join(metadata[-1].saved)
@@ -129,7 +129,7 @@ def ranks_of(probe: Probe) -> list[str]:
     return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
 
 
-def _open(probe: Probe, saved: Saved) -> dict[str, Source]:
+def _open(probe: Probe, saved: SavedState) -> dict[str, Source]:
     """The files with items, by name; CorruptError if one is too short, or if items overlap."""
     saved.check_apart()
     needed: dict[str, int] = {}
@@ -165,7 +165,7 @@ class DcpContainer(PartsContainer):
     def __init__(
         self,
         probe: Probe,
-        saved: Saved,
+        saved: SavedState,
         files: Mapping[str, Source],
         metadata: Sequence[ReadMetadata],
     ) -> None:

@@ -60,8 +60,8 @@ class SavedTensor(NamedTuple):
 
 
 @dataclass
-class Saved:
-    """The contents of `.metadata`."""
+class SavedState:
+    """The state dict that `.metadata` describes: its tensors and other values, and their places."""
 
     tensors: dict[str, SavedTensor] = field(default_factory=dict)
     blobs: dict[str, ItemRange] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Saved:
     #: items that another rank saved too
     copies: list[ItemRange] = field(default_factory=list)
 
-    def join(self, other: Saved) -> None:
+    def join(self, other: SavedState) -> None:
         """Add the items that another rank saved; items that all ranks saved are taken once."""
         for name, tensor in other.tensors.items():
             mine = self.tensors.setdefault(name, tensor)
@@ -113,7 +113,7 @@ class Saved:
 class ReadMetadata(NamedTuple):
     """The contents of a `.metadata` file."""
 
-    saved: Saved
+    saved: SavedState
     unknown: tuple[str, ...]  #: names that it would import and that are not known to be harmless
     nbytes: int
 
@@ -134,7 +134,7 @@ def _is_known(name: Global) -> bool:
     return is_harmless or bool(_KNOWN.fullmatch(name.qualname))
 
 
-def read_saved(root: Node) -> Saved:
+def read_saved(root: Node) -> SavedState:
     """Read the contents of a `.metadata` from its root node."""
     if not isinstance(root, Call) or not isinstance(root.function, Global):
         raise malformed("it holds what no version of torch writes")
@@ -147,7 +147,7 @@ def read_saved(root: Node) -> Saved:
         if index in where:
             raise CorruptError(f".metadata says twice where {index.name!r} lies")
         where[index] = content_of(info, ItemRange)
-    saved = Saved()
+    saved = SavedState()
     for key, about in _pairs(told.get("state_dict_metadata"), "state_dict_metadata"):
         name = text_of(key)
         if name in saved.tensors or name in saved.blobs:

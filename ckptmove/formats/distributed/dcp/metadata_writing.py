@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from ....pickles.emit import BATCH, Emitter
-from .metadata import Keys, Saved, SavedTensor
+from .metadata import Keys, SavedState, SavedTensor
 from .metadata_walk import ItemRange
 
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -21,7 +21,7 @@ _BUILD = b"ub"  # sets the fields of an object
 _T = TypeVar("_T")
 
 
-def metadata_of(saved: Saved, requires_grad: Mapping[str, bool]) -> bytes:
+def metadata_of(saved: SavedState, requires_grad: Mapping[str, bool]) -> bytes:
     """The content of `.metadata`; tensors that are not in `requires_grad` have False."""
     return _Writer().write(saved, requires_grad)
 
@@ -34,7 +34,7 @@ class _Writer(Emitter):
         # dtype and requires_grad → the slot of these properties
         self.properties: dict[tuple[str, bool], int] = {}
 
-    def write(self, saved: Saved, requires_grad: Mapping[str, bool]) -> bytes:
+    def write(self, saved: SavedState, requires_grad: Mapping[str, bool]) -> bytes:
         """Write the whole pickle."""
         names = saved.names
         self.begin(_METADATA, "Metadata")
@@ -155,7 +155,7 @@ class _Writer(Emitter):
 
 
 def _places(
-    saved: Saved, names: Iterable[str]
+    saved: SavedState, names: Iterable[str]
 ) -> Iterator[tuple[str, tuple[int, ...] | None, int | None, ItemRange]]:
     """Each item: its name, its offset in the tensor, the number of the chunk, and its place."""
     for name in names:

@@ -20,7 +20,7 @@ from ...folders.parts import IncompleteError
 from ...probe import Probe
 from ...safetensors.header import read_json
 from .items import ReadChunks
-from .metadata import METADATA, Saved
+from .metadata import METADATA, SavedState
 
 #: The file that Megatron saves beside the items, and the file that says so. Source:
 #: megatron/core/dist_checkpointing/core.py, strategies/common.py.
@@ -34,7 +34,7 @@ _NUMBERS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
 
 
 def check_saves(
-    saved: Saved,
+    saved: SavedState,
     sizes: Mapping[str, int],
     entries: Mapping[str, FolderEntry],
     read: ReadChunks,
@@ -96,7 +96,7 @@ def _are_far(times: Iterator[float]) -> bool:
     return bool(known) and max(known) > min(known) + _FAR
 
 
-def _spare(saved: Saved, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+def _spare(saved: SavedState, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """The number of bytes of each file that belong to no item, if there are any."""
     used = dict.fromkeys(sizes, 0)
     for span in (*(span for _, span in saved.items()), *saved.copies):
@@ -107,7 +107,7 @@ def _spare(saved: Saved, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
             yield name, nbytes - used[name]
 
 
-def _steps(saved: Saved, read: ReadChunks) -> dict[str, str]:
+def _steps(saved: SavedState, read: ReadChunks) -> dict[str, str]:
     """The first file with each step → the step that all parameters in the file have.
 
     Empty if parameters within a file have different steps, for example if some were frozen once.
@@ -130,7 +130,7 @@ def _steps(saved: Saved, read: ReadChunks) -> dict[str, str]:
     return found
 
 
-def _value(saved: Saved, name: str, read: ReadChunks) -> str:
+def _value(saved: SavedState, name: str, read: ReadChunks) -> str:
     ((*_, item),) = read(name)
     kind = _NUMBERS[saved.tensors[name].dtype]
     (value,) = struct.unpack(kind, item.source.read(item.at, item.nbytes))

@@ -33,7 +33,7 @@ from .flattening import Leaf, flatten
 from .item_frame import STEM, tensor_frame, value_item
 from .item_machine import walk_metadata
 from .items import open_item
-from .metadata import METADATA, Saved, SavedTensor, read_saved
+from .metadata import METADATA, SavedState, SavedTensor, read_saved
 from .metadata_walk import ItemRange
 from .metadata_writing import metadata_of
 from .rank_file import ChunkBytes, RankFile, Sums
@@ -97,7 +97,7 @@ class _Layout:
         self.draft = draft
         self.sums = Sums()
         self.files = [RankFile(f"__{n}_0.distcp", self.sums) for n in range(ranks)]
-        self.saved = Saved()
+        self.saved = SavedState()
         self.requires_grad: dict[str, bool] = {}
         self.values: dict[str, bytes] = {}  # the items of values without tensors
         self.values_nbytes = 0  # bytes of all values, which are held in memory
@@ -186,7 +186,7 @@ def _duplicates(leaves: Sequence[Leaf]) -> list[str]:
 def _check(
     files: Mapping[str, Readable],
     metadata: bytes,
-    saved: Saved,
+    saved: SavedState,
     values: Mapping[str, bytes],
     inner: Mapping[str, WritePlan],
 ) -> None:

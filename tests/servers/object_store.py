@@ -19,6 +19,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.servers.fronts import Fault, Files, Proxy, listening
+from tests.servers.uploading import describe_once
 
 __all__ = ["ACCESS", "SERVER", "Fault", "Files", "Proxy", "Store", "listening"]
 
@@ -82,6 +83,9 @@ ACCESS = {
 
 #: Listens at whatever port is free, and says which.
 SERVER = """
+from moto import backends
+names = frozenset(backends.list_of_moto_modules())
+backends.list_of_moto_modules = lambda: names  # else each request looks at 200 folders
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 app = DomainDispatcherApplication(create_backend_app)
@@ -120,6 +124,7 @@ def store(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
             monkeypatch.delenv(name)
         for name, value in made.env.items():
             monkeypatch.setenv(name, value)
+        describe_once(monkeypatch)
         forget_clients()
         yield made
         forget_clients()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ class Server:
     """The server; use `running` to run it."""
 
     def __init__(self) -> None:
+        from moto import backends
         from moto.moto_server.werkzeug_app import (
             DomainDispatcherApplication,
             create_backend_app,
@@ -43,6 +45,8 @@ class Server:
 
             def log(self, type: str, message: str, *args: Any) -> None: ...
 
+        names = frozenset(backends.list_of_moto_modules())
+        backends.list_of_moto_modules = lambda: names  # else each request looks at 200 folders
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
             "127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet
@@ -162,6 +166,16 @@ class Store(NamedTuple):
         return [each["Key"] for each in found]
 
 
+@functools.cache
+def _loader(path: str | None = None) -> Any:
+    return pytest.importorskip("botocore.loaders").create_loader(path)
+
+
+def describe_once(patched: pytest.MonkeyPatch) -> None:
+    """Have all clients share one description of S3, which takes longer to read than most tests."""
+    patched.setattr("botocore.session.create_loader", _loader)
+
+
 @contextmanager
 def bucket(server: Server, patched: pytest.MonkeyPatch) -> Iterator[Store]:
     """An empty bucket, and the environment with which clients find it."""
@@ -169,6 +183,7 @@ def bucket(server: Server, patched: pytest.MonkeyPatch) -> Iterator[Store]:
     for name, value in server.environment.items():
         patched.setenv(name, value)
     patched.setattr("ckptmove.sources.filesystem._PAUSES", (0.01, 0.01, 0.01))
+    describe_once(patched)
     stores.clear_instance_cache()
     client = server.client
     client.create_bucket(Bucket=BUCKET)

@@ -30,10 +30,6 @@ Ways = tuple[str, ...]  # arguments of a test
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the test processes are the parallelism
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests make their models; nothing is downloaded
 
-settings.register_profile("dev", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
-
 #: Whether all that is costly runs: `scripts/test --all`.
 ALL = bool(os.environ.get("CKPTMOVE_TEST_ALL"))
 
@@ -41,6 +37,11 @@ ALL = bool(os.environ.get("CKPTMOVE_TEST_ALL"))
 def examples(most: int) -> int:
     """So many random examples with `scripts/test --all`, else a fifth of them."""
     return most if ALL else max(3, most // 5)
+
+
+settings.register_profile("dev", deadline=None, max_examples=examples(100))
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 # What runs in the background of a script ignores Ctrl-C, and under nohup that its terminal is

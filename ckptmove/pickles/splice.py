@@ -224,12 +224,12 @@ class _Edits:
         """Change a literal; returns the GETs that need no further change because of that."""
         text = texts[at]
         end = put_end = end_of(self.data, at)
-        while put_end < len(self.data) and self.data[put_end] in PUTS:
-            put_end = end_of(self.data, put_end)
         others = [use for use in uses if use not in texts]
         if not others and not pooled:
             self.pieces[at] = (end, self._literal(at, text))
             return [use for use in uses if texts[use] == text]
+        while put_end < len(self.data) and self.data[put_end] in PUTS:
+            put_end = end_of(self.data, put_end)
         if others:
             if put_end != end_of(self.data, end):
                 raise UnsupportedError("the pickle memoizes a string twice: it can't be rewritten")

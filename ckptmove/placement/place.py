@@ -144,6 +144,8 @@ def _place_storages(manifest: Manifest, rules: Rules, targets: list[str], moves:
 
 def _check_composites(manifest: Manifest, targets: list[str]) -> None:
     """Refuse to split a composite tensor: its parts, and the device that it stores itself."""
+    if all(entry.part_of is None for entry in manifest.tensors):
+        return
     owners: dict[Path, str] = {}
     names = {entry.path: entry.name for entry in manifest.tensors}
     for entry, target in zip(manifest.tensors, targets, strict=True):
@@ -167,9 +169,11 @@ def _owner(part: TensorEntry, names: Mapping[Path, str]) -> Path:
 
 def _place_meshes(manifest: Manifest, targets: list[str], moves: Moves) -> None:
     """Set the device type of device meshes to that of the DTensors on them."""
+    if not manifest.meshes:
+        return
     kinds: dict[str, str] = {}
     for entry, target in zip(manifest.tensors, targets, strict=True):
-        if manifest.meshes and entry.kind.endswith(".DTensor"):
+        if entry.kind.endswith(".DTensor"):
             kinds.setdefault(kind_of(target), entry.name)
     if len(kinds) > 1:
         (kind, name), (other_kind, other) = list(kinds.items())[:2]

@@ -343,8 +343,8 @@ class Stream:
                 inside += self._replace(nested, plan, respelling)
         if not respelling:
             return inside
-        rewritten = (*respelling.texts, *respelling.contents)
-        if any(self.base + at in self.pickle.shared_texts for at in rewritten):
+        rewritten = map(self.base.__add__, (*respelling.texts, *respelling.contents))
+        if not self.pickle.shared_texts.isdisjoint(rewritten):
             raise UnsupportedError("a string to rewrite has other uses that can't be told apart")
         found = edits(self.survey, respelling, exact=exact)
         if found is None or (exact and respelling.growths):

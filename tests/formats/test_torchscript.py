@@ -357,6 +357,16 @@ class Made(torch.nn.Module):
         return x * self.w
 
 
+class Restored(Made):
+    """Computes while it is loaded."""
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[torch.Tensor, bool]) -> None:
+        """Restore the weight."""
+        self.w = state[0] + 1
+        self.training = state[1]
+
+
 def test_code_that_loading_runs_is_refused_by_strict(
     tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,3 +386,31 @@ def test_code_that_loading_runs_is_refused_by_strict(
     assert told in run_cli("inspect", "program.pt", exit=0).stdout
     run_cli("validate", "program.pt", exit=0)
     assert not made.exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_code_that_loading_runs_is_refused_by_strict(
+    tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter for phones runs it, and not the text beside it, which may be gone."""
+    monkeypatch.chdir(tmp_path)
+    torch.jit.script(Made())._save_for_lite_interpreter("phone.ptl")  # type: ignore[no-untyped-call]
+    text = "import nothing"
+    with zipfile.ZipFile("phone.ptl") as source, zipfile.ZipFile("bare.ptl", "w") as bare:
+        for name in source.namelist():
+            content = text.encode() if name.endswith(".py") else source.read(name)
+            bare.writestr(name, content)
+    made = tmp_path / "made"
+    made.unlink(missing_ok=True)
+    told = "__setstate__ in phone/bytecode.pkl, which names "
+    for verb in ("inspect bare.ptl --strict", "relocate bare.ptl --to cuda:1 --strict"):
+        assert told in run_cli(*verb.split(), exit=3).stderr, verb
+    assert not made.exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_code_that_only_computes_is_not_refused(tmp_path: Path) -> None:
+    path = tmp_path / "phone.ptl"
+    torch.jit.script(Restored())._save_for_lite_interpreter(str(path))  # type: ignore[no-untyped-call]
+    assert b"__setstate__" in script_records(path)["bytecode.pkl"]
+    assert not inspect(path, strict=True).unknown_callables

@@ -12,6 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ...graph.traversal import held_by, nodes_of
+from ...pickles.nodes import Node
+
 #: Namespaces of operators that compute, and do nothing else. Not among them: those that write
 #: files, talk to other processes, or take addresses.
 NAMESPACES = frozenset(
@@ -33,6 +36,7 @@ _MADE_BY = "__setstate__"
 #: Classes in C++ that hold tensors, by namespace.
 _CLASSES = frozenset(("mkldnn", "quantized", "rnn", "sparse", "xnnpack"))
 _OF_CLASSES = "__torch__.torch.classes."
+_CLASS = re.compile(rf"{re.escape(_OF_CLASSES)}[\w.]*")
 _WORD = re.compile(r"\w+")
 _ESCAPE = re.compile(r"\\([0-7]{1,3})|\\x([0-9a-fA-F]{1,2})")
 _STRICT = re.compile(
@@ -57,6 +61,25 @@ def called_while_loading(code: Mapping[str, str]) -> tuple[str, str] | None:
                 return name, word
             if word in ("ops", "classes") and not _is_strict(plain, found_word.start()):
                 return name, "other libraries"
+    return None
+
+
+def called_by_bytecode(root: Node) -> str | None:
+    """What compiled code that runs during loading names besides computing; None if nothing.
+
+    The interpreter for phones finds a `__setstate__` by the name of a function. Its functions name
+    operators and classes as text.
+    """
+    held = (each for node in nodes_of(root) for each in held_by(node))
+    texts = sorted({str(each) for each in held if isinstance(each, str)})
+    if not any(_MADE_BY in text for text in texts):
+        return None
+    for text in texts:
+        space, colons, operator = text.partition("::")
+        if colons and operator.partition(".")[0] in OTHER:
+            return text
+        if (colons and space not in SPACES) or any(map(is_foreign, _CLASS.findall(text))):
+            return "other libraries"
     return None
 
 

@@ -40,7 +40,7 @@ from ..base import PickledFormat
 from ..checkpoint import Carries
 from ..probe import Probe
 from ..session import ReadSession
-from .script_operators import called_while_loading, is_foreign
+from .script_operators import called_by_bytecode, called_while_loading, is_foreign
 
 _BYTECODE = "bytecode"
 _PICKLES = ("data", "constants", "traced_inputs", _BYTECODE)
@@ -110,6 +110,10 @@ class ScriptContainer(ZipContainer):
         called = called_while_loading({each.name: self._text(each) for each in records})
         if called is not None:
             yield f"__setstate__ in {called[0]}, which names {called[1]}"
+        for path, root in self.roots:
+            named = called_by_bytecode(root) if path == (_BYTECODE,) else None
+            if named is not None:
+                yield f"__setstate__ in {self.prefix}{_BYTECODE}.pkl, which names {named}"
 
     def _folder(self, pickle: str) -> str:
         """The folder with a pickle's tensors; newer bytecode uses the folder of the constants."""

@@ -188,11 +188,11 @@ def _diagnose_model(
     specs: Sequence[str],
     optimizer: str | None,
 ) -> Diagnosis:
+    from ..system.signals import exits_raised
     from ..trial.examine import examine, examined
     from ..trial.model import inputs
     from ..trial.model.factory import is_of_file
     from ..trial.model.import_by_name import importable_name, optimizer_name
-    from ..trial.process_exit import exits_raised
     from ..trial.stage import Stage
 
     inputs.check(specs)

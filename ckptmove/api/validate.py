@@ -319,7 +319,7 @@ def _run_trial(
     no_torch = why_no_torch()
     if no_torch is not None:
         return TrialResult(device, False, _skip(ALL_CHECKS[3:], no_torch))
-    from ..trial.process_exit import exits_raised
+    from ..system.signals import exits_raised
     from ..trial.trial import rehearse
 
     other = _local_path(against, copies)

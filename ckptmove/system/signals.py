@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 from . import WINDOWS
 
@@ -61,3 +62,20 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def exits_raised() -> Iterator[None]:
+    """A context in which `os._exit` in this process raises SystemExit, like `sys.exit`."""
+    before, own = os._exit, os.getpid()
+
+    def leave(status: Any = 0) -> NoReturn:
+        if os.getpid() != own:  # a fork, which has nothing to report
+            before(status)
+        raise SystemExit(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = before

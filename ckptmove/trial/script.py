@@ -30,9 +30,8 @@ from ..reports.display.phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.facts import Facts, facts
 from ..system.signals import HAS_TIMER, timer
-from .lost_gradients import gradient_of_copy
-from .never_called import models_never_called, optimizers_without_state
 from .program_history import told_to
+from .script_causes import gradient_of_copy, models_never_called, optimizers_without_state
 from .simulation.device_memory import NotSimulated
 from .simulation.script_host import call, hosting
 from .stage_fake import excused

@@ -37,8 +37,7 @@ from ..traversal import Composite
 from .difference import Held, can_cast, regrouped, unlike
 from .excerpts import first_unlike, of_bytes, of_scalars
 from .names_alike import names_alike
-from .side import Side
-from .tree_position import TreePosition
+from .side import Side, TreePosition
 
 _DEEPEST = 1000  # keys in a path
 _LEAST_ROOM = 1 << 20  # steps

@@ -1,12 +1,14 @@
-"""One side of a comparison: the tensors of a checkpoint, and texts for its values."""
+"""One side of a comparison: tensors of a checkpoint, places in its tree, texts for values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from math import prod
+from typing import NamedTuple
 
 from ...errors import UnsupportedError
 from ...manifest.dtypes import nbytes_of
+from ...manifest.paths import Path, spell, spell_apart
 from ...pickles.nodes import Blob, Call, Global, Node, Persistent
 from ...pickles.opcodes.plain_tensors import Form, compact_form
 from ...pickles.terms import Term, to_terms
@@ -139,3 +141,31 @@ class Side:
 
 def _is_long(node: Node) -> bool:
     return isinstance(node, (str, bytes)) and len(node) > LONGEST_TERM
+
+
+class TreePosition(NamedTuple):
+    """A place in a tree: the place of its container, and the keys from there."""
+
+    within: TreePosition | None
+    #: None at the root
+    keys: Path
+    #: how many keys lead to it
+    depth: int
+    #: whether to compare it
+    chosen: bool
+    #: whether it is only a part of a tensor's spelling
+    rest: bool
+    #: names of several tensors, whose keys must be quoted
+    alike: Set[str]
+
+    @property
+    def name(self) -> str:
+        """The dotted name."""
+        parts: list[Path] = []
+        place: TreePosition | None = self
+        while place is not None:
+            parts.append(place.keys)
+            place = place.within
+        path = tuple(key for keys in reversed(parts) for key in keys)
+        name = spell(path)
+        return spell_apart(path) if name in self.alike else name

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import RefusedError
 from ...manifest.manifest import Section
-from ...manifest.paths import Path
+from ...manifest.paths import Path, spell
+from ...pickles.nodes import Call, Dict, List, Node, Set, Tuple
 from ...reports.display.phrases import plural, quote
+from ...torch_pickle.children import children_of
 from ...torch_pickle.listed_tensors import Contents
+from ...torch_pickle.pickled_modules import attributes_of, is_frame
 from ...torch_pickle.values.tensors import Recogniser
 from ..draft import CheckpointGraph
-from ..nested_checkpoints import names_within, show_within
 from ..patterns import is_name
+from ..traversal import replace_nodes
 from .model_weights import (
     WEIGHTS,
     Weights,
@@ -133,3 +136,45 @@ def _none_left(before: Contents, there: Sequence[Weights]) -> RefusedError:
     return RefusedError(
         f"{what}; {places_of(there)}", hint="--weights ema takes these" if averages else None
     )
+
+
+def show_within(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> None:
+    """Replace bytes that have a wanted name and hold checkpoints with the saved objects.
+
+    The draft is one made with `nested`.
+    """
+    within = draft.graph.within
+    new = {id(node): within[id(node)] for name, node in _places(draft, wanted) if wanted(name)}
+    if not new:
+        return
+
+    draft.graph.root = replace_nodes(draft.graph.root, new)
+
+
+def names_within(draft: CheckpointGraph) -> list[str]:
+    """Return the names of bytes that hold checkpoints, without nested ones."""
+    return [name for name, _ in _places(draft, lambda name: False)]
+
+
+def _places(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Node]]:
+    """Yield bytes that hold checkpoints, with their names; nested ones only if wanted."""
+    within = draft.graph.within
+    met: set[int] = set()
+    todo: list[tuple[Node, Path]] = [(draft.graph.root, ())]
+    while todo:
+        node, path = todo.pop()
+        if id(node) in met:
+            continue
+        met.add(id(node))
+        if id(node) in within:
+            name = spell(path)
+            yield name, node
+            if wanted(name):
+                todo.append((within[id(node)], path))
+            continue
+        if not isinstance(node, (Call, Dict, List, Set, Tuple)):
+            continue
+        module = attributes_of(node) is not None
+        children = list(children_of(node))
+        for keys, child in reversed(children):
+            todo.append((child, path if module and is_frame(keys) else (*path, *keys)))

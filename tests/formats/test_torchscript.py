@@ -394,7 +394,7 @@ def test_compiled_code_that_loading_runs_is_refused_by_strict(
 ) -> None:
     """The interpreter for phones runs it, and not the text beside it, which may be gone."""
     monkeypatch.chdir(tmp_path)
-    torch.jit.script(Made())._save_for_lite_interpreter("phone.ptl")  # type: ignore[no-untyped-call]
+    torch.jit.script(Made())._save_for_lite_interpreter("phone.ptl")
     text = "import nothing"
     with zipfile.ZipFile("phone.ptl") as source, zipfile.ZipFile("bare.ptl", "w") as bare:
         for name in source.namelist():
@@ -411,6 +411,6 @@ def test_compiled_code_that_loading_runs_is_refused_by_strict(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_code_that_only_computes_is_not_refused(tmp_path: Path) -> None:
     path = tmp_path / "phone.ptl"
-    torch.jit.script(Restored())._save_for_lite_interpreter(str(path))  # type: ignore[no-untyped-call]
+    torch.jit.script(Restored())._save_for_lite_interpreter(str(path))
     assert b"__setstate__" in script_records(path)["bytecode.pkl"]
     assert not inspect(path, strict=True).unknown_callables

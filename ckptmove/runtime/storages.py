@@ -19,8 +19,9 @@ from ..errors import DeviceError, InputError, UsageError
 from ..graph.draft import StorageBytes
 from ..manifest.dtypes import BITS, storage_element_nbytes
 from ..plans.plan import Proof
+from ..sources.checksums import crc32_of, damage_error, read_before
 from ..sources.file import File
-from ..sources.joined import Joined, crc32_of, damage_error, read_before
+from ..sources.joined import Joined
 from ..sources.source import Piece, Source
 from ..system.files import map_file
 from .device_copies import DeviceCopies

@@ -10,12 +10,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd, prod
-from operator import itemgetter
 from typing import Literal, NamedTuple, Protocol
 
-from ..errors import CorruptError, StrPath, UnsupportedError
+from ..errors import StrPath, UnsupportedError
 from ..plans.crc32 import combine_crc32, extend_crc32
-from ..plans.plan import Proof, SourceChecksum
 from .source import Piece, Source, check_range
 
 _BLOCK = 1 << 22  # bytes interleaved at once
@@ -284,25 +282,3 @@ def scatter(data: memoryview, view: memoryview, run: int, pitch: int, count: int
     source, to = data.cast(FORMATS[unit]), view.cast(FORMATS[unit])
     for n in range(run // unit):
         to[n :: pitch // unit] = source[n :: run // unit]
-
-
-def read_before(sources: Sequence[Source], proof: SourceChecksum | Proof) -> tuple[int, int]:
-    """Return how far a range of a source was read, and the CRC-32 of those bytes."""
-    found = (
-        each.read_before(sources[proof.source], proof.source_at, proof.nbytes)
-        for each in sources
-        if isinstance(each, Joined)
-    )
-    return max(found, default=(proof.source_at, 0), key=itemgetter(0))
-
-
-def crc32_of(source: Source, start: int, nbytes: int, crc32: int = 0) -> int:
-    """Return the CRC-32 of a range of a source, continuing a given CRC-32."""
-    for _, data in source.chunks(start, nbytes):
-        crc32 = extend_crc32(crc32, data)
-    return crc32
-
-
-def damage_error(name: str, source: Source) -> CorruptError:
-    """Return the error for a record with a wrong checksum."""
-    return CorruptError(f"the record {name!r} is damaged: its checksum is wrong", path=source.path)

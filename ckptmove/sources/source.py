@@ -197,6 +197,13 @@ class Source(ABC):
         """Where the bytes of a range lie, in order: in other sources, if it only joins them."""
         yield Piece(self, start, nbytes)
 
+    def note(self, source: Source, at: int, data: bytes | memoryview) -> None:  # noqa: B027
+        """Take notice of bytes that were read from one of the sources that it joins."""
+
+    def read_before(self, source: Source, at: int, nbytes: int) -> tuple[int, int]:
+        """Return how far it noted a range of a source, and the CRC-32 of those bytes."""
+        return at, 0
+
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """As `Readable.expect`: unless it is far away, nothing is gained."""
         del ranges

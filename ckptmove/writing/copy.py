@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from ..errors import CorruptError
 from ..plans.plan import Copy, Write
 from ..sources.file import File
-from ..sources.joined import Joined
 from ..sources.nearby import NearbyFiles
 from ..sources.source import Source
 from ..system import files
@@ -61,7 +60,7 @@ class Copier:
         for start, data in source.chunks(copy.source_at, copy.nbytes):
             to = copy.at + start - copy.source_at
             put(self.fd, to, data)
-            if isinstance(whole, Joined) and source is not whole:
+            if source is not whole:
                 whole.note(source, start, data)
             start_writeback(self.fd, to, len(data))
             yield start + len(data) - copy.source_at

@@ -10,7 +10,7 @@ from operator import attrgetter
 from ..errors import StrPath
 from ..plans.crc32 import extend_crc32
 from ..plans.plan import SourceChecksum
-from ..sources.joined import crc32_of, damage_error, read_before
+from ..sources.checksums import crc32_of, damage_error, read_before
 from ..sources.source import Source
 
 

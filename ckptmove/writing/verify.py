@@ -15,8 +15,8 @@ from queue import SimpleQueue
 from ..errors import WriteError
 from ..plans.crc32 import combine_crc32, extend_crc32
 from ..plans.plan import Check, Checksum, CrcRange, Plan
+from ..sources.checksums import damage_error
 from ..sources.file import File
-from ..sources.joined import Joined, damage_error
 from ..sources.nearby import NearbyFiles
 from ..sources.source import Source
 from ..system.files import read_into
@@ -166,8 +166,7 @@ class Verifier:
                 where = piece.at + start - at
                 if not self._is_in(piece.source, where, view):
                     raise self._lost(f"the {len(view):,} bytes at offset {start:,} did not arrive")
-                if isinstance(source, Joined):
-                    source.note(piece.source, where, view)
+                source.note(piece.source, where, view)
                 if self._summed:
                     self.crc32 = extend_crc32(self.crc32, view)
                 self.done += len(view)

@@ -53,6 +53,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sources.source",
         "sources.file",
         "sources.nearby",
+        "sources.checksums",
         "sources.joined",
         "sources.place",
         "sources.filesystem",

@@ -16,7 +16,8 @@ from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.paths import spell
 from ...reports.display.phrases import plural, short
-from ...sources.joined import Joined, Strip, crc32_of
+from ...sources.checksums import crc32_of
+from ...sources.joined import Joined, Strip
 from ...sources.nearby import NearbyFiles
 from ...sources.source import Source
 from ...torch_pickle.values.strided import contiguous_stride

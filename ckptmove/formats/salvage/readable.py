@@ -9,7 +9,8 @@ from ...errors import InputError
 from ...manifest.manifest import Storage
 from ...plans.plan import Proof as PartProof
 from ...sources import place_of
-from ...sources.joined import Joined, crc32_of
+from ...sources.checksums import crc32_of
+from ...sources.joined import Joined
 from ...sources.source import Source
 from ...torch_pickle.streams import Container
 from ...zips.archive import Archive

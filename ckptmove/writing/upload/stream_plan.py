@@ -18,7 +18,7 @@ from operator import attrgetter
 from ...errors import CorruptError, StrPath, UnsupportedError, WriteError
 from ...manifest.dtypes import nbytes_of
 from ...plans.plan import Checksum, Copy, Gather, Plan, Write
-from ...sources.joined import crc32_of, damage_error
+from ...sources.checksums import crc32_of, damage_error
 from ...sources.source import Source, check_range
 from ..execute import read_gather
 from ..running_checksums import RunningChecksums, SummedSource

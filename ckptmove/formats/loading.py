@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import CorruptError
@@ -19,7 +20,6 @@ from .torch.zip import TorchZipContainer
 if TYPE_CHECKING:
     import torch
 
-    from ..runtime.mapped_tensors import MappedTensors
     from ..runtime.storages import Restoring
 
 _Plain: TypeAlias = "tuple[Node, int, tuple[int, ...], tuple[int, ...], bool]"
@@ -43,17 +43,12 @@ def object_in(
     is tagged with, or mapped to, is not available.
     """
     from ..runtime.build import build_object
-    from ..runtime.mapped_tensors import MappedTensors, Odd
+    from ..runtime.mapped_tensors import Odd
     from ..runtime.storages import Storages
 
     if not (select or weights):
-        mapped = MappedTensors(found.sources, restoring)
-        try:
-            plain = _plain_object(found, mapped)
-        except Odd:  # nothing was changed before it was raised
-            pass
-        else:
-            mapped.finish_copies()
+        with suppress(Odd):  # what was made before it was raised is freed
+            plain = _plain_object(found, restoring)
             found.check_unchanged()
             return plain
     draft = found.draft(nested=bool(weights or select))
@@ -77,23 +72,26 @@ def object_in(
     return loaded
 
 
-def _plain_object(found: Checkpoint, mapped: MappedTensors) -> object:
+def _plain_object(found: Checkpoint, restoring: Restoring) -> object:
     """The object of a common checkpoint, built without a draft; Odd if the checkpoint is unusual.
 
     Common are a safetensors file, built from its header, in which each tensor has its own storage;
     and a file of torch.save whose pickle names only plain tensors and ordered dicts.
     """
     from ..runtime.build import build_object
-    from ..runtime.mapped_tensors import Odd
+    from ..runtime.mapped_tensors import MappedTensors, Odd
 
+    mapped = MappedTensors(found.sources, restoring)
     if isinstance(found, TensorsCheckpoint):
         plain = found.plain()
         if plain is None:
             raise Odd
-        return {
+        made = {
             name: mapped.tensor(source, file.start, entry.start, entry.dtype, entry.shape)
             for name, (entry, file, source) in plain.items()
         }
+        mapped.finish_copies()
+        return made
     container = found.container
     if not isinstance(container, TorchZipContainer) or container.big_endian:
         raise Odd
@@ -115,7 +113,9 @@ def _plain_object(found: Checkpoint, mapped: MappedTensors) -> object:
     def storage_of(_: Persistent) -> torch.UntypedStorage:
         raise Odd
 
-    return build_object(root, storage_of, made=tensors)
+    loaded = build_object(root, storage_of, made=tensors)
+    mapped.finish_copies()
+    return loaded
 
 
 def _plain_form(call: Call) -> _Plain | None:

@@ -19,11 +19,22 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..errors import CkptmoveError, DeviceError
 from ..sources.source import Source
 
 _BLOCK = 1 << 23  # bytes of a buffer
 _GAP = 1 << 12  # bytes between two ranges that are read with them rather than skipped
 _THREADS = 4
+
+
+#: The hint for a missing device. It is part of the message, because tracebacks show no hints.
+REMEDY = 'map_location="cpu" loads it on the CPU'
+
+
+def device_error(location: object, error: Exception) -> DeviceError:
+    """The error for tensors that a device can't hold."""
+    why = str(error).partition("\n")[0].split(". ")[0]
+    return DeviceError(f"no tensor can be put on {str(location)!r} here: {why}; {REMEDY}")
 
 
 class _Range(NamedTuple):
@@ -42,40 +53,61 @@ class DeviceCopies:
         self._sources: dict[int, Source] = {}
         self._ranges: dict[torch.device, list[_Range]] = {}
 
-    def empty(self, nbytes: int, device: torch.device, source: Source, at: int) -> torch.Tensor:
-        """New bytes on a device; `finish` fills them from an offset of a file."""
-        made = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    def storage(
+        self, nbytes: int, device: torch.device, source: Source, at: int
+    ) -> torch.UntypedStorage:
+        """A new storage on a device; `finish` fills it from an offset of a file.
+
+        Raises DeviceError if the device has too little memory.
+        """
+        try:
+            made = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        except Exception as error:  # each backend has its own
+            raise device_error(device, error) from error
         self._sources[id(source)] = source
         self._ranges.setdefault(device, []).append(_Range(id(source), at, at + nbytes, made))
-        return made
+        return made.untyped_storage()
 
     def finish(self) -> None:
-        """Fill all that was made; InputError if a file can't be read, CorruptError if it shrank."""
+        """Fill all storages.
+
+        Raises InputError if a file can't be read, CorruptError if it shrank, DeviceError if the
+        device fails.
+        """
         for device, ranges in self._ranges.items():
-            self._copy(device, ranges)
+            try:
+                self._copy(device, ranges)
+            except (CkptmoveError, MemoryError):
+                raise
+            except Exception as error:
+                raise device_error(device, error) from error
         self._ranges.clear()
 
     def _copy(self, device: torch.device, ranges: list[_Range]) -> None:
         blocks = list(_blocks(ranges))
-        lanes = [_Lane(device) for _ in range(min(len(blocks), _THREADS))]
+        threads = min(len(blocks), _THREADS if device.type == "cuda" else 1)
+        lanes = [_Lane(device) for _ in range(threads)]
         free: SimpleQueue[_Lane] = SimpleQueue()
         for lane in lanes:
             free.put(lane)
+        inference = torch.is_inference_mode_enabled()
 
         def copy(block: list[_Range]) -> None:
             lane = free.get()
             try:
-                lane.copy(self._sources[block[0].source], block)
+                with torch.inference_mode(inference):  # each thread has a mode of its own
+                    lane.copy(self._sources[block[0].source], block)
             finally:
                 free.put(lane)
 
         try:
-            if len(lanes) == 1:
-                for block in blocks:
-                    copy(block)
-            else:
-                with ThreadPoolExecutor(len(lanes)) as pool:
-                    list(pool.map(copy, blocks))
+            with ThreadPoolExecutor(threads) as pool:
+                try:
+                    copied = pool.map(copy, blocks) if threads > 1 else map(copy, blocks)
+                except RuntimeError:  # Python is about to exit, and starts no more threads
+                    copied = map(copy, blocks)
+                for _ in copied:
+                    pass
         finally:
             for lane in lanes:
                 lane.wait()
@@ -112,7 +144,7 @@ class _Lane:
                 fetched = fetched.to(self._device, non_blocking=True)
             parts = [fetched[each.at - start : each.end - start] for each in block]
             targets = [each.target for each in block]
-            torch._foreach_copy_(targets, parts, non_blocking=True)
+            torch._foreach_copy_(targets, parts, non_blocking=self._is_cuda)
             if copied is not None:
                 copied.record()
 
@@ -152,7 +184,7 @@ def _split(whole: _Range) -> Iterator[_Range]:
 def _is_next(part: _Range, block: list[_Range]) -> bool:
     """Whether a range is so close behind a block, and so short, that one read gets both."""
     first, last = block[0], block[-1]
-    near = part.source == last.source and part.at <= last.end + _GAP
+    near = part.source == last.source and first.at <= part.at <= last.end + _GAP
     return near and part.end - first.at <= _BLOCK
 
 

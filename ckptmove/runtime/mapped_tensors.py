@@ -57,8 +57,9 @@ class MappedTensors:
         at += start
         if device.type != "cpu":
             nbytes = count * kind.itemsize
-            made = self._copies.empty(nbytes, device, self._file(source), at)
-            return made.view(kind).view(shape)
+            storage = self._copies.storage(nbytes, device, self._file(source), at)
+            made = torch.empty(0, dtype=kind, device=device)
+            return made.set_(storage, 0, shape, contiguous_stride(shape))
         if at % min(kind.itemsize, LARGEST_ALIGNMENT):
             raise Odd
         pages = self._pages.get(source)

@@ -17,7 +17,8 @@ from torch._weights_only_unpickler import _get_allowed_globals
 from ..errors import CorruptError, DeviceError
 from ..manifest.dtypes import nbytes_of
 from ..torch_pickle.values.strided import MOST_DIMENSIONS, count_of, reach_of
-from .storages import REMEDY, WHOLE
+from .device_copies import REMEDY
+from .storages import WHOLE
 
 _sparse_checks: Any = torch.sparse.check_sparse_tensor_invariants
 _TYPES = (torch.Tensor, torch.nn.Parameter)

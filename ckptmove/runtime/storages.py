@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.serialization import default_restore_location
 
-from ..errors import DeviceError, InputError, UsageError
+from ..errors import InputError, UsageError
 from ..graph.draft import StorageBytes
 from ..manifest.dtypes import BITS, storage_element_nbytes
 from ..plans.plan import Proof
@@ -24,14 +24,12 @@ from ..sources.file import File
 from ..sources.joined import Joined
 from ..sources.source import Piece, Source
 from ..system.files import map_file
-from .device_copies import DeviceCopies
+from .device_copies import DeviceCopies, device_error
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 #: The argument of torch.load: a device, a mapping of tags, a function, or None.
 MapLocation = Any
 
-#: The hint for a missing device. It is part of the message, because tracebacks show no hints.
-REMEDY = 'map_location="cpu" loads it on the CPU'
 #: The object in which torch.load stores `map_location` for rebuild functions; another in torch 2.4.
 _threads: Any = getattr(torch.serialization, "_serialization_tls", None) or getattr(
     torch._utils, "_thread_local_state", None
@@ -118,10 +116,7 @@ class Restoring:
         try:
             return default_restore_location(storage, location)
         except Exception as error:  # each backend raises its own kind
-            why = str(error).partition("\n")[0].split(". ")[0]
-            raise DeviceError(
-                f"no tensor can be put on {location!r} here: {why}; {REMEDY}"
-            ) from error
+            raise device_error(location, error) from error
 
 
 #: The largest alignment that an element needs, in bytes.
@@ -181,8 +176,7 @@ class Storages:
         plain = stored.content is None and not stored.big_endian and isinstance(source, File)
         if device is None or device == _CPU or not plain or not stored.nbytes:
             return None
-        copied = self._copies.empty(stored.nbytes, device, source, stored.start)
-        return copied.untyped_storage()
+        return self._copies.storage(stored.nbytes, device, source, stored.start)
 
     def _bytes(self, stored: StorageBytes) -> torch.UntypedStorage:
         if not stored.nbytes:

@@ -17,7 +17,7 @@ from ckptmove.errors import CorruptError
 from ckptmove.runtime import device_copies
 from ckptmove.runtime.device_copies import DeviceCopies
 from ckptmove.sources.file import File
-from tests.devices.second_device import DEVICE, apart
+from tests.devices.second_device import DEVICE, apart, limited
 
 GPU = "cuda:0"
 cuda = [
@@ -95,10 +95,45 @@ def test_a_file_that_shrank_is_refused(tmp_path: Path) -> None:
     path.write_bytes(bytes(100_000))
     with File.open(path) as file:
         copies = DeviceCopies()
-        copies.empty(90_000, torch.device(DEVICE), file, 10_000)
+        copies.storage(90_000, torch.device(DEVICE), file, 10_000)
         path.write_bytes(bytes(50_000))
         with pytest.raises(CorruptError, match="shrank"):
             copies.finish()
+
+
+@apart
+def test_ranges_that_overlap(tmp_path: Path) -> None:
+    path, device = tmp_path / "x", torch.device(DEVICE)
+    content = torch.randint(0, 256, (2 * device_copies._BLOCK + 99,), dtype=torch.uint8)
+    path.write_bytes(bytes(content.tolist()))
+    with File.open(path) as file:
+        copies = DeviceCopies()
+        whole = copies.storage(len(content), device, file, 0)
+        part = copies.storage(1000, device, file, 100)
+        copies.finish()
+    for found, wanted in ((whole, content), (part, content[100:1100])):
+        assert torch.equal(torch.empty(0, dtype=torch.uint8).set_(found.cpu()), wanted)
+
+
+@apart
+def test_modes_memory_and_views(tmp_path: Path) -> None:
+    made = tensors()
+    path = tmp_path / "x.pt"
+    torch.save({**made, "none": torch.empty(0)}, path)  # the general builder takes over
+    with torch.inference_mode():
+        check_same(
+            ckptmove.load(path, map_location=DEVICE), {**made, "none": torch.empty(0)}, DEVICE
+        )
+    nbytes = sum(each.nbytes for each in made.values())
+    with limited(int(1.2 * nbytes)):
+        found: Any = ckptmove.load(path, map_location=DEVICE)
+    found["long"].detach_()
+    del found
+    save_file(made, tmp_path / "x.safetensors")
+    with torch.inference_mode(), limited(int(1.2 * nbytes)):
+        ckptmove.load(tmp_path / "x.safetensors", map_location=DEVICE)["long"].detach_()
+    with limited(nbytes // 2), pytest.raises(DeviceError, match=r"memory.*map_location=\"cpu\""):
+        ckptmove.load(path, map_location=DEVICE)
 
 
 @pytest.mark.parametrize("check", [check_safetensors, check_zip, check_unusual, check_sparse])

@@ -3,7 +3,7 @@
 
 Usage: .venv/bin/python scripts/bench.py [--size GB] [--tensors N] [--rounds N] [--folder DIR]
                                   [--in-place] [--convert] [--diff] [--batch] [--store]
-                                  [--dcp] [--load [DEVICE]]
+                                  [--dcp] [--load [DEVICE]] [--trace]
 
 Prints for each contender the median time, its ratio to the first of its group (the median of the
 ratios round by round, since machines are noisy) and the peak of anonymous memory (RssAnon; the
@@ -26,6 +26,7 @@ from bench_dcp import divided
 from bench_diff import comparisons
 from bench_load import loads
 from bench_store import readings, small_items
+from bench_trace import traces
 from measuring import CKPTMOVE, COPY, MANY, TRAINING, Contender, compare, environment, make
 
 SYNC = "fd = os.open(sys.argv[2], os.O_RDWR); os.fsync(fd)"
@@ -172,7 +173,11 @@ def main() -> None:
     parser.add_argument("--store", action="store_true", help="measure only that")
     parser.add_argument("--dcp", action="store_true", help="measure only that")
     parser.add_argument("--load", nargs="?", const="cpu", help="measure only that, to a device")
+    parser.add_argument("--trace", action="store_true", help="measure only that")
     options = parser.parse_args()
+    if options.trace:
+        traces(options.rounds)
+        return
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="ckptmove-bench-") as folder:
         if options.convert:
             conversions(Path(folder), options.size, options.tensors, options.rounds)

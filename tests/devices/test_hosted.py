@@ -311,6 +311,16 @@ WRONG = {
         "nn.DataParallel(nn.Linear(3, 3)).cpu()(x)",
         "RuntimeError: module must have its parameters and buffers on device cuda:0",
     ),
+    "hook": (
+        "w = torch.ones(3, device='cuda', requires_grad=True); h = lambda g: g * torch.ones(3); "
+        "w.register_hook(h); (w * x).sum().backward()",
+        "RuntimeError: Expected all tensors",
+    ),
+    "hook_of_a_module": (
+        "m = nn.Linear(3, 3).cuda(); m.register_full_backward_hook(lambda *_: {}['gone']); "
+        "m(x.requires_grad_()).sum().backward()",
+        "KeyError: 'gone'",
+    ),
     "shapes_after_a_value": ("x.sum().item(); nn.Linear(4, 4).cuda()(x)", "RuntimeError"),
     "name_after_a_value": ("x.sum().item(); fake_loss(x)", "NameError"),
     "key_after_a_value": ("x.sum().item(); {}['label']", "KeyError"),

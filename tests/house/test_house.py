@@ -460,6 +460,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "trial.sandbox",
         "trial.simulation.device_memory",
         "trial.simulation.torch_answers",
+        "trial.simulation.hooks",
         "trial.simulation.kernels",
         "trial.simulation.patches",
         "trial.simulation.operand_rules",

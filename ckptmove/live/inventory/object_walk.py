@@ -224,6 +224,15 @@ def _in_function(function: types.FunctionType) -> Iterator[_Part]:
     module = function.__module__
     if isinstance(module, str) and (module.startswith("torch.") or is_denied(module)):
         return
+    inner = vars(function).get("__wrapped__")
+    if type(inner) is types.FunctionType:  # the names in what is decorated come first
+        yield from _given_to(inner)
+    yield from _given_to(function)
+    yield from vars(function).items()
+
+
+def _given_to(function: types.FunctionType) -> Iterator[_Part]:
+    """The variables of a function's closure, and the defaults of its arguments."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # the cell is still empty
             yield name, cell.cell_contents
@@ -231,7 +240,6 @@ def _in_function(function: types.FunctionType) -> Iterator[_Part]:
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     yield from zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
-    yield from vars(function).items()
 
 
 _OPENERS: tuple[tuple[type, _Opener], ...] = (

@@ -22,6 +22,7 @@ from torch.utils._device import _device_constructors
 from .device import install
 from .device_kernels import generators, type_name
 from .device_memory import NAME, THERE, Device, device_of, is_there, shown
+from .hooks import guarded_hooks
 from .torch_answers import TYPES, Stream, answers, noop, replaced
 
 _true_data: Any = torch._C.TensorBase.data
@@ -43,7 +44,12 @@ def hosting(device: torch.device) -> Iterator[None]:
     _device_constructors()
     install(device)
     with ExitStack() as stack:
-        for target, name, value in (*answers(str(device)), *_seen(device), *_asked(device)):
+        for target, name, value in (
+            *answers(str(device)),
+            *_seen(device),
+            *_asked(device),
+            *guarded_hooks(),
+        ):
             if hasattr(target, name):
                 stack.enter_context(replaced(target, name, value))
         stack.enter_context(warnings.catch_warnings())

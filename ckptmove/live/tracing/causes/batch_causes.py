@@ -12,7 +12,7 @@ from ....reports.events import Operand
 from ...inventory import findings
 from ..program.loop_tensors import LOOP
 from ..program.source_lines import CALLED
-from ..program.syntax import line_that_sets
+from ..program.syntax import line_in_function, line_that_sets
 from ..recording.history import DOES_NOT_MOVE, with_code
 from ..recording.operations import COPY
 from .evidence import MOST_LINES, Evidence
@@ -195,7 +195,10 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
     method = next((each.source for each in names.values() if DOES_NOT_MOVE in each.source), "")
     if method:
         lines.insert(0, method)
-        fix = f"move it in {method.removesuffix(DOES_NOT_MOVE)}, too, as its other tensors"
+        method = method.removesuffix(DOES_NOT_MOVE)
+        field = f"self.{first.rpartition('.')[2]}"
+        kept = with_code(line_in_function(method.rpartition(" at ")[2], field))
+        fix = f"move it in {method}, too, as its other tensors" + (f": {kept}" if kept else "")
     if case.known.library is not None:  # the library moves each batch
         fix = case.known.library.fix(case.device)
         lines.insert(0, case.known.library.why)

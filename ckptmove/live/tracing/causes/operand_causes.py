@@ -83,8 +83,8 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
         attribute = those[0].rpartition(".")[2]
         registered = f'self.register_buffer("{attribute}", …, persistent=False)'
         there = f'move it to the device of the model: .to("{case.device}")'
-        if entry is None and "." in those[0]:  # an object that is not registered holds it
-            holder = re.split(r"[.\[]", those[0], maxsplit=1)[0]
+        holder = re.split(r"[.\[]", those[0], maxsplit=1)[0]
+        if entry is None and "." in those[0] and holder.isidentifier():  # it is not registered
             registered = f'{holder}.to("{case.device}"); or register {holder}, if it is a module'
         fix = advice.get(those[0], registered if attribute.isidentifier() else there)
         fix += code_to_make_anew(those, case)
@@ -148,7 +148,8 @@ def tensors_made(case: Evidence) -> Iterator[Verdict]:
     for operand, what, severity in _used(case):
         if operand.held in ("made", TRAINED) and operand.name not in case.explained:
             first.setdefault(operand.name, operand)
-            lines.setdefault(operand.name, []).append(what)
+            if what not in lines.setdefault(operand.name, []):
+                lines[operand.name].append(what)
             worst[operand.name] = min(worst.get(operand.name, severity), severity, key=_rank)
     for name, told in lines.items():
         case.explain([name])

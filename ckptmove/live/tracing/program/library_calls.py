@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from .source_lines import is_installed, is_library, line_in, locals_of
+from .source_lines import fields_of, is_installed, is_library, line_in, locals_of
 from .syntax import tree_of
 
 _MOST_FRAMES = 64
@@ -87,7 +87,15 @@ def _prepared(file: str, names: Mapping[str, Any]) -> LibraryCall | None:
     own = {
         name for name, each in names.items() if type(each).__module__ == "accelerate.accelerator"
     }
-    for each in ast.walk(tree) if own and tree is not None else ():
+    nodes = list(ast.walk(tree)) if own and tree is not None else []
+    for each in nodes:
+        made = each.value if isinstance(each, ast.Assign) else None
+        if isinstance(made, ast.Call) and ast.unparse(each.targets[0]) in own:  # type: ignore[attr-defined]
+            for key in made.keywords:
+                if key.arg in _ON_CPU and _value_of(key.value, names) == _ON_CPU[key.arg]:
+                    line = line_in(file, key.value.lineno)
+                    return LibraryCall(ast.unparse(made.func), line, True, ast.unparse(key))
+    for each in nodes:
         call = each.value if isinstance(each, (ast.Expr, ast.Assign)) else None
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
             continue
@@ -116,8 +124,7 @@ def _calls(
             continue
         name, line = ast.unparse(call.func), line_in(file, call.lineno)
         for key in call.keywords:
-            value = key.value.value if isinstance(key.value, ast.Constant) else None
-            if key.arg in _ON_CPU and value == _ON_CPU[key.arg]:
+            if key.arg in _ON_CPU and _value_of(key.value, names) == _ON_CPU[key.arg]:
                 line = line_in(file, key.value.lineno)
                 found = LibraryCall(name, line, True, ast.unparse(key))
                 yield (True, True, call.lineno), found
@@ -131,6 +138,18 @@ def _calls(
             runs = runs or (isinstance(callee, type) and callee in map(type, running))
             found = LibraryCall(name, line, library in _MOVES_MODEL)
             yield (runs, target is not None, call.lineno), found
+
+
+def _value_of(node: ast.expr, names: Mapping[str, Any]) -> object:
+    """What a constant, a variable or its attribute is; None if that is not known, or not plain."""
+    value: object = None
+    if isinstance(node, ast.Constant):
+        value = node.value
+    elif isinstance(node, ast.Name):
+        value = names.get(node.id)
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        value = fields_of(names.get(node.value.id)).get(node.attr)
+    return value if type(value) in (bool, str) else None
 
 
 def _called(func: ast.expr, names: Mapping[str, Any]) -> Any:

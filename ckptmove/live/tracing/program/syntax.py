@@ -84,6 +84,17 @@ def last_line_of_function(line: str) -> str:
     return line if found is None else line_in(file, found.body[-1].lineno)
 
 
+def line_in_function(line: str, code: str) -> str:
+    """The first line of an expression, such as `self.x`, in the function around a line; or ""."""
+    file, number = file_of(line)
+    found = function_around(file, number)
+    nodes = (
+        [] if found is None else [each for each in ast.walk(found) if isinstance(each, ast.expr)]
+    )
+    lines = [each.lineno for each in nodes if ast.unparse(each) == code]
+    return line_in(file, min(lines)) if lines else ""
+
+
 def line_of_argument(line: str) -> str:
     """The line that set the variable that is the first argument of a call at a line; or ""."""
     file, number = file_of(line)

@@ -49,6 +49,8 @@ OUTPUT = "output"
 TRAINED = "trained"
 _COPIED = f"what {COPY} "
 _LOOSE = ("", "made", _OUTSIDE, _GIVEN)
+#: How the tensors of a model are held that a call of `.to` may leave elsewhere, or come later.
+_OF_MODELS = (Ownership.UNREGISTERED, Ownership.HOOK, Ownership.BUFFER)
 
 
 class _Name(NamedTuple):
@@ -296,11 +298,10 @@ class Names:
         return None
 
     def _of_model(self, tensor: torch.Tensor) -> _Name | None:
-        """The unregistered tensor of a model from which a tensor was computed, or None."""
+        """The tensor of a model from which a tensor elsewhere was computed, or None."""
         keys = self._chain(tensor, self._parents)
         found = [self._held[key][1] for key in keys if key in self._held]
-        hidden = (Ownership.UNREGISTERED, Ownership.HOOK)
-        return next((each for each in found if each.held in hidden), None)
+        return next((each for each in found if each.held in _OF_MODELS), None)
 
     def _as_state(
         self, tensor: torch.Tensor, frame: FrameType | None, name: str, other: str, code: str
@@ -370,6 +371,8 @@ class Names:
                 held = str(Ownership.BUFFER)
                 found.setdefault(key_of(each), (name, owner, held, module, around))
             for name, each in module.named_parameters():
+                if not isinstance(each, nn.Parameter):
+                    continue  # torch.func put it there for this call
                 held = str(Ownership.PARAMETER)
                 found.setdefault(key_of(each), (name, owner, held, module, around))
         for key in self._chain(tensor):
@@ -388,6 +391,8 @@ class Names:
             owner = self.variable(model) or type(written(model)).__name__
             made = self._history.told_of(model)
             for each in sorted(found, key=lambda each: each.held is Ownership.FOREIGN):
+                if each.held is Ownership.PARAMETER and not isinstance(each.tensor, nn.Parameter):
+                    continue  # torch.func put it there for this call
                 name = _Name(each.name, str(each.held), each.module, owner, made)
                 self._held.note(each.tensor, name)
 

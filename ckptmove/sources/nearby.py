@@ -36,9 +36,10 @@ class NearbyReads:
         self._last = start
         if self._far or nbytes > _BLOCK:
             return self._source.read(start, nbytes)
-        self.start, most = start, _AT_LEAST if self._near < _MANY else _BLOCK
-        self.block = self._source.read(start, max(nbytes, min(most, self._source.nbytes - start)))
-        return self.block[:nbytes]
+        most = _AT_LEAST if self._near < _MANY else _BLOCK
+        block = self._source.read(start, max(nbytes, min(most, self._source.nbytes - start)))
+        self.block, self.start = block, start  # both, or neither if it can't be read
+        return block[:nbytes]
 
 
 class NearbyFiles:

@@ -348,6 +348,8 @@ def test_items_of_another_save_are_refused(
     for verb in (ckptmove.load, lambda path: ckptmove.convert(path, tmp_path / "out.pt")):
         with pytest.raises(InputError, match=message):
             verb(folder)
+    report = ckptmove.validate(folder)
+    assert not report.ok
 
 
 def test_files_that_are_not_as_saved(folder: Path) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ckptmove.errors import InputError
 from ckptmove.sources.file import File
+from ckptmove.sources.nearby import NearbyReads
+from ckptmove.sources.source import Memory
 from ckptmove.zips.archive import Archive
 
 
@@ -46,3 +49,14 @@ def test_headers_take_few_reads(
         with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as theirs:
             for name, record in archive.records.items():
                 assert archive.read(record, at_most=nbytes) == theirs.read(name)
+
+
+def test_a_read_that_fails_does_not_change_later_ones() -> None:
+    """As in salvage, which goes on after a part that is behind the end of its file."""
+    content = bytes(range(256)) * 8
+    nearby = NearbyReads(Memory(content, "a"))
+    assert nearby.read(0, 16) == content[:16]
+    with pytest.raises(InputError):
+        nearby.read(len(content) - 7, 16)
+    for start in (len(content) - 7, len(content) - 4, 3):
+        assert nearby.read(start, 4) == content[start : start + 4]

@@ -339,6 +339,8 @@ class DcpContainer(PartsContainer):
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
         try:
+            for storage in self._chunks:
+                self.items_of(storage)
             self._check_files()
         except InputError as error:
             yield str(error)

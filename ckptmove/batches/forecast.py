@@ -75,7 +75,7 @@ def _dry(task: Task, output: str) -> ItemOutcome:
         nbytes = 0 if nothing else report.destination_nbytes
         _check_size(task, {each.name: each.nbytes for each in report.files} or {"": nbytes})
         return of_relocation(report, nbytes)
-    options["force"] = bool(task.options.get("force")) or bool(task.there)
+    options["force"] = bool(task.options.get("force")) or bool(task.existing)
     as_folder = output_is_folder(task)
     made = convert(task.item.path, f"{output}/" if as_folder else output, **options)
     base = output.rstrip("/")
@@ -86,7 +86,7 @@ def _dry(task: Task, output: str) -> ItemOutcome:
 
 def _check_size(task: Task, sizes: dict[str, int]) -> None:
     """Raises RefusedError if an existing output that would be compared has other sizes."""
-    if task.there == "compared" and tree_at(task.item.output).sizes() != sizes:
+    if task.existing == "compared" and tree_at(task.item.output).sizes() != sizes:
         raise other_error(task)
 
 

@@ -123,7 +123,7 @@ def plan_batch(
         in_the_way = _obstacles(task.item.output for task in tasks)
         found_there = tree.map_items(_there, tasks)
         tasks = [
-            task._replace(obstacle=task.clash or obstacle, there=there)
+            task._replace(obstacle=task.clash or obstacle, existing=there)
             for task, obstacle, there in zip(tasks, in_the_way, found_there, strict=True)
         ]
     free, kept = None, list[Mapping[str, str]]()
@@ -286,7 +286,7 @@ def _check_outputs_fit(
     """
     if free is None:
         return
-    new = [task for task in tasks if not task.there and not task.obstacle]
+    new = [task for task in tasks if not task.existing and not task.obstacle]
     if sum(task.item.nbytes for task in new) <= free or _shares_blocks(source, dst):
         return
     nbytes = sum(map(written, new))

@@ -15,11 +15,11 @@ from ..sources.budget import Budget
 from ..sources.source import MAX_NBYTES, FetchStats, Memory, Readable, Source
 from ..torch_pickle.listed_tensors import Contents
 from ..torch_pickle.listing import contents_of
+from ..torch_pickle.merged_contents import MergedContents, merge_contents
 from ..torch_pickle.streams import Container, LocationEdits, Stream
 from ..torch_pickle.tree import join_roots
 from ..torch_pickle.unknown import unknown_callables_in, unknown_makers_in
 from ..torch_pickle.values.tensors import device_text
-from ..torch_pickle.whole import Whole, whole
 from .file_shares import shares_of
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ class Checkpoint:
             source.check_unchanged()
 
     @cached_property
-    def whole(self) -> Whole:
+    def whole(self) -> MergedContents:
         """The pickles and storages of all its containers together."""
-        return whole(self.container)
+        return merge_contents(self.container)
 
     @cached_property
     def contents(self) -> Contents:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..errors import WriteError
 from ..pickles.compare import difference
 from ..placement.place import Moves
+from ..torch_pickle.merged_contents import merge_contents
 from ..torch_pickle.streams import Container, LocationEdits, Stream
-from ..torch_pickle.whole import whole
 
 
 def check_container(old: Container, new: Container, spelling: LocationEdits, moves: Moves) -> None:
@@ -14,7 +14,7 @@ def check_container(old: Container, new: Container, spelling: LocationEdits, mov
 
     Storage ids are compared by their ends: in one file of several, they may start with its name.
     """
-    mine, theirs = whole(old), whole(new)
+    mine, theirs = merge_contents(old), merge_contents(new)
     if len(mine.streams) != len(theirs.streams):
         raise WriteError("the written file differs from the source in the number of pickles")
     for before, after in zip(mine.streams, theirs.streams, strict=True):

@@ -11,8 +11,8 @@ from ..pickles.reached_globals import names_reached
 from ..sources.budget import Budget, Excess
 from ..sources.source import Readable
 from ..torch_pickle.callables.uses import LOADER
+from ..torch_pickle.merged_contents import loaded_from
 from ..torch_pickle.streams import Candidate, Container, Nested, Stream
-from ..torch_pickle.whole import loaded_from
 
 _DEEPEST = 8  # levels of checkpoints nested in bytes
 _NO_STORAGE = "the pickle loads a storage from bytes that are not a storage"

@@ -16,9 +16,9 @@ from ..plans.plan import Checksum, Copy, Gather, Proof, SourceChecksum, Write
 from ..sources.source import Memory, Readable, Source
 from ..torch_pickle.listed_tensors import Contents
 from ..torch_pickle.listing import contents_of
+from ..torch_pickle.merged_contents import MergedContents
 from ..torch_pickle.streams import Container
 from ..torch_pickle.values.tensors import device_text
-from ..torch_pickle.whole import Whole
 from .canonical import Graph
 from .traversal import held_by, nodes_of
 
@@ -261,7 +261,7 @@ class CheckpointGraph:
         container.roots = [((), self.graph.root)]
         found = contents_of(
             container,
-            Whole([], self.graph.ids, {}, {}, {}),
+            MergedContents([], self.graph.ids, {}, {}, {}),
             self.graph.recogniser,
             self.graph.storages,
         )

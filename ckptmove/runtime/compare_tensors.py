@@ -40,7 +40,7 @@ _WHOLE = {f"{sign}int{n}": not sign for sign in ("", "u") for n in (8, 16, 32, 6
 _Progress = Callable[[int], object]
 
 
-class Outcome(NamedTuple):
+class ComparisonResult(NamedTuple):
     """The result of a comparison."""
 
     values: Values | None  #: how elements differ, or None if they do not
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
         return self.values is None and not self.close
 
 
-_SAME = Outcome(None, 0)
+_SAME = ComparisonResult(None, 0)
 
 
 class Comparison:
@@ -65,7 +65,7 @@ class Comparison:
         self.tolerance = atol, rtol
         self.room = _LEAST_ROOM + _TIMES * nbytes
         self.report = progress or (lambda nbytes: None)
-        self.known: dict[tuple[str, View, str, View], Outcome] = {}
+        self.known: dict[tuple[str, View, str, View], ComparisonResult] = {}
         self.held: dict[int, tuple[Source, bytes | memoryview]] = {}
         self.buffers = bytearray(_CHUNK_NBYTES), bytearray(_CHUNK_NBYTES)
         self.nearby = NearbyFiles(), NearbyFiles()
@@ -82,7 +82,7 @@ class Comparison:
         for source, _ in self.held.values():
             source.close()
 
-    def compare(self, old: Shown, new: Shown) -> Outcome:
+    def compare(self, old: Shown, new: Shown) -> ComparisonResult:
         """Compare two tensors of one shape, after a cast of the old one to the new dtype.
 
         Raises CorruptError if bytes are missing, UnsupportedError if torch is missing or can't
@@ -111,12 +111,12 @@ class Comparison:
         if self.room < 0:
             raise UnsupportedError("its tensors use the same bytes too many times")
 
-    def _compare(self, old: Shown, new: Shown) -> Outcome:
+    def _compare(self, old: Shown, new: Shown) -> ComparisonResult:
         dtype = new.view.dtype
         nbytes = nbytes_of(prod(new.view.shape), dtype)
         if not nbytes or _is_same(old, new):
             self.report(nbytes)
-            return Outcome(None, 0)
+            return ComparisonResult(None, 0)
         if _lie_alike(old, new):
             start, end = span(new.view)
             start_old, _ = span(old.view)
@@ -128,7 +128,7 @@ class Comparison:
                 return self.elements(plain(old, start_old), plain(new, start), nbytes, new.view)
             runs = plain(old, start_old), plain(new, start)
             if not any(True for _ in self.unequal(*runs, end - start)):
-                return Outcome(None, 0)
+                return ComparisonResult(None, 0)
         self.take_room(nbytes)
         mine, other = self.run(old, dtype), self.run(new, dtype)
         return self.elements(mine, other, nbytes, new.view, nan_alike=old.view.dtype != dtype)
@@ -154,7 +154,7 @@ class Comparison:
 
     def elements(
         self, old: Run, new: Run, nbytes: int, view: View, *, nan_alike: bool = False
-    ) -> Outcome:
+    ) -> ComparisonResult:
         """Compare the elements of two runs; `nan_alike`: any NaN equals any other."""
         tally = _Tally(view, *self.tolerance, nan_alike=nan_alike)
         for at, mine, other in self.unequal(old, new, nbytes):
@@ -324,9 +324,9 @@ class _Tally:
         return all(int.from_bytes(each, "little") & ~sign > infinity for each in elements)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ComparisonResult:
         if self.first is None:
-            return Outcome(None, self.close)
+            return ComparisonResult(None, self.close)
         index, old, new = self.first
         shape, of = self.view.shape, prod(self.view.shape)
         if BITS[self.view.dtype] < 8:  # several elements per byte: bytes are reported
@@ -337,7 +337,7 @@ class _Tally:
             index, place = divmod(index, size)
             where.append(place)
         first = tuple(reversed(where))
-        return Outcome(
+        return ComparisonResult(
             Values(self.count, of, first, old, new, self.max_abs, self.max_rel), self.close
         )
 

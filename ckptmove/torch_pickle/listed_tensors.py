@@ -12,7 +12,7 @@ from ..manifest.other_records import Alias, NamedDevice
 from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Node, Text
 from ..pickles.opcodes.plain_tensors import compact_form
-from .pickled_modules import Doubts, Way, name_of
+from .pickled_modules import StateDictDoubts, Way, name_of
 from .sections.sections import Context, is_rng_state
 from .values.numpy_arrays import KIND
 from .values.strided import Tensor
@@ -94,7 +94,7 @@ class Contents:
         self.spelled: dict[int, tuple[Text | Call, ...]] = {}
         # the node of each value that names a device
         self.value_nodes: list[Text | Call | Literal] = []
-        self.doubts = Doubts()  # about modules whose state dict is unknown
+        self.doubts = StateDictDoubts()  # about modules whose state dict is unknown
 
 
 def check_depth(path: Path) -> None:

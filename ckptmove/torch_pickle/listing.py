@@ -18,6 +18,7 @@ from ..placement.device import names_device
 from ..sources.budget import Budget
 from .children import TRANSPARENT, breadth, reachable, visits_of
 from .listed_tensors import Contents, Step, TensorListing, are_compact, check_depth
+from .merged_contents import MergedContents
 from .pickled_modules import (
     Doubt,
     Inside,
@@ -51,7 +52,6 @@ from .sections.tensor_names import set_apart, with_shared
 from .streams import Container
 from .values.numpy_arrays import Arrays, array_of, content_of
 from .values.tensors import Recogniser, device_text
-from .whole import Whole
 
 #: The path below which a program keeps the inputs it was traced with; they are not model weights.
 _EXAMPLES = ("traced_inputs",)
@@ -68,7 +68,7 @@ _END: Step = (Global("", "", 0), (), Context())
 
 def contents_of(
     container: Container,
-    found: Whole,
+    found: MergedContents,
     recogniser: Recogniser | None = None,
     storages: Collection[str] | None = None,
 ) -> Contents:
@@ -114,7 +114,9 @@ class _Slots(NamedTuple):
 
 
 class _Listing(TensorListing):
-    def __init__(self, found: Whole, nbytes: int, recogniser: Recogniser, arrays: Arrays) -> None:
+    def __init__(
+        self, found: MergedContents, nbytes: int, recogniser: Recogniser, arrays: Arrays
+    ) -> None:
         """`nbytes`: the size of the data that describes the checkpoint."""
         super().__init__(nbytes, recogniser)
         persistents = (each for stream in found.streams for each in stream.pickle.persistents)

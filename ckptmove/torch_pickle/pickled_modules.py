@@ -188,7 +188,7 @@ class Doubt(Enum):
     OWN = "modules that save their state in a special form have no names of a state dict: {}"
 
 
-class Doubts:
+class StateDictDoubts:
     """The modules whose state dict is unknown."""
 
     def __init__(self) -> None:

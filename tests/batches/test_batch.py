@@ -293,7 +293,7 @@ def test_a_moved_tree_is_known_by_its_checksums(tree: Path, tmp_path: Path) -> N
     run("convert", tree, tmp_path / "out")
     shutil.copytree(tmp_path / "out", tmp_path / "moved")
     plan = ckptmove.batch("convert", tree, tmp_path / "moved", dry_run=True).plan
-    assert [task.there for task in plan.tasks].count("checked") == 5
+    assert [task.existing for task in plan.tasks].count("checked") == 5
     path = tmp_path / "moved" / "a" / "last.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

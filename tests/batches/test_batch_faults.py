@@ -400,7 +400,7 @@ def test_a_dry_run_tells_what_is_there(tree: Path, tmp_path: Path, run_cli: RunC
     ckptmove.convert(tree / "run-2" / "step-002.pt", there)  # of the same size
     before = sorted(out.rglob("*"))
     plan = ckptmove.batch("convert", tree, out, dry_run=True).plan
-    assert {task.item.name: task.there for task in plan.tasks} == {
+    assert {task.item.name: task.existing for task in plan.tasks} == {
         "run-1/step-001.pt": "compared",
         "run-2/step-002.pt": "",
     }

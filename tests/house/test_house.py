@@ -135,7 +135,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "torch_pickle.callables",
         "torch_pickle.streams",
         "torch_pickle.unknown",
-        "torch_pickle.whole",
+        "torch_pickle.merged_contents",
         "torch_pickle.values.numpy_arrays",
         "torch_pickle.sections.sections",
         "torch_pickle.sections.averages",

@@ -131,7 +131,7 @@ def _done(task: Task) -> Result:
             return result_of(task.item, BUSY)
         with _recording(ledger), remembering() as known:
             known.whole_nbytes = _WHOLE
-            _remember(known, task.item, ahead=not task.there)
+            _remember(known, task.item, ahead=not task.existing)
             try:
                 return result_at_end(entered(task, ledger))
             except CorruptError as error:
@@ -155,8 +155,8 @@ def _foretold(task: Task) -> Result:
     """The result of an item that would be done."""
     made = forecast_item(task)
     result = _result(task.item, made)
-    unsure = made.ok and task.there in UNSURE
-    return result._replace(reason=UNSURE[task.there]) if unsure else result
+    unsure = made.ok and task.existing in UNSURE
+    return result._replace(reason=UNSURE[task.existing]) if unsure else result
 
 
 def _failure(item: Item, error: CkptmoveError) -> Result:
@@ -252,7 +252,7 @@ def _recorded(
     item = task.item
     if task.in_place:
         record.notes += recover_if_interrupted(item.path)
-    if ledger.is_shared and not task.there and not tree_at(item.output).is_taken():
+    if ledger.is_shared and not task.existing and not tree_at(item.output).is_taken():
         known = task.known  # no process has done it since
     else:
         found = ledger.entry(item.name) if read is None else read.get(item.name)
@@ -295,7 +295,7 @@ def _key(task: Task) -> str:
     try:
         return key_of(task, source_stamp(task.item))
     except InputError:
-        forecast_item(task._replace(there="", obstacle=""))
+        forecast_item(task._replace(existing="", obstacle=""))
         raise
 
 

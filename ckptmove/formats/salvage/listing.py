@@ -17,12 +17,12 @@ from ...torch_pickle.callables.uses import latin_1
 from ...torch_pickle.children import children_of
 from ...torch_pickle.listed_tensors import Contents
 from ...torch_pickle.listing import contents_of
+from ...torch_pickle.merged_contents import merge_contents
 from ...torch_pickle.streams import Container
 from ...torch_pickle.values.numpy_arrays import KIND, array_of
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids
 from ...torch_pickle.values.strided import Tensor
 from ...torch_pickle.values.tensors import Recogniser
-from ...torch_pickle.whole import whole
 from ...zips.found_records import Proof
 from .remains import NamedTensor, StorageRemains
 
@@ -46,7 +46,7 @@ def tensors_of(container: Container) -> Listed:
 
     Excess if there are far too many. If the usual listing fails, the tensors are listed one by one.
     """
-    found = whole(container)
+    found = merge_contents(container)
     try:
         return of_contents(contents_of(container, found))
     except Excess:

@@ -81,7 +81,7 @@ class Task(NamedTuple):
     since: int = 0  #: the ledger may have more from this offset on
     #: how an existing output is treated: `checked` by its checksum, `compared` with the new output,
     #: or `replaced`; empty if there is none.
-    there: str = ""
+    existing: str = ""
     obstacle: str = ""  #: why it will be refused, if that is known
     clash: str = ""  #: why it must not be done: another item has the same output
     verify: bool = False  #: whether to read a finished output again, even if nothing looks changed

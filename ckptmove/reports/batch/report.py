@@ -105,7 +105,7 @@ class BatchPlan(Report):
         return tuple(
             PlannedItem(
                 *(task.item.name, task.item.kind, task.item.nbytes),
-                *(task.item.output or None, task.there or None, task.obstacle or None),
+                *(task.item.output or None, task.existing or None, task.obstacle or None),
                 *_foretold(foretold.get(task.item.name)),
             )
             for task in self.tasks
@@ -167,7 +167,7 @@ class BatchPlan(Report):
         held_up = sum(bool(task.obstacle) for task in tasks)
         if held_up:
             told.append(f"{held_up:,} of them can't be written")
-        there = Counter(task.there for task in tasks if task.there and not task.obstacle)
+        there = Counter(task.existing for task in tasks if task.existing and not task.obstacle)
         told += [f"{there[each]:,} {_SUMMED[each]}" for each in _SUMMED if there[each]]
         if self.done:
             told.append(f"{len(self.done):,} are already done")
@@ -348,8 +348,8 @@ def _where(task: Task) -> str:
     output = task.item.output
     if task.obstacle:
         return f"→ {output}: {task.obstacle}"
-    if task.there:
-        return f"→ {output} exists{_THERE[task.there]}"
+    if task.existing:
+        return f"→ {output} exists{_THERE[task.existing]}"
     return f"→ {output}" if output else ""
 
 

@@ -14,7 +14,7 @@ from .streams import Container, Stream
 from .values.persistent_ids import StorageId, TensorId
 
 
-class Whole(NamedTuple):
+class MergedContents(NamedTuple):
     """The merged contents of all containers of a checkpoint."""
 
     streams: Sequence[Stream]
@@ -27,11 +27,13 @@ class Whole(NamedTuple):
     tensors: Mapping[int, TensorId]
 
 
-def whole(container: Container) -> Whole:
+def merge_contents(container: Container) -> MergedContents:
     """Merge a container and all containers nested in it."""
     all_of_it = list(container.everything())
     if len(all_of_it) == 1:  # it may hold very many storages: avoid copies
-        return Whole(container.streams, container.ids, container.storages, {}, container.tensors)
+        return MergedContents(
+            container.streams, container.ids, container.storages, {}, container.tensors
+        )
     streams: list[Stream] = []
     ids: dict[int, StorageId] = {}
     storages: dict[str, Storage] = {}
@@ -55,7 +57,7 @@ def whole(container: Container) -> Whole:
                 root = graft[0][1]
                 if id(root) in ids:
                     ids[id(call)] = ids[id(root)]
-    return Whole(streams, ids, storages, grafts, tensors)
+    return MergedContents(streams, ids, storages, grafts, tensors)
 
 
 def loaded_from(call: Call) -> Node:

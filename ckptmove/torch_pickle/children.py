@@ -38,6 +38,8 @@ _LONGEST_COPY = 1000  # characters of a key
 _LONGEST_IN_KEY = 64  # characters of a text in a key tuple that is spelled in full
 _MOST_IN_KEY = 8  # items of a key tuple that is spelled in full
 _FEW = 8  # rows this short are checked again, without a cache
+_MOST_OF_ENTRY = 64  # pairs
+_PLAIN = frozenset((int, float, bool, str, type(None)))
 _SAFE_BITS = 60  # a number of at most so many bits is its own hash
 
 
@@ -94,10 +96,26 @@ def visits_of(
     children = []
     if not are_plain(node.items):
         children = [each for each in parts_of(node.items) if isinstance(each, _HOLDING)]
-    if not any(_leads_on(each, leads, opened) for each in children):
+    is_long = len(children) > _FEW
+
+    def leads_on(each: Node) -> bool:
+        return _leads_on(each, leads, opened) and not (is_long and _is_entry(each))
+
+    if not any(map(leads_on, children)):
         leads[id(node)] = False
         return (), children
-    return ((k, each) for k, each in children_of(node) if _leads_on(each, leads, opened)), children
+    return ((k, each) for k, each in children_of(node) if leads_on(each)), children
+
+
+def _is_entry(node: Node) -> bool:
+    """Whether this is a small dict of plain values, as logs have very many."""
+    if type(node) is not Dict or len(node.pairs) > _MOST_OF_ENTRY:
+        return False
+    return all(
+        type(key) in _TEXTS
+        and (type(value) in _PLAIN or (type(value) is Text and not names_device(value)))
+        for key, value in node.pairs
+    )
 
 
 def _leads_on(node: Node, leads: dict[int, bool], opened: Container[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
@@ -415,7 +416,8 @@ KNOTS: dict[str, Term] = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_what_is_malformed_is_refused(name: str) -> None:
-    for term in (MALFORMED[name], [[MALFORMED[name]]], {"a": MALFORMED[name]}):
+    whole = copy.deepcopy(MALFORMED[name])  # a term that is read is emptied
+    for term in (whole, [[copy.deepcopy(MALFORMED[name])]], {"a": copy.deepcopy(MALFORMED[name])}):
         with pytest.raises(CorruptError):
             from_terms(term, no_leaf)
     with pytest.raises(CorruptError):

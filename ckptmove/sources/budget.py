@@ -124,9 +124,9 @@ class Excess(CorruptError):
     """Raised if a file would make us build far more than its bytes can need."""
 
 
-def excess(kind: int, nbytes: int) -> Excess:
-    """Return the error for a pickle of `nbytes` that has too many objects of a kind."""
+def excess(kind: int) -> Excess:
+    """Return the error for a pickle that has too many objects of a kind."""
     return Excess(
-        f"the pickle has far more {_SHARES[kind][2]} than its {nbytes:,} bytes can "
-        "need: it would take too much memory"
+        f"the pickle has far more {_SHARES[kind][2]} than one of its length can need: it would "
+        "take too much memory"
     )

@@ -38,7 +38,7 @@ class MarkedStack(Literals, ABC):
         """Count built objects; CorruptError if there are more than so many bytes can need."""
         used = self.used[kind] = self.used[kind] + number
         if used > self.rooms[kind] and used > self.rooms[kind] + self.position // SHARES[kind]:
-            raise excess(kind, self.position)
+            raise excess(kind)
 
     def fits(self, kind: int, number: int = 1) -> bool:
         """Count built objects; return whether so many bytes can need as many."""
@@ -51,7 +51,7 @@ class MarkedStack(Literals, ABC):
         room = self.rooms[VALUES] + self.position // SHARES[VALUES] - self.used[VALUES]
         room -= self.waiting
         if len(self.stack) > room:
-            raise excess(VALUES, self.position)
+            raise excess(VALUES)
         self.longest_row = room
 
     def to_mark(self) -> list[Node]:

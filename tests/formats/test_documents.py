@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckptmove import CorruptError
@@ -31,6 +31,7 @@ def document(root: Any, **options: Any) -> Document:
 
 
 @given(trees, st.booleans(), st.booleans())
+@example("\x7f", False, False)
 def test_without_changes_it_says_the_same(root: Any, ascii: bool, spaced: bool) -> None:
     separators = None if spaced else (",", ":")
     text = json.dumps(root, ensure_ascii=ascii, separators=separators).encode()

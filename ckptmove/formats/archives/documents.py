@@ -45,7 +45,8 @@ class Document:
             raise CorruptError(f"the record {name!r} says {error.args[0]!r} twice") from error
         except ValueError as error:
             raise CorruptError(f"the record {name!r} is not JSON") from error
-        self._ascii = text.isascii()
+        # DEL is ASCII, but is escaped in documents that escape all other characters.
+        self._ascii = text.isascii() and "\x7f" not in text
 
     def rewrite(self, changes: Changes) -> bytes:
         """The text with changed values; it has the same length if possible."""

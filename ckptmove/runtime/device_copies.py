@@ -25,8 +25,6 @@ from ..sources.source import Source
 _BLOCK = 1 << 23  # bytes of a buffer
 _GAP = 1 << 12  # bytes between two ranges that are read with them rather than skipped
 _THREADS = 4
-
-
 #: The hint for a missing device. It is part of the message, because tracebacks show no hints.
 REMEDY = 'map_location="cpu" loads it on the CPU'
 

@@ -26,7 +26,7 @@ from ..sources.source import Piece, Source
 from ..system.files import map_file
 from .device_copies import DeviceCopies, device_error
 
-_CPU, _META = torch.device("cpu"), torch.device("meta")
+_META = torch.device("meta")
 #: The argument of torch.load: a device, a mapping of tags, a function, or None.
 MapLocation = Any
 
@@ -174,7 +174,7 @@ class Storages:
         device = self._restoring.device_of(stored.location)
         source = self._sources[stored.source]
         plain = stored.content is None and not stored.big_endian and isinstance(source, File)
-        if device is None or device == _CPU or not plain or not stored.nbytes:
+        if device is None or device.type == "cpu" or not plain or not stored.nbytes:
             return None
         return self._copies.storage(stored.nbytes, device, source, stored.start)
 

@@ -4,17 +4,20 @@ Usage: scripts/mutants [--list] [NAME...]
 
 A fault is a change of the text of one file. The tests nearest to it run on the copy; a fault that
 they let pass survives. A text that is not there exactly once is an error: the list is out of date.
+All these tests run once without a fault first: a test that fails then would notice anything.
 Ends with 1 if a fault survived.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from mutant import Mutant
@@ -22,7 +25,11 @@ from mutants_of_folders import OF_FOLDERS
 
 ROOT = Path(__file__).parents[1]
 _PATIENCE = 900  # seconds for the tests of one fault: a fault may hang
-
+_PYTEST = (
+    *(sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-rfE"),
+    *("-p", "no:cacheprovider"),
+)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 MUTANTS = (
     # -- new files and folders
@@ -381,42 +388,58 @@ MUTANTS = (
 )
 
 
-def survives(mutant: Mutant) -> bool:
-    """Whether the tests let a fault pass.
+def mutated_copy(mutant: Mutant | None, folder: Path) -> None:
+    """Copy the package and its tests, with a fault, or as they are where it is None.
 
     Raises:
-        SystemExit: the text to be replaced is not there exactly once, or a test is gone.
+        SystemExit: the text to be replaced is not there exactly once.
+    """
+    for name in ("ckptmove", "tests", "scripts"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, folder / name)
+    if mutant is None:
+        return
+    path = folder / "ckptmove" / mutant.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        raise SystemExit(
+            f"{mutant.name}: {mutant.file} holds the text {text.count(mutant.old)} times"
+        )
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+
+
+def failure(mutant: Mutant | None, tests: Iterable[str]) -> str | None:
+    """What noticed a fault: the first test that fails, or that they did not end; None if all pass.
+
+    Raises:
+        SystemExit: the tests can't run.
     """
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy = Path(folder)
-        for name in ("ckptmove", "tests", "scripts"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
-            shutil.copy(ROOT / name, copy / name)
-        path = copy / "ckptmove" / mutant.file
-        text = path.read_text(encoding="utf-8")
-        if text.count(mutant.old) != 1:
-            raise SystemExit(
-                f"{mutant.name}: {mutant.file} holds the text {text.count(mutant.old)} times"
-            )
-        path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
-        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
-        environment["CKPTMOVE_TEST_ALL"] = "1"
+        mutated_copy(mutant, Path(folder))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": folder,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "CKPTMOVE_TEST_ALL": "1",
+        }
         try:
             done = subprocess.run(
-                [*command, *mutant.tests.split()],
-                cwd=copy,
+                [*_PYTEST, *tests],
+                cwd=folder,
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=_PATIENCE,
+                timeout=_PATIENCE if mutant else None,
             )
         except subprocess.TimeoutExpired:
-            return False
+            return f"the tests did not end in {_PATIENCE} s"
     if done.returncode not in (0, 1):
-        raise SystemExit(f"{mutant.name}: its tests can't run:\n{done.stdout[-2000:]}")
-    return done.returncode == 0
+        raise SystemExit(f"the tests can't run:\n{done.stdout[-2000:]}")
+    if done.returncode == 0:
+        return None
+    failed = _FAILED.search(done.stdout)
+    return failed.group(1) if failed else "a test that is not named"
 
 
 def main() -> None:
@@ -428,17 +451,21 @@ def main() -> None:
     known = {mutant.name for mutant in MUTANTS}
     if unknown := set(wanted) - known:
         raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}")
-    survivors = []
-    for mutant in MUTANTS:
-        if wanted and mutant.name not in wanted:
-            continue
+    mutants = [mutant for mutant in MUTANTS if not wanted or mutant.name in wanted]
+    every_test = dict.fromkeys(test for mutant in mutants for test in mutant.tests.split())
+    if failed := failure(None, every_test):
+        raise SystemExit(f"without a fault, too: {failed}")
+    survivors = 0
+    for mutant in mutants:
         started = time.monotonic()
-        survived = survives(mutant)
-        verdict = "SURVIVED" if survived else "noticed"
-        print(f"{verdict:9} {time.monotonic() - started:5.0f} s  {mutant.name}", flush=True)
-        if survived:
-            survivors.append(mutant.name)
-    print(f"{len(survivors)} survived")
+        noticed = failure(mutant, mutant.tests.split())
+        verdict = "noticed" if noticed else "SURVIVED"
+        seconds = time.monotonic() - started
+        print(f"{verdict:9} {seconds:5.0f} s  {mutant.name}", flush=True)
+        if noticed:
+            print(f"{'by':>17} {noticed}", flush=True)
+        survivors += not noticed
+    print(f"{len(mutants)} planted, {survivors} survived")
     raise SystemExit(bool(survivors))
 
 

@@ -12,7 +12,7 @@ class Mutant(NamedTuple):
         name: what is wrong.
         file: relative to the package.
         old, new: the text that is replaced.
-        tests: arguments of pytest: the tests that should notice.
+        tests: files or names of the tests that should notice.
     """
 
     name: str

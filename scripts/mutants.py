@@ -325,14 +325,14 @@ MUTANTS = (
         "formats/archives/zip_container.py",
         "        yield from self._beside\n",
         "        yield from ()\n",
-        "tests/whole/test_payloads.py -k records",
+        "tests/whole/test_payloads.py::test_records_that_torch_passes_over_are_looked_into",
     ),
     Mutant(
         "object of a program taken for a tensor",
         "formats/programs/export_archive.py",
         "            if file.startswith(tuple(_OBJECTS)) or (is_pickled and meta is None):\n",
         "            if is_pickled and meta is None:\n",
-        "tests/whole/test_payloads.py -k constants",
+        "tests/whole/test_payloads.py::test_constants_of_a_program_that_torch_unpickles",
     ),
     Mutant(
         "field of a dtype anywhere",
@@ -435,7 +435,7 @@ def failure(mutant: Mutant | None, tests: Iterable[str]) -> str | None:
         except subprocess.TimeoutExpired:
             return f"the tests did not end in {_PATIENCE} s"
     if done.returncode not in (0, 1):
-        raise SystemExit(f"the tests can't run:\n{done.stdout[-2000:]}")
+        raise SystemExit(f"the tests can't run:\n{(done.stdout + done.stderr)[-2000:]}")
     if done.returncode == 0:
         return None
     failed = _FAILED.search(done.stdout)

@@ -416,6 +416,7 @@ def failure(mutant: Mutant | None, tests: Iterable[str]) -> str | None:
         SystemExit: the tests can't run.
     """
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        Path(folder).chmod(0o755)  # a test runs as somebody else
         mutated_copy(mutant, Path(folder))
         environment = {
             **os.environ,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ..display.phrases import join_names, plural
 from ..errors import InputError, StrPath, UntrustedError
 from ..graph.compare.side import LONGEST_TERM
 from ..reports.difference import Difference, Kind
-from ..reports.display.phrases import join_names, plural
 from ..reports.validate import FAILED, PASSED, SKIPPED, Finding
 from ..sources import place_of
 from ..writing.verify import Progress

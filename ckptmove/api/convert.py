@@ -12,7 +12,7 @@ from .. import formats
 from ..errors import CkptmoveError, StrPath
 from ..formats.writing import FOLDER
 from ..graph.edit.cast import Dtype
-from ..placement.device import Device
+from ..manifest.device import Device
 from ..reports.convert import ConvertReport
 from ..sources import place_of
 from ..writing.verify import Progress

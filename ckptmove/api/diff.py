@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Annotated
 
 from .. import formats
+from ..display.phrases import plural
 from ..errors import RefusedError, StrPath, UnsupportedError, UsageError
 from ..formats.checkpoint import Checkpoint
 from ..formats.folders.model_folder import checkpoints_beside
@@ -27,7 +28,6 @@ from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..manifest.paths import spell
 from ..reports.diff import Diff
 from ..reports.difference import Difference, Kind
-from ..reports.display.phrases import plural
 from ..runtime.compare_tensors import Comparison
 from ..runtime.matching import match_renamed
 from ..sources import place_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import StrPath, UsageError
-from ..placement.device import with_index
+from ..manifest.device import with_index
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.torch_import import NOT_INSTALLED, why_no_torch
 from .options import Input, Option, Simulate, declare_options

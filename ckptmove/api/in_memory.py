@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StrPath, UsageError
-from ..placement.device import Device
+from ..manifest.device import Device
 from ..reports.live import LiveManifest
 from ..reports.move import MoveReport
 

@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 from .. import formats
 from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
 from ..formats.checkpoint import Checkpoint
-from ..placement.device import Device, parse
+from ..manifest.device import Device, parse
 from ..placement.place import Moves
 from ..placement.place import place as place_tensors
 from ..placement.rules import Rules, rules_of

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 from .. import formats
+from ..display.json_text import json_text
+from ..display.phrases import plural
 from ..errors import CorruptError, RefusedError, StrPath, UsageError
 from ..formats.diagnosis import damage_of
 from ..formats.salvage import NamedTensor, Remains, remains_of
@@ -16,8 +18,6 @@ from ..formats.salvage.draft import draft_of, room_for
 from ..formats.writing import WriteOptions, WritePlan, assemble
 from ..graph.draft import Pieces
 from ..graph.parts import allowed_name
-from ..reports.display.json_text import json_text
-from ..reports.display.phrases import plural
 from ..reports.salvage import Fate, SalvagedTensor, SalvageReport
 from ..sources import place_of
 from ..sources.joined import Joined

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .. import formats
+from ..display.phrases import few
 from ..errors import StrPath, UntrustedError
 from ..formats.checkpoint import Checkpoint
 from ..manifest.manifest import Manifest
-from ..reports.display.phrases import few
 from ..sources import open_source
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from .. import formats
+from ..display.phrases import plural
 from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
 from ..formats.checkpoint import Checkpoint
 from ..formats.folders.layouts import common_folder
 from ..formats.folders.training_folder import FolderCheckpoint
+from ..manifest.device import with_index
 from ..manifest.manifest import Manifest
-from ..placement.device import with_index
-from ..reports.display.phrases import plural
 from ..reports.validate import (
     ALL_CHECKS,
     FAILED,

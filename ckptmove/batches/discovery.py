@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from .. import formats
+from ..display.phrases import join_names
 from ..errors import InputError, UnsupportedError
 from ..formats.base import Format
 from ..formats.checkpoint import Checkpoint
@@ -28,7 +29,6 @@ from ..formats.folders.weight_names import INDEX
 from ..formats.pickle import PROTO, PlainPickle
 from ..formats.unread_formats import kind_of_weights
 from ..reports.batch.items import Entry, Item
-from ..reports.display.phrases import join_names
 from ..sources import place_of
 from ..sources.place import BLOBS, EntryKind, FolderEntry, folders_above, has_blobs_of_hub
 from .selection import ItemFilter

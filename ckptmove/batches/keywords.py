@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict
 from ..api.options import Weights
 from ..errors import StrPath
 from ..graph.edit.cast import Dtype
-from ..placement.device import Device
+from ..manifest.device import Device
 from ..writing.verify import Progress
 
 _Globs = str | Iterable[str]

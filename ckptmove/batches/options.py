@@ -13,7 +13,7 @@ from ..api.options import Declaration, Option, former_names, options_of, with_cu
 from ..api.relocate import relocate
 from ..api.validate import validate
 from ..errors import InputError, StrPath, UsageError
-from ..placement.device import parse
+from ..manifest.device import parse
 from ..placement.rules import rules_of
 from ..sources import place_of
 from .outputs import bare_name

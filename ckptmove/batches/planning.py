@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from ..api.folders.files import check_apart
+from ..display.phrases import plural
 from ..errors import InputError, RefusedError, StrPath, UnsupportedError, UsageError
 from ..reports.batch.items import MISSING, Entry, Item, Task
 from ..reports.batch.report import BatchPlan
-from ..reports.display.phrases import plural
 from ..sources import place_of
 from ..sources.place import folders_above
 from ..system.files import shares_blocks

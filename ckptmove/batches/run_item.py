@@ -13,6 +13,7 @@ from ..api.inspect import WITHOUT_STRICT
 from ..api.relocate import relocate
 from ..api.strict import refuse_unknown, refuse_unknown_in
 from ..api.validate import validate
+from ..display.phrases import join_names
 from ..errors import CheckFailed, CkptmoveError, InputError, RefusedError, UntrustedError
 from ..formats.distributed.dcp.folder import Dcp
 from ..formats.distributed.dcp.hf_shards import HuggingFaceShards
@@ -22,7 +23,6 @@ from ..graph.edit.cast import casts_of
 from ..plans.plan import Copy, Plan, Write
 from ..reports.batch.items import MISSING, UNREADABLE, Contents, Entry, Item, Task
 from ..reports.convert import ConvertReport
-from ..reports.display.phrases import join_names
 from ..reports.relocate import RelocateReport
 from ..sources import place_of
 from ..writing import destination_of

@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..display.phrases import plural
 from ..errors import CkptmoveError
 from ..reports.batch.items import (
     BUSY,
@@ -29,7 +30,6 @@ from ..reports.batch.items import (
 )
 from ..reports.batch.report import BatchPlan, BatchReport
 from ..reports.batch.table import InspectedItem
-from ..reports.display.phrases import plural
 from ..sources import place_of
 from ..sources.known_objects import KnownObjects
 from ..system.files import sync_folder, with_those_above

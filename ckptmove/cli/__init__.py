@@ -171,8 +171,8 @@ def _say(error: CkptmoveError) -> int:
 
 
 def _complain(message: str, *, where: str = "", hint: str = "") -> None:
-    from ..reports.display.blocks import Wrong, paint
-    from ..reports.display.text import LONGEST_REASON, one_line, printable
+    from ..display.blocks import Wrong, paint
+    from ..display.text import LONGEST_REASON, one_line, printable
     from ..sources import mask_secrets
     from .display.terminal import terminal_of
 

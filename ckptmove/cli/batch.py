@@ -15,12 +15,12 @@ from ..batches.batch import batch as run_batch
 from ..batches.executors.process_pool import forking
 from ..batches.options import VerbName, item_options
 from ..batches.running import Batch
+from ..display.blocks import text_of
+from ..display.phrases import plural
+from ..display.text import printable
 from ..errors import CheckFailed, RefusedError, UsageError
 from ..reports.batch.items import DONE, SKIPPED, Result
 from ..reports.batch.report import RetryCommand, batch_line, only_left_out
-from ..reports.display.blocks import text_of
-from ..reports.display.phrases import plural
-from ..reports.display.text import printable
 from .declare import Command, Decorator, option, verb_options, with_options, with_values
 from .display.batch_files import Log, write_manifest
 from .display.batch_metrics import MetricsFile
@@ -38,7 +38,7 @@ from .display.output import (
 from .display.streams import Signalled
 from .display.terminal import terminal_of
 
-_WORDS = "ckptmove.reports.display.phrases"
+_WORDS = "ckptmove.display.phrases"
 
 
 class _BatchCommand(Command):

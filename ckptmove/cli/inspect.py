@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..api.inspect import inspect as inspect_checkpoint
 from ..api.inspect import with_whole_folder
 from ..errors import UsageError
+from ..manifest.device import parse
 from ..manifest.manifest import Manifest
-from ..placement.device import parse
 from ..reports.folder_files import chunks as chunks_of
 from ..reports.inspect import tensors as tensors_of
 from ..reports.tree import tree as tree_of

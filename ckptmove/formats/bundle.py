@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
+from ..display.phrases import plural
 from ..errors import InputError, UnsupportedError
 from ..graph.draft import CheckpointGraph
 from ..manifest.other_records import HeldRecord, RecordKind
@@ -30,7 +31,6 @@ from ..pickles.nodes import Blob
 from ..pickles.opcodes.literals import may_be_checkpoint
 from ..pickles.reached_globals import names_reached
 from ..reports.convert import Loss
-from ..reports.display.phrases import plural
 from ..sources.budget import Excess
 from ..sources.source import Memory, Readable
 from ..torch_pickle.callables.uses import Uses, not_surely_harmless

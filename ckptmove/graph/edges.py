@@ -6,6 +6,7 @@ import struct
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 
+from ..manifest.device import names_device
 from ..manifest.paths import Key, Path
 from ..pickles.nodes import (
     Blob,
@@ -22,7 +23,6 @@ from ..pickles.nodes import (
 )
 from ..pickles.opcodes.pairs import Pairs
 from ..pickles.opcodes.plain_tensors import kind_of
-from ..placement.device import names_device
 from ..torch_pickle.children import TRANSPARENT, children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from ..torch_pickle.values.numpy_arrays import CONTENT_AT, array_of

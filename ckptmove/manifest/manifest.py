@@ -15,13 +15,13 @@ from functools import cached_property
 from operator import add, attrgetter
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
+from ..display.phrases import join_names, plural
+from ..display.plain import OMITTED, Key, derived
+from ..display.report import Report
 from ..errors import CheckFailed
 from ..pickles.nodes import Node
-from ..placement.device import kind_of, parse
-from ..reports.display.phrases import join_names, plural
-from ..reports.display.plain import OMITTED, Key, derived
-from ..reports.display.report import Report
 from ..sources.source import FetchStats
+from .device import kind_of, parse
 from .folder_files import MISSING, FileShare, FolderFile
 from .other_records import Alias, Chunk, NamedDevice, OtherRecord
 from .paths import Path, PlainPath

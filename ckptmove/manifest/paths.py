@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from ..reports.display.plain import Key as JsonKey
+from ..display.plain import Key as JsonKey
 
 Key = str | int | float | bool | bytes | None
 Path = tuple[Key, ...]

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from ..display.phrases import plural, quote
 from ..errors import RefusedError
+from ..manifest.device import TagMap, kind_of
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry
 from ..manifest.other_records import NamedDevice
 from ..manifest.paths import Path
-from ..reports.display.phrases import plural, quote
-from .device import TagMap, kind_of
 from .move_totals import Kept, Moved
 from .rules import Rules
 

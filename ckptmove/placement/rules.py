@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from ..display.phrases import class_name
 from ..errors import DeviceError, StrPath, UsageError
+from ..manifest.device import Device, TagMap, parse
 from ..manifest.manifest import TensorEntry
 from ..manifest.paths import Path as KeyPath
-from ..reports.display.phrases import class_name
-from .device import Device, TagMap, parse
 
 #: The prefix that `torch.compile` adds to names in a module.
 _WRAPPED = r"\b_orig_mod\."

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..display.blocks import Block, Table
+from ..display.phrases import plural, which_loading_runs
+from ..display.plain import Seconds
+from ..display.report import Report
+from ..display.text import first_names, size
 from ..errors import CheckFailed
 from ..manifest.paths import spell
 from ..placement.move_totals import Kept
 from .device_values import what_stays
-from .display.blocks import Block, Table
-from .display.phrases import plural, which_loading_runs
-from .display.plain import Seconds
-from .display.report import Report
-from .display.text import first_names, size
 
 _MOST_FILES = 10
 

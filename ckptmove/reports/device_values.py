@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..display.plain import derived
+from ..display.report import Report
+from ..display.text import first_names
 from ..manifest.other_records import NamedDevice
 from ..manifest.paths import PlainPath
-from .display.plain import derived
-from .display.report import Report
-from .display.text import first_names
 
 if TYPE_CHECKING:
     from ..placement.move_totals import Kept

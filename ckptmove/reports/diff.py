@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
+from ..display import phrases
+from ..display.blocks import Block, Table, Wrong
+from ..display.columns import Columns, PageBlock
+from ..display.phrases import plural
+from ..display.plain import Seconds, derived
+from ..display.report import Report
+from ..display.text import first_names, size
 from ..errors import CheckFailed
 from ..manifest.paths import spell
 from .difference import ALL_OF_IT, Difference, Kind, groups_of_alike, row_of, sides_of
-from .display import phrases
-from .display.blocks import Block, Table, Wrong
-from .display.columns import Columns, PageBlock
-from .display.phrases import plural
-from .display.plain import Seconds, derived
-from .display.report import Report
-from .display.text import first_names, size
 
 _MOST_TOLD = 3  # most names of entries that were not compared
 

@@ -9,10 +9,10 @@ from math import isfinite
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
+from ..display.plain import Key, to_json
+from ..display.text import cut, first_names, printable, shape
 from ..manifest.paths import spell
-from .display.groups import collapse_names, pattern_of
-from .display.plain import Key, to_json
-from .display.text import cut, first_names, printable, shape
+from .groups import collapse_names, pattern_of
 
 
 class Kind(str, Enum):

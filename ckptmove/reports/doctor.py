@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from ..display.blocks import Block, Table, Wrong
+from ..display.columns import Columns, Lanes, PageBlock
+from ..display.phrases import plural
+from ..display.plain import Key, Plain, derived
+from ..display.report import Report
+from ..display.text import cut, size
 from ..errors import CheckFailed
-from .display.blocks import Block, Table, Wrong
-from .display.columns import Columns, Lanes, PageBlock
-from .display.phrases import plural
-from .display.plain import Key, Plain, derived
-from .display.report import Report
-from .display.text import cut, size
 from .events import Span, Trace
 
 #: The severity: not what was asked for, or right but slower than necessary.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .display.plain import Plain
+from ..display.plain import Plain
 
 
 class Site(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..display.blocks import Block, Table
+from ..display.text import cut, first_names, shape, size
 from ..manifest.folder_files import MISSING, FolderFile
 from ..manifest.manifest import NOT_STORED, Manifest
-from .display.blocks import Block, Table
-from .display.text import cut, first_names, shape, size
 
 _FILES = "file", "format", "section", "tensors", "device", "bytes"
 _MOST_OTHERS = 10

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from ..display.blocks import Block, Table
+from ..display.phrases import plural, short
+from ..display.text import cut, first_names, shape, size
 from ..manifest.manifest import Manifest, TensorEntry
 from ..manifest.other_records import NamedDevice, RecordKind
 from ..manifest.paths import spell
@@ -16,17 +19,14 @@ from ..pickles.nodes import (
 from ..sources.place import mask_secrets
 from ..torch_pickle.children import children_of
 from ..torch_pickle.sections.sections import is_module_state
-from .display.blocks import Block, Table
-from .display.groups import groups_of
-from .display.phrases import plural, short
-from .display.text import cut, first_names, shape, size
 from .folder_files import files_of, shares_of
+from .groups import groups_of
 from .tree import LONGEST_KEY, LONGEST_VALUE, value_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from .display.columns import Columns, PageBlock
+    from ..display.columns import Columns, PageBlock
 
 #: The attributes that torch.nn.Module gives every module: torch/nn/modules/module.py, `__init__`.
 _OF_EVERY_MODULE = {
@@ -200,7 +200,7 @@ def tensors(manifest: Manifest) -> Iterator[Block]:
 
 def tensor_columns(manifest: Manifest) -> Columns:
     """Return every tensor, for a page that draws their bytes; shared bytes count once."""
-    from .display.columns import Columns, Drawing
+    from ..display.columns import Columns, Drawing
 
     entries = manifest.tensors
     left = {key: each.nbytes for key, each in manifest.storages.items()}

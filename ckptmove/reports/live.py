@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from ..display.blocks import Block, Table
+from ..display.plain import OMITTED
+from ..display.text import cut, size
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry
 from ..manifest.paths import Key, spell
-from .display.blocks import Block, Table
-from .display.groups import collapse_names, pattern_of
-from .display.plain import OMITTED
-from .display.text import cut, size
+from .groups import collapse_names, pattern_of
 from .inspect import FileManifest, named_devices
 
 _MOST_LINES = 40

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from ..display.phrases import plural
+from ..display.plain import OMITTED, Seconds
+from ..display.text import first_names, size
 from ..manifest.other_records import NamedDevice
 from ..placement.move_totals import Kept, Moved
 from .device_values import DeviceValuesReport, what_stays
-from .display.phrases import plural
-from .display.plain import OMITTED, Seconds
-from .display.text import first_names, size
 
 _MOST_UNREGISTERED = 5
 _MOST_VALUES = 5

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .display.report import Report
-from .display.text import size
+from ..display.report import Report
+from ..display.text import size
 
 _WHAT = {
     "nothing": "nothing to recover",

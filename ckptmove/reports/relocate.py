@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
+from ..display.phrases import plural, which_loading_runs
+from ..display.plain import OMITTED, Seconds
+from ..display.text import first_names, size
 from ..manifest.other_records import NamedDevice
 from ..placement.move_totals import Kept, Moved
 from .device_values import DeviceValuesReport, what_stays
-from .display.phrases import plural, which_loading_runs
-from .display.plain import OMITTED, Seconds
-from .display.text import first_names, size
 
 _MOST_VALUES = 5
 _MOST_FILES = 4

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from .display.blocks import Block, Table, Wrong
-from .display.phrases import plural
-from .display.plain import Seconds, derived
-from .display.report import Report
-from .display.text import shape, size
+from ..display.blocks import Block, Table, Wrong
+from ..display.phrases import plural
+from ..display.plain import Seconds, derived
+from ..display.report import Report
+from ..display.text import shape, size
 
 _MOST_SHOWN = 12
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from ..display.text import cut, shape, size
 from ..manifest.manifest import Manifest
 from ..manifest.paths import Path, spell
 from ..pickles.nodes import (
@@ -21,7 +22,6 @@ from ..pickles.nodes import (
 from ..torch_pickle.children import children_of
 from ..torch_pickle.tree import join_roots
 from ..torch_pickle.values.tensors import device_text
-from .display.text import cut, shape, size
 
 LONGEST_KEY = 200  # characters of a key
 LONGEST_VALUE = 60  # of a value

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..display.blocks import Block, Table, Wrong
+from ..display.columns import PageBlock
+from ..display.phrases import plural
+from ..display.plain import Plain, derived
+from ..display.report import Report
 from ..errors import CheckFailed
-from .display.blocks import Block, Table, Wrong
-from .display.columns import PageBlock
-from .display.phrases import plural
-from .display.plain import Plain, derived
-from .display.report import Report
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 #: The checks of a trial, in order.

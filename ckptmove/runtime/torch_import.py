@@ -9,7 +9,7 @@ import subprocess
 import sys
 from functools import cache
 
-from ..reports.display.phrases import format_error
+from ..display.phrases import format_error
 from ..sources.budget import NO_MEMORY
 from ..system import memory
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
+from ..display.phrases import format_error
 from ..errors import CkptmoveError, InputError, UsageError
-from ..reports.display.phrases import format_error
 from .place import mask_secrets
 
 _T = TypeVar("_T")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from typing import TypeGuard
 
+from ..manifest.device import names_device
 from ..manifest.paths import Key, Path, spell
 from ..pickles.nodes import (
     Blob,
@@ -23,7 +24,6 @@ from ..pickles.nodes import (
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.mixed_rows import parts_of
 from ..pickles.opcodes.pairs import Pairs, keys_of
-from ..placement.device import names_device
 from .pickled_modules import INNER, body_of, is_compiled
 from .values.tensors import device_text
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptError
+from ..manifest.device import names_device
 from ..manifest.manifest import Role, Section
 from ..manifest.other_records import Alias, NamedDevice
 from ..manifest.paths import Path
@@ -14,7 +15,6 @@ from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Se
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.pairs import keys_of
 from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form, is_compact
-from ..placement.device import names_device
 from ..sources.budget import Budget
 from .children import TRANSPARENT, breadth, reachable, visits_of
 from .listed_tensors import Contents, Step, TensorListing, are_compact, check_depth

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from ..display.phrases import few
 from ..errors import RefusedError
 from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, Global, List, Mapping, Node, Set, Tuple
-from ..reports.display.phrases import few
 
 #: The attributes that make up a state dict, in its order.
 FRAME = ("_parameters", "_buffers", "_modules")

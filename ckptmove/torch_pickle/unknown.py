@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import chain
 
+from ..manifest.device import names_device
 from ..pickles.nodes import Call, Global, Mapping, Node, Persistent, Tuple, named
 from ..pickles.nodes import List as ListNode
 from ..pickles.nodes import Set as SetNode
 from ..pickles.opcodes.plain_tensors import compact_form
-from ..placement.device import names_device
 from .streams import Container
 
 _INDIRECT = "(called indirectly)"

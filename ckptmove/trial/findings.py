@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ..display.phrases import format_error, plural
 from ..live.tracing.program.source_lines import raised_at, raised_in
 from ..live.tracing.recording.recorder import Recorder
-from ..reports.display.phrases import format_error, plural
 from ..reports.events import Trace
 from ..reports.validate import FAILED, PASSED, SKIPPED, TRIAL_CHECKS, Finding
 from .stage import Stage, is_mismatch

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..display.phrases import join_names, plural
 from ..errors import CkptmoveError
 from ..live.tracing.recording.recorder import Recorder
-from ..reports.display.phrases import join_names, plural
 from ..reports.validate import FAILED, PASSED, SKIPPED
 from . import step as steps
 from .findings import Performance, report_error, report_failed_step, report_trace

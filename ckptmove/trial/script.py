@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..display.phrases import plural
 from ..live.inventory.holdings import Ownership, holdings
 from ..live.tracing.causes.background import background
 from ..live.tracing.causes.costs import ran_elsewhere
@@ -26,7 +27,6 @@ from ..live.tracing.recording.history import History
 from ..live.tracing.recording.operations import is_table
 from ..live.tracing.recording.recorder import Recorder
 from ..live.tracing.trace import diagnose
-from ..reports.display.phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.facts import Facts, facts
 from ..system.signals import HAS_TIMER, timer

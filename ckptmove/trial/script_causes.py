@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..display.phrases import join_names
 from ..live.tracing.program.source_lines import is_library, locals_of
 from ..live.tracing.program.syntax import tree_of
-from ..reports.display.phrases import join_names
 from ..reports.doctor import Verdict
 
 _MOST = 8  # models that are reported

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..reports.display.phrases import text_of
+from ..display.phrases import text_of
 from .model.factory import Built
 from .model.inputs import Batch
 from .state.checkpoint_state import Placing, Saved, State

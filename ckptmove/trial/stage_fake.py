@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..reports.display.phrases import format_error, text_of
+from ..display.phrases import format_error, text_of
 from ..reports.validate import SKIPPED, TRIAL_CHECKS, Finding
 from .model.factory import Built, is_of_file
 from .model.inputs import Batch

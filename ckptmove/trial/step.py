@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from ..display.phrases import join_names, plural
 from ..live.inventory.holdings import Ownership, holdings
 from ..live.inventory.ownership import misplaced as apart_from_parameters
 from ..live.tracing.recording.operations import indexed
 from ..live.tracing.recording.recorder import Recorder
-from ..reports.display.phrases import join_names, plural
 from .model.inputs import SEED, Batch
 from .state.optimizer_state import Rebuilt
 from .state.state_dict_fit import bits_equal

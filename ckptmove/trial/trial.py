@@ -15,7 +15,7 @@ import torch
 
 from .. import formats
 from ..errors import DeviceError, StrPath, UsageError
-from ..placement.device import kind_of, with_index
+from ..manifest.device import kind_of, with_index
 from ..reports.validate import FAILED, Finding, TrialResult
 from .findings import Performance
 from .model import inputs as batches

@@ -19,7 +19,7 @@ import torch
 
 import ckptmove
 from ckptmove.cli import COMMANDS, cli, run
-from ckptmove.reports.display.text import one_line
+from ckptmove.display.text import one_line
 from tests.conftest import ROOT, RunCli
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save
 

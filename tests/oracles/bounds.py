@@ -20,7 +20,7 @@ _EVERYTHING = """
 import sys, ckptmove
 from ckptmove.reports.inspect import summary, tensors
 from ckptmove.reports.tree import tree
-from ckptmove.reports.display.blocks import text_of
+from ckptmove.display.blocks import text_of
 try:
     manifest = ckptmove.inspect(sys.argv[1])
     manifest.to_json()

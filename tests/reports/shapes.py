@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ckptmove
-from ckptmove.reports.display.plain import Plain
+from ckptmove.display.plain import Plain
 
 SHAPES = Path(__file__).with_name("shapes.json")
 #: The public classes whose JSON stands for itself.

@@ -17,9 +17,9 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 import ckptmove
-from ckptmove.reports.display.blocks import Table
-from ckptmove.reports.display.columns import Columns, Drawing
-from ckptmove.reports.display.page import START, page_of
+from ckptmove.display.blocks import Table
+from ckptmove.display.columns import Columns, Drawing
+from ckptmove.display.page import START, page_of
 from tests.conftest import RunCli
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save
 from tests.oracles import browser

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import ckptmove
-from ckptmove.reports.display.blocks import Table, html_of, text_of
-from ckptmove.reports.display.json_text import json_text
-from ckptmove.reports.display.plain import OMITTED, Key, Plain, Seconds, derived, to_json
-from ckptmove.reports.display.report import Report
+from ckptmove.display.blocks import Table, html_of, text_of
+from ckptmove.display.json_text import json_text
+from ckptmove.display.plain import OMITTED, Key, Plain, Seconds, derived, to_json
+from ckptmove.display.report import Report
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save
 from tests.making.living import LanguageModel, stepped
 from tests.reports import shapes

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ckptmove import Manifest, TensorEntry, inspect
+from ckptmove.display.blocks import text_of
+from ckptmove.display.text import cut, printable
 from ckptmove.manifest.paths import spell
-from ckptmove.reports.display.blocks import text_of
-from ckptmove.reports.display.text import cut, printable
 from ckptmove.reports.tree import tree
 from tests.formats.test_torchscript_v1 import model, write
 from tests.making.families import FAMILIES

@@ -23,9 +23,9 @@ from pathlib import Path
 import pytest
 
 import ckptmove
+from ckptmove.display.blocks import text_of
 from ckptmove.errors import CkptmoveError
 from ckptmove.reports import inspect as rendering
-from ckptmove.reports.display.blocks import text_of
 from ckptmove.reports.tree import tree
 from tests.conftest import ROOT
 from tests.making.building import at_most

@@ -55,7 +55,7 @@ def test_the_sdist_alone_builds_a_wheel_that_runs(tmp_path: Path) -> None:
     source = tmp_path / sdist.name.removesuffix(".tar.gz")
     wheel = build(source, "wheel", tmp_path / "wheel")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"ckptmove/py.typed", "ckptmove/reports/display/page/page.js"} <= names
+    assert {"ckptmove/py.typed", "ckptmove/display/page/page.js"} <= names
     assert not {name for name in names if name.startswith(("tests/", "scripts/"))}
     ours = {f"ckptmove/{each.relative_to(_PROJECT / 'ckptmove')}" for each in modules()}
     assert ours <= names

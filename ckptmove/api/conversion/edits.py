@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...display.phrases import join_names, plural
 from ...errors import RefusedError, UsageError
 from ...graph.edit.cast import Casts, Dtype, cast, casts_of
 from ...graph.patterns import covers, no_match
 from ...manifest.manifest import Role, Section, TensorEntry
 from ...pickles.nodes import Mapping as MappingNode
-from ...reports.display.phrases import join_names, plural
 from ...torch_pickle.values.tensors import Recogniser
 from ..options import OF_ZERO
 
 if TYPE_CHECKING:
     from ...graph.draft import CheckpointGraph
     from ...graph.edit.optimizer_ids import OptimizerIds
-    from ...placement.device import Device
+    from ...manifest.device import Device
     from ...placement.move_totals import Kept
     from ...placement.rules import Rules
 

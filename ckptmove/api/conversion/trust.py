@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ... import formats
+from ...display.phrases import short
 from ...errors import InputError, RefusedError
 from ...formats.base import WritableFormat
 from ...formats.writing import WriteOptions, WritePlan
@@ -21,7 +22,6 @@ from ...graph.edit.callables import Judge, Place, leave_out, places_of, unlisted
 from ...graph.patterns import covers
 from ...pickles.nodes import Blob, Node
 from ...reports.convert import Loss
-from ...reports.display.phrases import short
 from ...sources.source import Memory
 from ...torch_pickle.streams import Container
 from ...torch_pickle.unknown import unknown_callables_in

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ... import formats
+from ...display.phrases import join_names, plural
+from ...display.text import first_names
 from ...errors import CkptmoveError
 from ...formats.checkpoint import Checkpoint
 from ...formats.folders.agreement import disagreements, uncounted
@@ -12,8 +14,6 @@ from ...formats.folders.companions import check_companions
 from ...formats.folders.model_folder import checkpoints_beside
 from ...formats.folders.training_folder import FolderCheckpoint, Part
 from ...manifest.folder_files import NO_PART
-from ...reports.display.phrases import join_names, plural
-from ...reports.display.text import first_names
 from .weight_copies import MOST_NAMED, differing_tensors
 
 _BESIDE = "checked by itself, not loaded"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ... import formats
+from ...display.phrases import few, quote
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
 from ...formats.distributed.deepspeed.rank_files import ALL_RANKS
 from ...formats.folders.run_folders import several_checkpoints
@@ -17,7 +18,6 @@ from ...placement.place import Moves
 from ...placement.place import place as place_tensors
 from ...placement.rules import Rules
 from ...plans.plan import Plan
-from ...reports.display.phrases import few, quote
 from ...reports.relocate import RelocatedFile
 from ...sources import place_of
 from ...sources.file import File

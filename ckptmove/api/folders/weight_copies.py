@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ... import formats
+from ...display.phrases import join_names
 from ...errors import CkptmoveError
 from ...formats.checkpoint import Checkpoint
 from ...formats.folders.sharded import unnamed_shards
@@ -14,7 +15,6 @@ from ...formats.safetensors.header import LONGEST
 from ...manifest.manifest import Manifest, TensorEntry
 from ...reports.convert import Loss
 from ...reports.difference import Kind
-from ...reports.display.phrases import join_names
 from ...sources import place_of
 from ..diff import diff
 

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from ...batches.running import Batch
+from ...display.text import cut, printable, size
 from ...reports.batch.items import Result
 from ...reports.batch.report import batch_line
-from ...reports.display.text import cut, printable, size
 from ...sources import mask_secrets
 from .batch_metrics import MetricsFile
 from .output import emit

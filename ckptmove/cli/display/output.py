@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ...api.options import options_of
-from ...reports.display.blocks import Block, text_of
-from ...reports.display.report import Report
-from ...reports.display.text import cut_words, printable
+from ...display.blocks import Block, text_of
+from ...display.report import Report
+from ...display.text import cut_words, printable
 from ...sources import mask_secrets, place_of
 from ..declare import Command, Decorator, Function, option, verb_options, with_options, with_values
 from .terminal import byte_bar, terminal_of
@@ -140,6 +140,6 @@ def emit(lines: Iterable[str]) -> None:
 
 def emit_json(value: object) -> None:
     """Print a result for programs."""
-    from ...reports.display.json_text import json_text
+    from ...display.json_text import json_text
 
     emit([json_text(value)])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ...display.page import START
 from ...errors import InputError, RefusedError
 from ...plans.plan import Plan, Write
-from ...reports.display.page import START
 from ...sources import open_source
 from ...writing import destination_of
 

@@ -13,7 +13,7 @@ import re
 import sys
 from typing import IO, Any
 
-from ...reports.display.blocks import Terminal
+from ...display.blocks import Terminal
 
 _LEAST_WIDTH = 40  # letters
 _USUAL = 80, 24  # columns, lines: if a terminal does not report its size (docker run -t)

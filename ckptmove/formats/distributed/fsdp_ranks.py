@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ...display.phrases import join_names, plural
 from ...errors import CorruptError, InputError, UnsupportedError
 from ...graph.canonical import Graph
 from ...graph.traversal import replace_nodes
@@ -24,7 +25,6 @@ from ...manifest.manifest import Extent, Section, Storage, TensorEntry
 from ...manifest.other_records import Chunk
 from ...pickles.nodes import Node, Persistent
 from ...plans.plan import Proof
-from ...reports.display.phrases import join_names, plural
 from ...sources.joined import Joined, Strip
 from ...sources.source import Memory, Source
 from ...torch_pickle.values.strided import contiguous_stride, is_contiguous

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ...display.phrases import plural
 from ...manifest.manifest import Section, TensorEntry
 from ...pickles.nodes import Call, Dict, List, Node
-from ...reports.display.phrases import plural
 from ...torch_pickle.children import children_of
 from .training_folder import FolderCheckpoint
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from functools import cached_property
 from typing import NamedTuple
 
+from ...display.phrases import short
 from ...errors import CorruptError, InputError
-from ...reports.display.phrases import short
 from ...sources.place import EntryKind, FolderEntry, folders_above
 from ..safetensors.header import Json, read_json
 from .training_folder import FolderCheckpoint

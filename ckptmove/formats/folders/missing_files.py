@@ -25,7 +25,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from ...reports.display.phrases import plural
+from ...display.phrases import plural
 from ..distributed.rank_groups import SHARD, rank_groups
 from .weight_names import INDEX, shard_name
 

@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from ...display.phrases import few
 from ...errors import CorruptError, UnsupportedError
-from ...reports.display.phrases import few
 from ...sources.place import EntryKind, FolderEntry, Place, folders_above
 from .weight_names import INDEXES
 

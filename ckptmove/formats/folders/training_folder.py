@@ -27,12 +27,12 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+from ...display.phrases import join_names
 from ...errors import UnsupportedError
 from ...manifest.folder_files import MISSING, FolderFile
 from ...manifest.manifest import Manifest, Section, TensorEntry
 from ...manifest.paths import Path, spell
 from ...pickles.nodes import Dict, Mapping, Node
-from ...reports.display.phrases import join_names
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, folders_above
 from ...sources.source import Memory, Source

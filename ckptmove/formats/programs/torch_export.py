@@ -25,10 +25,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from ...errors import UnsupportedError, WriteError
+from ...manifest.device import kind_of
 from ...manifest.manifest import Manifest, TensorEntry
 from ...manifest.other_records import NamedDevice
 from ...manifest.paths import spell
-from ...placement.device import kind_of
 from ...placement.place import Moves
 from ...plans.plan import Plan
 from ...torch_pickle.sections.tensor_names import with_shared

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...display.phrases import few
 from ...errors import UnsupportedError, WriteError
 from ...graph.draft import CheckpointGraph, Pieces
 from ...graph.edit.numpy_arrays import bytes_of_arrays
@@ -21,7 +22,6 @@ from ...graph.parts import Part, Parts, parts_of
 from ...graph.tensor_terms import MissingTensor
 from ...graph.tree_text import TREE, fingerprint_of, tree_text
 from ...plans.plan import Plan
-from ...reports.display.phrases import few
 from ...sources.source import Readable
 from ..writing import WriteOptions, WritePlan, assemble
 from .header import Entry, Sized, lay_out, read_header

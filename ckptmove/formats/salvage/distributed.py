@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from ...display.phrases import plural, short
 from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.paths import spell
-from ...reports.display.phrases import plural, short
 from ...sources.checksums import crc32_of
 from ...sources.joined import Joined, Strip
 from ...sources.nearby import NearbyFiles

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import NamedTuple
 
+from ...display.phrases import join_names, short
 from ...errors import InputError, UnsupportedError
-from ...reports.display.phrases import join_names, short
 from ...sources.place import EntryKind
 from ...sources.source import Readable, Source
 from ..folders.sharded import is_plain_name, read_index

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...display.phrases import join_names, plural
 from ...errors import RefusedError, UsageError
 from ...manifest.manifest import Section, TensorEntry
 from ...manifest.paths import Path, spell
 from ...pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tuple
-from ...reports.display.phrases import join_names, plural
 from ...torch_pickle.children import children_of
 from ...torch_pickle.listed_tensors import Contents
 from ...torch_pickle.sections.averages import COPY, model_names, speaks_of_average

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...display.phrases import plural, quote
 from ...errors import RefusedError
 from ...manifest.manifest import Section
 from ...manifest.paths import Path, spell
 from ...pickles.nodes import Call, Dict, List, Node, Set, Tuple
-from ...reports.display.phrases import plural, quote
 from ...torch_pickle.children import children_of
 from ...torch_pickle.listed_tensors import Contents
 from ...torch_pickle.pickled_modules import attributes_of, is_frame

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from ...display.phrases import plural
 from ...errors import RefusedError
 from ...manifest.manifest import Section
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
-from ...reports.display.phrases import plural
 from ..draft import CheckpointGraph
 from ..plain_tensors import data_of
 from ..traversal import nodes_of

@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from ...display.phrases import join_names
 from ...errors import RefusedError, UsageError
 from ...manifest.manifest import Section
 from ...manifest.paths import Path, spell, spell_apart
 from ...pickles.nodes import Call, Dict, List, Node, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
-from ...reports.display.phrases import join_names
 from ...torch_pickle.children import children_of
 from ...torch_pickle.pickled_modules import attributes_of, is_frame
 from ...torch_pickle.sections.sections import holds_weights, section_of

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...display.phrases import class_name
 from ...errors import UsageError
 from ...manifest.paths import Path
-from ...reports.display.phrases import class_name
 from .object_walk import has_no_tensors
 
 _LONGEST_SAID = 40  # the most characters of a value in a message

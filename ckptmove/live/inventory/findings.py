@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from ...display.phrases import join_names, quote
 from ...manifest.manifest import Role, TensorEntry
 from ...manifest.paths import Path, spell
-from ...reports.display.phrases import join_names, quote
 from ...reports.doctor import SLOW, WRONG, Verdict
 from .holdings import REGISTERED, HeldTensor, Holdings, Ownership
 from .object_walk import attributes

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ...manifest.device import kind_of
 from ...manifest.manifest import Role, Section
 from ...manifest.paths import Path, spell
-from ...placement.device import kind_of
 from ..tracing.program.source_lines import is_library, line_in
 from ..tracing.program.syntax import line_of_attribute
 from .holdings import HeldTensor, Holdings, Ownership

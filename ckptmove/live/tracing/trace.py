@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...display.blocks import text_of
 from ...errors import UsageError
+from ...manifest.device import with_index
 from ...manifest.manifest import Manifest, Section
-from ...placement.device import with_index
-from ...reports.display.blocks import text_of
 from ...reports.doctor import Diagnosis, Verdict
 from ...reports.events import Happening, Trace
 from ...reports.live import places

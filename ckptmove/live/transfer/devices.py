@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.utils.data import get_worker_info
 
+from ...display.phrases import first_line
 from ...errors import DeviceError
+from ...manifest.device import kind_of, parse
 from ...manifest.manifest import Role, Section, TensorEntry
 from ...manifest.other_records import NamedDevice
 from ...manifest.paths import Path, spell
-from ...placement.device import kind_of, parse
-from ...reports.display.phrases import first_line
 from ..inventory.holdings import HeldTensor, Naming, Ownership
 
 _LONGEST_SAID = 120  # the most characters of torch's reason

@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...display.phrases import join_names
 from ...errors import RefusedError
 from ...manifest.paths import spell
-from ...reports.display.phrases import join_names
 from ..inventory.holdings import HeldTensor, Holdings, Ownership
 
 #: Classes that place a model on devices themselves.

@@ -12,13 +12,13 @@ from weakref import ref
 import torch
 from torch import nn
 
+from ...display.phrases import first_line, quote
 from ...errors import RefusedError, StrPath, UsageError
+from ...manifest.device import Device
 from ...manifest.manifest import Manifest, Role, Section, TensorEntry
 from ...manifest.paths import Path, spell
-from ...placement.device import Device
 from ...placement.place import place as placed
 from ...placement.rules import Rules, rules_of
-from ...reports.display.phrases import first_line, quote
 from ...reports.move import MoveReport
 from ..inventory.findings import packed
 from ..inventory.holdings import HeldTensor, Holdings, Optimizers, Ownership, holdings

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ...display.phrases import first_line
 from ...errors import RefusedError
-from ...reports.display.phrases import first_line
 
 
 class Computed(NamedTuple):

@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from ...display.phrases import class_name
 from ...errors import UsageError
-from ...reports.display.phrases import class_name
 from .devices import reachable
 from .to_device import Delivery, deliver, patterns_of, to_device
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...display.phrases import class_name, first_line
 from ...errors import RefusedError
-from ...reports.display.phrases import class_name, first_line
 from .copy import view_like
 
 #: The most uses of a base by a view: one for each direction of differentiation.

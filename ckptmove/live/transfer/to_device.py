@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from ...display.phrases import first_line
 from ...errors import CkptmoveError, UsageError
 from ...graph.patterns import covers
-from ...reports.display.phrases import first_line
 from ..inventory.containers import (
     MOST_VALUES,
     Fields,

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from ...errors import UnsupportedError
-from ...placement.device import may_be_tag
+from ...manifest.device import may_be_tag
 from ...sources.budget import BLOBS, TEXTS
 from ..nodes import Blob, Node, Text
 from .reader import Reader

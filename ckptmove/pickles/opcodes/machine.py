@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 
 from ...errors import UnsupportedError
-from ...placement.device import may_be_tag
+from ...manifest.device import may_be_tag
 from ...sources.budget import (
     CONTAINERS,
     IDLE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeAlias, overload
 
-from ...placement.device import may_be_tag
+from ...manifest.device import may_be_tag
 from ..nodes import Items, Node, Text, are_plain
 from .mixed_rows import MixedRow
 from .rows import extended, packed

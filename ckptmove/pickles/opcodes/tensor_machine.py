@@ -35,7 +35,7 @@ from functools import cache
 from operator import attrgetter, gt
 from typing import Any, NamedTuple
 
-from ...placement.device import may_be_tag
+from ...manifest.device import may_be_tag
 from ...sources.budget import CONTAINERS, SHARES, STORAGES, TEXTS, TUPLES, VALUES, Budget
 from ..nodes import Global, Node, Text, Tuple
 from .machine import Machine

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
+from ...display.phrases import which_loading_runs
+from ...display.plain import OMITTED, Key, Seconds, to_json
+from ...display.report import Report
 from ...manifest.manifest import Manifest, Total
-from ..display.phrases import which_loading_runs
-from ..display.plain import OMITTED, Key, Seconds, to_json
-from ..display.report import Report
 
 
 class Entry(NamedTuple):

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..display.plain import Plain, Seconds, to_json
-from ..display.report import Report
-from ..display.text import cut_to_bytes
+from ...display.plain import Plain, Seconds, to_json
+from ...display.report import Report
+from ...display.text import cut_to_bytes
 from .items import Result
 
 #: The most bytes of a line, without the name of the item, which is never cut.

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from glob import escape
 from typing import Annotated, Any, NamedTuple
 
+from ...display.blocks import Block, Table, Wrong
+from ...display.columns import PageBlock
+from ...display.phrases import plural
+from ...display.plain import OMITTED, Key, Seconds, derived
+from ...display.report import Report
+from ...display.text import LONGEST_REASON, one_line, printable, size
 from ...errors import CheckFailed, RefusedError
-from ..display.blocks import Block, Table, Wrong
-from ..display.columns import PageBlock
-from ..display.phrases import plural
-from ..display.plain import OMITTED, Key, Seconds, derived
-from ..display.report import Report
-from ..display.text import LONGEST_REASON, one_line, printable, size
 from .items import DONE, FAILED, LEFT_OUT, OUTCOMES, REFUSED, Item, Result, Task, is_unsure
 from .table import InspectedItem, InspectedTree, page_table, table_of
 

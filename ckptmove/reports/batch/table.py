@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..display.blocks import Block, Table, Wrong
-from ..display.phrases import plural
-from ..display.text import LONGEST_REASON, one_line, printable, size
+from ...display.blocks import Block, Table, Wrong
+from ...display.phrases import plural
+from ...display.text import LONGEST_REASON, one_line, printable, size
 from .items import DONE, FAILED, REFUSED, Contents, Result
 
 _HEAD = "item", "format", "device", "dtype", "tensors", "bytes"

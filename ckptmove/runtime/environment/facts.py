@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import torch
 
-from ...reports.display.plain import Plain
+from ...display.plain import Plain
 from .machine import Gpu, look
 from .wheels import Pair
 

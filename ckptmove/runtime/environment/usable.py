@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...placement.device import parse
+from ...manifest.device import parse
 from ...reports.doctor import Verdict
 from . import nvidia
 from .evidence import (

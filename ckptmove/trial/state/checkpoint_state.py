@@ -16,9 +16,9 @@ import torch
 from ... import formats
 from ...errors import StrPath
 from ...formats.loading import object_in
+from ...manifest.device import kind_of
 from ...manifest.manifest import Manifest, Role, Section, TensorEntry
 from ...manifest.paths import Path, spell
-from ...placement.device import kind_of
 from ...runtime.opaque import Opaque
 from ...runtime.storages import Restoring
 from .loaders import devices_of

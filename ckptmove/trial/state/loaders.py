@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ...manifest.device import is_tag
 from ...manifest.manifest import Manifest, Role, Total
-from ...placement.device import is_tag
 from ...reports.validate import SKIPPED, Finding
 from ...sources.budget import reserve
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from ...display.phrases import join_names, plural
 from ...errors import UsageError
-from ...reports.display.phrases import join_names, plural
 
 #: Keys of state tensors that have the shape of their parameter.
 SHAPED = frozenset(

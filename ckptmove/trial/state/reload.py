@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ...display.phrases import format_error, join_names, plural
 from ...manifest.manifest import Manifest
-from ...reports.display.phrases import format_error, join_names, plural
 from ...reports.validate import FAILED, PASSED, SKIPPED, Finding
 from ..sandbox.torchscript import danger, makes_itself
 from ..trial import is_there

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ...display.phrases import join_names, plural
 from ...errors import UsageError
-from ...reports.display.phrases import join_names, plural
 from .checkpoint_state import Saved, State
 
 #: From this likeness on, a state dict may be the model's, even if its keys have other prefixes.

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from ...display.phrases import format_error
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
-from ...reports.display.phrases import format_error
 from ...sources.filesystem import status_of, with_retries
 
 _T = TypeVar("_T")

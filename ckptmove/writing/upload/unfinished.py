@@ -25,8 +25,8 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, NamedTuple
 
+from ...display.phrases import format_error
 from ...errors import CkptmoveError, RefusedError
-from ...reports.display.phrases import format_error
 from ...sources.filesystem import Missing, StorePath, is_s3, open_store
 from ...sources.remote_place import RemotePlace
 from ...system import WINDOWS

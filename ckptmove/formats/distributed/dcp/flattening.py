@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeGuard
 
+from ....display.phrases import plural
 from ....errors import RefusedError
 from ....graph.draft import CheckpointGraph, StorageBytes, View
 from ....graph.plain_tensors import data_of, flags_of, is_plain, is_untouched
@@ -23,7 +24,6 @@ from ....pickles.nodes import Call, Dict, List, Node, Persistent, Tuple, are_pla
 from ....pickles.nodes import Mapping as MappingNode
 from ....pickles.terms import TooLong
 from ....reports.convert import Loss
-from ....reports.display.phrases import plural
 from ....torch_pickle.children import spell_key
 from .metadata import Keys
 from .tree import state_by_number

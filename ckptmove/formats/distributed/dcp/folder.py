@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from ....display.phrases import few, join_names
 from ....errors import CorruptError, InputError, UnsupportedError
 from ....graph.canonical import Graph
 from ....graph.draft import CheckpointGraph
@@ -27,7 +28,6 @@ from ....manifest.other_records import Chunk
 from ....pickles.nodes import Dict, Node
 from ....plans.plan import Plan, Proof
 from ....reports.convert import Loss
-from ....reports.display.phrases import few, join_names
 from ....sources import Missing
 from ....sources.joined import Joined, Strip
 from ....sources.nearby import NearbyFiles

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import gt
 from typing import NamedTuple
 
+from ....manifest.device import may_be_tag
 from ....pickles.nodes import NOTHING, Call, Dict, Global, List, Node, Text, Tuple
 from ....pickles.opcodes.marked_stack import MOST_MARKS
 from ....pickles.opcodes.memo import UNFILLED
 from ....pickles.walk import Pickle, walk
-from ....placement.device import may_be_tag
 from ....sources.budget import CONTAINERS, PAIRS, SHARES, TEXTS, TUPLES, VALUES, Budget
 from ..boxes import Box
 from .item_patterns import ANY, CHUNK_CLASS, INTS, MEMOIZE, PATTERNS, SIZE, Pattern

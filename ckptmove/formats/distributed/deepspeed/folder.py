@@ -18,8 +18,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ....display.phrases import join_names, plural
 from ....errors import InputError, UnsupportedError
-from ....reports.display.phrases import join_names, plural
 from ....sources.place import EntryKind
 from ...base import Format
 from ...checkpoint import Carries, Checkpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ....display.phrases import join_names
 from ....errors import RefusedError
 from ....graph.draft import CheckpointGraph
 from ....graph.edit.optimizer_ids import (
@@ -18,7 +19,6 @@ from ....manifest.manifest import Section
 from ....manifest.paths import Path, spell
 from ....pickles.nodes import Call, Dict, List, Node
 from ....pickles.nodes import Mapping as MappingNode
-from ....reports.display.phrases import join_names
 from ....system.names import why_no_name
 
 PARAMS = "params"

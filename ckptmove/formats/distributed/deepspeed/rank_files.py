@@ -20,8 +20,8 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from ....display.phrases import join_names
 from ....errors import CorruptError, UnsupportedError
-from ....reports.display.phrases import join_names
 from ...folders.parts import IncompleteError
 
 _OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,9})_mp_rank_(\d{1,9})_optim_states\.pt")

@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from ....display.phrases import join_names
 from ....errors import CorruptError, InputError, UnsupportedError
 from ....graph.draft import CheckpointGraph
 from ....pickles.nodes import Dict
 from ....reports.convert import Loss
-from ....reports.display.phrases import join_names
 from ....sources import place_of
 from ....sources.place import EntryKind
 from ...base import WritableFormat

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 
+from ....display.phrases import join_names, plural
 from ....errors import RefusedError, WriteError
 from ....graph.canonical import Graph
 from ....graph.draft import CheckpointGraph, Pieces
@@ -31,7 +32,6 @@ from ....pickles.emit import emit
 from ....pickles.nodes import Call, Dict, Global, List, Node, Tuple
 from ....pickles.nodes import Mapping as MappingNode
 from ....reports.convert import Loss
-from ....reports.display.phrases import join_names, plural
 from ....sources.source import Readable
 from ....torch_pickle.values.strided import contiguous_stride
 from ....zips.archive import Archive

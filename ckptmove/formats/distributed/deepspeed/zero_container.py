@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from ....display.phrases import join_names, plural
 from ....errors import CorruptError, UnsupportedError
 from ....graph.canonical import Graph
 from ....graph.traversal import nodes_of
@@ -12,7 +13,6 @@ from ....manifest.manifest import Extent, Section, Storage, TensorEntry
 from ....pickles.nodes import Call, Dict, List, Node, Persistent, Tuple
 from ....pickles.nodes import Mapping as MappingNode
 from ....plans.plan import Proof
-from ....reports.display.phrases import join_names, plural
 from ....sources.joined import Joined
 from ....sources.source import Memory, Source
 from ....torch_pickle.values.strided import contiguous_stride

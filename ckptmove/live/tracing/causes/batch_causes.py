@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ....reports.display.phrases import join_names
+from ....display.phrases import join_names
 from ....reports.doctor import WRONG, Verdict
 from ....reports.events import Operand
 from ...inventory import findings

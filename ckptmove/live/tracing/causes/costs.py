@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ....placement.device import kind_of
-from ....reports.display.phrases import join_names, plural
+from ....display.phrases import join_names, plural
+from ....manifest.device import kind_of
 from ....reports.doctor import SLOW, Verdict
 from ....reports.events import Happening, Site
 from ..program.syntax import code_at

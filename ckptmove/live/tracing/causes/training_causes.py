@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ....reports.display.phrases import join_names
+from ....display.phrases import join_names
 from ....reports.doctor import Verdict
 from ...inventory import findings
 from ...inventory.ownership import Unregistered

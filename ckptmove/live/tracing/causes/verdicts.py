@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ....display.phrases import join_names, plural
+from ....manifest.device import kind_of
 from ....manifest.manifest import Manifest
-from ....placement.device import kind_of
-from ....reports.display.phrases import join_names, plural
 from ....reports.doctor import SLOW, WRONG, Verdict
 from ....reports.events import Operand, Trace
 from ...inventory import findings

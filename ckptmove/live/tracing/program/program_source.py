@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from ....placement.device import kind_of
+from ....manifest.device import kind_of
 from .conditions import Conditions, Option, variable_of_environment
 from .settings import Settings, device_named_by, string_of
 from .source_lines import CALLED, line_in

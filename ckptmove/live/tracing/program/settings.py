@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ....placement.device import kind_of
+from ....manifest.device import kind_of
 from .source_lines import line_in
 
 _LONGEST = 100  # the most characters of code that are shown

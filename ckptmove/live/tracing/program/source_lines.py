@@ -16,7 +16,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 
 import torch
 
-from ....reports.display.phrases import format_error, text_of
+from ....display.phrases import format_error, text_of
 from ....reports.events import Site
 
 _Kind = TypeVar("_Kind")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ....placement.device import kind_of
+from ....manifest.device import kind_of
 from ...inventory.ownership import own_move
 from ..program.library_calls import LibraryCall, call_without_device
 from ..program.program_source import Choice, source_of

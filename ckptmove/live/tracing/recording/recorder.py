@@ -19,8 +19,8 @@ from torch.nn.modules import module as hooks
 from torch.optim import optimizer as steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ....display.phrases import format_error
 from ....errors import UsageError
-from ....reports.display.phrases import format_error
 from ....reports.events import Operand, Site, Trace
 from ..program.source_lines import (
     CALLED,

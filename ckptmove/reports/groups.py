@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ...manifest.manifest import Manifest, TensorEntry
-from .text import cut, shape, size
+from ..display.text import cut, shape, size
+from ..manifest.manifest import Manifest, TensorEntry
 
 _MOST_GROUPS = 40  # more lines than this are collapsed by block
 _MOST_SPANS = 6

@@ -39,6 +39,11 @@ _NAMED = (".pt", ".pth", ".ckpt", ".safetensors", ".pt2", ".ptl", INDEX)
 #: Folders with parts of a checkpoint: universal ones of DeepSpeed, Megatron-LM, torchtune.
 _OF_PARTS = re.compile(r"zero|mp_rank_\d+(_\d+)?|recipe_state")
 _JSON = ".json"  # name of an index that lists files beside it
+_LEFT_OUT = {
+    EntryKind.FOLDER_LINK: "is a link to a folder and was not followed",
+    EntryKind.BROKEN_LINK: "is a broken link",
+    EntryKind.SPECIAL: "is not a regular file",
+}
 _ITEMS = ("file", "index", "unreadable")
 _HEAD_NBYTES = 512
 
@@ -211,16 +216,14 @@ def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
             if entry.kind is EntryKind.FOLDER:
                 folder.inside.append(_Folder(name, entry.path))
                 folders.append(folder.inside[-1])
-            elif entry.kind is EntryKind.FOLDER_LINK:
-                found.notes.append(f"{name} is a link to a folder and was not followed")
             elif entry.kind is EntryKind.BAD_NAME:
                 found.notes.append(
                     f"{name!r} has a name that is not valid for a file, and was left out"
                 )
             elif entry.kind in (EntryKind.FILE, EntryKind.UNREADABLE):
                 folder.files.append(entry)
-            else:
-                found.notes.append(f"{name} is not a regular file, or is a broken link")
+            elif wanted.includes(name, *folders_above(name)) and wanted.selects(name):
+                found.notes.append(f"{name} {_LEFT_OUT[entry.kind]}")
     if blobs:
         found.notes.append(
             f"left out, since snapshots link to what is in it: {join_names(blobs, 1)}"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 from .. import formats
 from ..api.convert import convert
 from ..api.relocate import relocate
-from ..api.strict import refuse_unknown_in
 from ..errors import CkptmoveError, RefusedError
 from ..reports.batch.items import Task
 from ..sources import place_of
-from ..writing.final_name import hidden_name
 from .run_item import (
     ItemOutcome,
+    check_copied,
     copy_of,
     inspected,
     is_copied,
@@ -24,7 +21,7 @@ from .run_item import (
     refuse_unreadable,
 )
 from .trees import tree_at
-from .trees.local_tree import existing_parent
+from .trees.local_tree import free_path_near
 
 
 def forecast_item(task: Task) -> ItemOutcome:
@@ -45,8 +42,7 @@ def forecast_item(task: Task) -> ItemOutcome:
         ):
             return ItemOutcome(None, 0)
     if is_copied(task):
-        if task.options.get("strict"):
-            refuse_unknown_in(item.path, otherwise="without --strict it is copied unchanged")
+        check_copied(task)
         if task.in_place:
             return ItemOutcome(None, 0, copied=True)
         is_folder = item.kind == "folder"
@@ -91,9 +87,5 @@ def _check_size(task: Task, sizes: dict[str, int]) -> None:
 
 
 def _where(output: str) -> str:
-    """Yield a free path near an output, whose folder may have to be made first."""
-    place = place_of(output)
-    if not place.opens_by_path or not output:
-        return output
-    folder, name = os.path.split(output)
-    return os.path.join(existing_parent(folder), hidden_name("") + name)
+    """Return a free path near an output, whose folder may have to be made first."""
+    return free_path_near(output) if output and place_of(output).opens_by_path else output

@@ -14,7 +14,14 @@ from ..api.relocate import relocate
 from ..api.strict import refuse_unknown, refuse_unknown_in
 from ..api.validate import validate
 from ..display.phrases import join_names
-from ..errors import CheckFailed, CkptmoveError, InputError, RefusedError, UntrustedError
+from ..errors import (
+    CheckFailed,
+    CkptmoveError,
+    InputError,
+    RefusedError,
+    UnsupportedError,
+    UntrustedError,
+)
 from ..formats.distributed.dcp.folder import Dcp
 from ..formats.distributed.dcp.hf_shards import HuggingFaceShards
 from ..formats.folders.training_folder import FolderCheckpoint
@@ -26,14 +33,15 @@ from ..reports.convert import ConvertReport
 from ..reports.relocate import RelocateReport
 from ..sources import place_of
 from ..writing import destination_of
-from ..writing.final_name import EXISTS_HINT, NO_ROOM, before_commit, hidden_name
+from ..writing.final_name import EXISTS_HINT, NO_ROOM, before_commit
 from ..writing.staged_file import naming_later
 from .discovery import item_checkpoint
 from .fingerprints import is_ours
 from .messages import LISTENER
 from .trees import tree_at
-from .trees.local_tree import existing_parent
+from .trees.local_tree import free_path_near
 
+_COPIED_UNCHANGED = "without --strict it is copied unchanged"
 _ANOTHER = "the destination exists and differs from what would be written"
 
 
@@ -101,8 +109,7 @@ def output_nbytes(task: Task) -> int:
     item = task.item
     try:
         if task.verb == "convert" and item.kind != "other":
-            folder, name = os.path.split(item.output)  # the destination may not exist yet
-            there = os.path.join(existing_parent(folder), hidden_name("") + name)
+            there = free_path_near(item.output)  # the destination may not exist yet
             return sum(_converted(task, there, force=False, dry_run=True).files.values())
         return tree_at(item.path).copied_nbytes(item.nbytes)
     except RefusedError as error:  # this item alone is too large, or nothing will be written
@@ -134,6 +141,25 @@ def is_copied(task: Task) -> bool:
     return kind == "other"
 
 
+def check_copied(task: Task) -> None:
+    """Raises CorruptError if an item to copy is a checkpoint whose metadata shows damage.
+
+    With `strict`, raises UntrustedError as the verb does.
+    """
+    item, strict = task.item, bool(task.options.get("strict"))
+    if item.kind in ("index", "other"):
+        if strict:
+            refuse_unknown_in(item.path, otherwise=_COPIED_UNCHANGED)
+        return
+    try:
+        with item_checkpoint(item, follow_links=bool(task.options.get("follow_links"))) as found:
+            if strict:
+                refuse_unknown(found.manifest, otherwise=_COPIED_UNCHANGED)
+    except UnsupportedError:  # what is not understood can be copied all the same
+        if strict:
+            raise
+
+
 def _stores_no_devices(item: Item) -> bool:
     if item.kind == "folder":
         return item.format in (Dcp.name, HuggingFaceShards.name)
@@ -145,8 +171,7 @@ def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
     kind = task.item.kind
     refuse_unreadable(task.item)
     if is_copied(task):
-        if task.options.get("strict"):
-            refuse_unknown_in(task.item.path, otherwise="without --strict it is copied unchanged")
+        check_copied(task)
         if task.in_place:
             return ItemOutcome(None, 0, copied=True)
         if kind == "folder":

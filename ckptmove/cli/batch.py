@@ -96,7 +96,7 @@ def _options(verb: str) -> Decorator:
         "--manifest",
         group="How to run",
         metavar="FILE",
-        help="Write the SHA-256 of each file in DST to FILE, for sha256sum -c.",
+        help="Write the SHA-256 of each file in DST to FILE, for sha256sum -c in DST.",
     )
     progress = option(
         "--progress",

@@ -71,10 +71,12 @@ def test_links_that_lead_nowhere_are_told_and_the_rest_is_done(tree: Path, tmp_p
     with ThreadPoolExecutor(2) as executor:
         batch = ckptmove.batch("convert", tree, tmp_path / "out", executor=executor)
         assert outcomes(batch) == THREE
-    said = "is not a regular file, or is a broken link"
+    said = "is a broken link"
     names = ("long.pt", "loop", "loop.pt", "under.pt")
     assert sorted(batch.plan.notes) == [f"{name} {said}" for name in names]
     assert batch.report().to_json()["notes"] == list(batch.plan.notes)
+    few = ckptmove.batch("convert", tree, tmp_path / "out", include=["/run-0", "l*"], dry_run=True)
+    assert sorted(few.plan.notes) == [f"{name} {said}" for name in names[:3]]
 
 
 def test_what_can_not_be_searched_or_read_fails_alone(tree: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import shutil
@@ -222,7 +223,7 @@ def test_a_folder_of_dcp_is_one_item_that_is_copied(tree: Path, tmp_path: Path) 
     save_dcp(tree / "step-1" / "dcp", {"w": torch.arange(6.0)})
     for dry in (True, False):
         with ckptmove.batch(
-            "relocate", tree, tmp_path / "out", to="cpu", jobs=1, dry_run=dry
+            "relocate", tree, tmp_path / "out", to="cpu", jobs=1, dry_run=dry, strict=True
         ) as batch:
             found = {each.name: each for each in batch}
         for name in ("step-1/dcp", "model", "alone.safetensors"):
@@ -233,6 +234,12 @@ def test_a_folder_of_dcp_is_one_item_that_is_copied(tree: Path, tmp_path: Path) 
     with ckptmove.batch("relocate", tree, to="cpu", in_place=True, jobs=1) as batch:
         assert outcomes(batch)["step-1/dcp"] == "done"
     assert contents(tree / "step-1") == before
+    (cut,) = (tree / "step-1" / "dcp").glob("*.distcp")
+    os.truncate(cut, cut.stat().st_size - 1)
+    for options in ({"dst": tmp_path / "second"}, {"in_place": True}):
+        with ckptmove.batch("relocate", tree, to="cpu", jobs=1, **options) as batch:
+            assert outcomes(batch)["step-1/dcp"] == "failed"
+    assert not (tmp_path / "second" / "step-1" / "dcp").exists()
 
 
 # -- pickles that stay -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import ckptmove
 from ckptmove.batches.executors.time_limit import TimedOut, time_limit
@@ -38,6 +38,9 @@ def mixed(folder: Path, *, whole: bool) -> Path:
     (folder / "bad.index.json").write_text('{"weight_map": {"a": "missing.safetensors"}}')
     (folder / "x.safetensors").write_bytes(b"not really")
     save(folder / "there.pt", torch.ones(3), "cuda:1")
+    save(folder / f"{'n' * 239}.pt", torch.ones(3), "cuda:1")  # no room for a longer name
+    save_file({"w": torch.ones(3)}, folder / "cut.safetensors")
+    os.truncate(folder / "cut.safetensors", 70)
     return folder
 
 

@@ -35,6 +35,7 @@ from .tree import LEDGER, Ledger, Tree, is_own_name
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _LONGEST_NAME = 255  # bytes
+_ENDING = 200  # bytes of a name that still fit behind a temporary name
 
 
 class LocalTree(Tree):
@@ -172,6 +173,13 @@ def existing_parent(path: str) -> str:
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
+
+
+def free_path_near(path: str) -> str:
+    """Return a path with the same suffix that nothing has, in the nearest existing folder."""
+    folder, name = os.path.split(path)
+    ending = os.fsdecode(os.fsencode(name)[-_ENDING:])
+    return os.path.join(existing_parent(folder), hidden_name("") + ending)
 
 
 def _leftovers(folder: str) -> list[str]:

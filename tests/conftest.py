@@ -191,7 +191,7 @@ class RunCli(Protocol):
 def run_cli(request: pytest.FixtureRequest, tmp_path: Path) -> RunCli:
     """The command line as users meet it; without `cwd`, in the test's own folder."""
     cold = request.node.get_closest_marker("cold") is not None
-    start = subprocess.Popen if cold or "warm" in request.fixturenames else WarmCommand
+    start = subprocess.Popen if cold else WarmCommand
 
     def run(
         *arguments: str | os.PathLike[str],

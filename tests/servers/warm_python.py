@@ -26,24 +26,34 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 #: What is there before a program begins that may need torch: nothing of ckptmove, nor of the tests.
 _WITH_TORCH = ("numpy", "torch", "torch._dynamo", "torch.export", "safetensors.torch", "pytest")
-_OF_TORCH = ("runtime", "live", "trial", "training")  # rooms
+_OF_TORCH = ("runtime", "live", "trial")  # rooms; `training` needs other frameworks
+
+
+def _own(is_in: Callable[[str], bool]) -> tuple[str, ...]:
+    """The modules of the package whose room is one of these."""
+    return tuple(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted((ROOT / "ckptmove").rglob("*.py"))
+        if is_in(path.relative_to(ROOT).parts[1])
+    )
+
+
 #: What is there before a command begins: all that it may import in the middle of its work, so that
 #: the system calls of a run are those of the work. torch is not.
 _WITH_COMMANDS = (
     *("difflib", "hashlib", "isal.isal_zlib", "json", "locale", "shutil", "tempfile"),
-    *(
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for path in sorted((ROOT / "ckptmove").rglob("*.py"))
-        if path.relative_to(ROOT).parts[1] not in (*_OF_TORCH, "__main__.py")
-    ),
+    *_own(lambda room: room not in (*_OF_TORCH, "training", "__main__.py")),
 )
+#: What else is there before a command begins that asks torch.
+_WITH_RUNS = _own(lambda room: room in _OF_TORCH)
 #: What else is there before a test begins that runs in a process of its own.
 _WITH_TESTS = (
     *("hypothesis.strategies", "_hypothesis_pytestplugin", "anyio.pytest_plugin", "numpy.random"),
@@ -55,10 +65,9 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "MALLOC_", "LD_", "LC_", "LANG", "TORCH")
 _READ_LATER = (
     *("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"),  # by us
-    *("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),  # when something is compiled
+    *("TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),  # to compile
 )
-#: What a step that is guarded starts with, of these: forks of a server that started with them.
-_GUARDED = {"TORCHDYNAMO_DISABLE": "1", "OMP_PROC_BIND": "false"}
+_WITHOUT = {"OMP_PROC_BIND": "false"}  # what they are where they are not set
 _new_python = subprocess.Popen
 
 # -- in the process that asks ----------------------------------------------------------------------
@@ -81,7 +90,7 @@ class WarmPopen(subprocess.Popen[Any]):
             own if said[name] == -1 else said[name]
             for own, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
         ]
-        self.pid = _server(self._preloaded_for(asked), asked["at start"]).fork(asked, streams)
+        self.pid = _server(self._preloaded_for(asked)).fork(asked, streams)
         self._child_created = True
         self._close_pipe_fds(*(said[name] for name in pipes))  # type: ignore[attr-defined]
 
@@ -99,7 +108,7 @@ class WarmCommand(WarmPopen):
 
     def _preloaded_for(self, asked: Mapping[str, Any]) -> tuple[str, ...]:
         asks_torch = _ASK_TORCH.intersection(asked["words"][2:4])  # after -m ckptmove [batch]
-        return (*self.preloaded, *_WITH_TORCH) if asks_torch else self.preloaded
+        return (*self.preloaded, *_WITH_TORCH, *_WITH_RUNS) if asks_torch else self.preloaded
 
 
 class WarmTest(WarmPopen):
@@ -125,14 +134,13 @@ def _asked(said: Mapping[str, Any]) -> dict[str, Any] | None:
         name: env.get(name)
         for name in {*env, *os.environ}
         if name.startswith(_READ_AT_START) and name not in _READ_LATER
-        if env.get(name) != os.environ.get(name)
+        if env.get(name, _WITHOUT.get(name)) != os.environ.get(name, _WITHOUT.get(name))
     }
-    if at_start not in ({}, _GUARDED):
+    if at_start:
         return None
     folder = os.fspath(said["cwd"] or Path.cwd())
     return {
         "words": words[1:],
-        "at start": at_start,
         "env": env,
         "cwd": folder,
         "session": said["start_new_session"],
@@ -155,13 +163,13 @@ def _umask() -> int:
 class _Server:
     """The process that forks."""
 
-    def __init__(self, preloaded: Sequence[str], at_start: Mapping[str, str]) -> None:
+    def __init__(self, preloaded: Sequence[str]) -> None:
         self.owner, self.lock = os.getpid(), threading.Lock()
         self.ours, other = socket.socketpair()
-        env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, **at_start}
+        env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
         env.pop("PYTHONPATH", None)
         # One with torch and more is itself a fork of that with torch.
-        is_more = {*preloaded} > {*_WITH_TORCH} and not at_start
+        is_more = {*preloaded} > {*_WITH_TORCH}
         start: type[subprocess.Popen[Any]] = WarmPopen if is_more else _new_python
         with other:
             command = [sys.executable, "-B", __file__, *preloaded]
@@ -191,20 +199,20 @@ class _Server:
             self.process.wait()
 
 
-_servers: dict[tuple[Any, ...], _Server] = {}
+_servers: dict[tuple[int, tuple[str, ...]], _Server] = {}
 
 
-def _server(preloaded: tuple[str, ...], at_start: Mapping[str, str]) -> _Server:
+def _server(preloaded: tuple[str, ...]) -> _Server:
     """The server of this process with these imports; started when it is first needed."""
-    key = os.getpid(), preloaded, *sorted(at_start.items())
+    key = os.getpid(), preloaded
     if key not in _servers:
-        _servers[key] = _Server(preloaded, at_start)
+        _servers[key] = _Server(preloaded)
     return _servers[key]
 
 
 def start_commands() -> None:
     """Start the server of commands now, so that its files are not taken for those of a test."""
-    _server(_WITH_COMMANDS, {})
+    _server(_WITH_COMMANDS)
 
 
 def _exactly(link: socket.socket, nbytes: int) -> bytes:
@@ -218,6 +226,14 @@ def _exactly(link: socket.socket, nbytes: int) -> bytes:
 
 
 # -- in the process that forks ---------------------------------------------------------------------
+
+
+def _forget_ends() -> None:
+    """Have no fork end what modules began: torch would take each of its libraries apart."""
+    for each in tuple(weakref.finalize._registry):  # type: ignore[attr-defined]
+        each.atexit = False
+    if "torch._dynamo.utils" in sys.modules:
+        atexit.unregister(sys.modules["torch._dynamo.utils"].dump_compile_times)
 
 
 def _serve(link: socket.socket) -> dict[str, Any]:
@@ -338,6 +354,7 @@ if __name__ == "__main__":
     for _name in sys.argv[1:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(_name)
+    _forget_ends()
     gc.freeze()
     with socket.socket(fileno=0) as _link:
         _become(_serve(_link))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from math import gcd, prod
 from typing import Literal, NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ from ..errors import StrPath, UnsupportedError
 from ..plans.crc32 import combine_crc32, extend_crc32
 from .source import Piece, Source, check_range
 
-_BLOCK = 1 << 22  # bytes interleaved at once
+_BLOCK = 1 << 20  # bytes interleaved at once; more than the processor's cache is slower
 _ALIGNMENT = 64
 #: The type codes of Python's integers, by size in bytes.
 FORMATS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -99,13 +100,16 @@ class Joined(Source):
         """As `Source.close`: its files are closed by the code that opened them."""
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
-        view = memoryview(buffer).cast("B")
+        self._read_into(start, memoryview(buffer).cast("B"), bytearray())
+
+    def _read_into(self, start: int, view: memoryview, scratch: bytearray) -> None:
+        """As `read_into`. Runs are read into `scratch`, which grows as needed."""
         check_range(self, start, len(view))
         for n, low, high in self._within(start, start + len(view)):
             region = self._regions[n]
             part = view[low - start : high - start]
             for strip in _meeting(self._strips_of(n), low - region.at, high - region.at):
-                weave(strip, low - region.at, part, self._read)
+                weave(strip, low - region.at, part, scratch, self._read)
 
     def _read(self, strip: Strip, at: int, buffer: memoryview) -> None:
         """Read from the origin of a strip, and update its checksum."""
@@ -134,12 +138,34 @@ class Joined(Source):
         return at, crc32
 
     def chunks(self, start: int, nbytes: int) -> Iterator[tuple[int, memoryview]]:
-        """As `Source.chunks`, in one buffer: allocating a new one takes longer than filling it."""
-        buffer = bytearray(min(_BLOCK, nbytes))
-        for at in range(start, start + nbytes, _BLOCK):
-            view = memoryview(buffer)[: start + nbytes - at]
-            self.read_into(at, view)
-            yield at, view
+        """As `Source.chunks`; the next block is read while one is used.
+
+        Two buffers take turns: allocating a new one takes longer than filling it.
+        """
+        count, scratch = -(-nbytes // _BLOCK), bytearray()
+        buffers = [bytearray(min(_BLOCK, nbytes)) for _ in range(min(2, count))]
+
+        def block(n: int) -> tuple[int, memoryview]:
+            at = start + n * _BLOCK
+            view = memoryview(buffers[n % 2])[: start + nbytes - at]
+            self._read_into(at, view, scratch)
+            return at, view
+
+        if count < 2:
+            yield from map(block, range(count))
+            return
+        from .fetch_pool import FetchPool  # imported only here: small tensors do not need it
+
+        reader = FetchPool[tuple[int, memoryview]](1)
+        try:
+            coming = reader.submit(partial(block, 0))
+            for n in range(count):
+                found = coming.result()
+                if n + 1 < count:
+                    coming = reader.submit(partial(block, n + 1))
+                yield found
+        finally:
+            reader.close()
 
     def pieces(self, start: int, nbytes: int) -> Iterator[Piece]:
         """As `Source.pieces`: of the files if they have contiguous bytes, otherwise of itself."""
@@ -221,6 +247,7 @@ def weave(
     strip: Strip,
     start: int,
     view: memoryview,
+    scratch: bytearray,
     read: Callable[[Strip, int, memoryview], None],
 ) -> None:
     """Copy a strip's bytes into a view that begins at `start` in its region."""
@@ -241,7 +268,7 @@ def weave(
         high = min(count, -(-(end - at) // pitch))
         if low < high:
             source_at = strip.source_at + (line * count + low) * strip.run
-            _put_runs(strip, source_at, at + low * pitch - start, high - low, view, read)
+            _put_runs(strip, source_at, at + low * pitch - start, high - low, view, scratch, read)
 
 
 def _put_runs(
@@ -250,13 +277,17 @@ def _put_runs(
     at: int,
     count: int,
     view: memoryview,
+    scratch: bytearray,
     read: Callable[[Strip, int, memoryview], None],
 ) -> None:
     """Copy runs at one pitch into a view; the first and last run may extend beyond it."""
     run, pitch = strip.run, strip.pitches[-1]
     before = max(0, -at)  # bytes of the first run that are not wanted
     after = max(0, at + (count - 1) * pitch + run - len(view))  # … and of the last
-    came = memoryview(bytearray(count * run - before - after))
+    nbytes = count * run - before - after
+    if len(scratch) < nbytes:
+        scratch += bytes(nbytes - len(scratch))
+    came = memoryview(scratch)[:nbytes]
     read(strip, source_at + before, came)
     taken = 0
     if before:

@@ -163,3 +163,36 @@ def test_what_was_read_of_a_file_is_summed_in_any_order(seed: int, tmp_path: Pat
         for low, high in parts:
             joined.note(file, low, content[low:high])
         assert joined.read_before(file, 0, 1000) == (1000, zlib.crc32(content))
+
+
+def test_large_columns_are_read_block_by_block(tmp_path: Path) -> None:
+    """Each block has its bytes until the next is asked for, and all that was read is summed."""
+    rows, width = 5000, 601
+    whole = np.frombuffer(Random(1).randbytes(rows * width), np.uint8).reshape(rows, width)
+    boxes = [Box((0, 0), (rows, 400)), Box((0, 400), (rows, 201))]
+    joined, strips = Joined("joined"), list[Strip]()
+    files = list[File]()
+    for n, box in enumerate(boxes):
+        (tmp_path / str(n)).write_bytes(whole[box_slices(box)].tobytes())
+        files.append(File.open(tmp_path / str(n)))
+        strips.append(strip(files[-1], 0, whole.shape, box, 1))
+    start = joined.add(whole.nbytes, lambda: strips)
+    at, buffer = start + 5, object()
+    for where, data in joined.chunks(at, whole.nbytes - 5):
+        assert data.obj is not buffer  # the block after this one is read into another meanwhile
+        buffer = data.obj
+        assert where == at
+        assert bytes(data) == whole.tobytes()[at - start : at - start + len(data)]
+        at += len(data)
+    assert at == start + whole.nbytes
+    assert joined.read_before(files[1], 0, files[1].nbytes) == (
+        files[1].nbytes,
+        zlib.crc32(whole[:, 400:].tobytes()),
+    )
+    (tmp_path / "1").write_bytes(b"short")
+    with pytest.raises(CkptmoveError, match=r"shrank|truncated"):
+        for _ in joined.chunks(start, whole.nbytes):
+            pass
+    assert list(joined.chunks(start, 0)) == []
+    for file in files:
+        file.close()

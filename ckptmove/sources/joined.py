@@ -15,9 +15,11 @@ from typing import Literal, NamedTuple, Protocol
 
 from ..errors import StrPath, UnsupportedError
 from ..plans.crc32 import combine_crc32, extend_crc32
+from .file import File
 from .source import Piece, Source, check_range
 
 _BLOCK = 1 << 20  # bytes interleaved at once; more than the processor's cache is slower
+_FAR = 1 << 22  # … if files lie in a store, where few requests matter more
 _ALIGNMENT = 64
 #: The type codes of Python's integers, by size in bytes.
 FORMATS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -142,11 +144,14 @@ class Joined(Source):
 
         Two buffers take turns: allocating a new one takes longer than filling it.
         """
-        count, scratch = -(-nbytes // _BLOCK), bytearray()
-        buffers = [bytearray(min(_BLOCK, nbytes)) for _ in range(min(2, count))]
+        within = self._within(start, start + nbytes)
+        is_far = any(_far_source(strip) for n, *_ in within for strip in self._strips_of(n))
+        size = _FAR if is_far else _BLOCK
+        count, scratch = -(-nbytes // size), bytearray()
+        buffers = [bytearray(min(size, nbytes)) for _ in range(min(2, count))]
 
         def block(n: int) -> tuple[int, memoryview]:
-            at = start + n * _BLOCK
+            at = start + n * size
             view = memoryview(buffers[n % 2])[: start + nbytes - at]
             self._read_into(at, view, scratch)
             return at, view
@@ -251,13 +256,29 @@ def weave(
     read: Callable[[Strip, int, memoryview], None],
 ) -> None:
     """Copy a strip's bytes into a view that begins at `start` in its region."""
-    end = start + len(view)
     if not strip.counts:
-        low, high = max(start, strip.at), min(end, strip.end)
+        low, high = max(start, strip.at), min(start + len(view), strip.end)
         if low < high:
             source_at = strip.source_at + low - strip.at
             read(strip, source_at, view[low - start : high - start])
         return
+    rows: Iterable[tuple[int, int, int]] = _rows_of_runs(strip, start, start + len(view))
+    source = _far_source(strip)
+    if source is not None:  # one request for all of them, not one for each row
+        rows = list(rows)
+        source.expect((source_at, count * strip.run) for source_at, _, count in rows)
+    for source_at, at, count in rows:
+        _put_runs(strip, source_at, at - start, count, view, scratch, read)
+
+
+def _far_source(strip: Strip) -> Source | None:
+    """Return the source of a strip if it lies in a store."""
+    source = strip.source
+    return source if isinstance(source, Source) and not isinstance(source, File) else None
+
+
+def _rows_of_runs(strip: Strip, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the rows of runs in a range of the region: offset in the source, there, and number."""
     count, pitch, lines = strip.counts[-1], strip.pitches[-1], strip.lines()
     first = bisect_right(range(lines), start, key=strip.line_at) - 1
     for line in range(max(0, first), lines):
@@ -268,7 +289,7 @@ def weave(
         high = min(count, -(-(end - at) // pitch))
         if low < high:
             source_at = strip.source_at + (line * count + low) * strip.run
-            _put_runs(strip, source_at, at + low * pitch - start, high - low, view, scratch, read)
+            yield source_at, at + low * pitch, high - low
 
 
 def _put_runs(

@@ -97,3 +97,17 @@ def test_only_what_is_wanted_is_fetched(kind: str, store: Store, tmp_path: Path)
     for name, weight in weights().items():
         (held,) = (each for key, each in out.items() if key.removeprefix(start) == name)
         assert_same_tree(held.clone(), weight)
+
+
+def test_columns_of_many_ranks_are_fetched_once(store: Store, tmp_path: Path) -> None:
+    """Together, they are more than is kept of what was fetched."""
+    ranks, rows, width = 16, 4096, 2048
+    weight = torch.arange(rows * width, dtype=torch.int32).reshape(rows, width)
+    wide = width // ranks
+    boxes = [((0, n * wide), (rows, wide)) for n in range(ranks)]
+    folder = save_dcp(tmp_path / "in", {"w": weight}, {"w": boxes}, files=ranks)
+    url = store.put_folder("run", folder)
+    store.front.reset()
+    ckptmove.convert(url, tmp_path / "out.safetensors")
+    assert store.front.nbytes("/run/") < 1.01 * weight.nbytes
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["w"], weight)

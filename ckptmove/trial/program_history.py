@@ -21,7 +21,7 @@ from ..live.tracing.recording.tensor_names import Names
 from ..reports.events import Site
 from .simulation.torch_answers import replaced
 
-_MOVES = ("to", "cuda", "cpu", "xpu")
+_MOVES = ("to", "cuda", "cpu", "xpu", "to_empty")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..display.phrases import join_names
-from ..live.tracing.program.source_lines import is_library, locals_of
+from ..live.tracing.program.source_lines import is_a, is_library, locals_of
 from ..live.tracing.program.syntax import tree_of
 from ..reports.doctor import Verdict
 
@@ -30,7 +30,7 @@ def models_never_called(
     models: dict[str, nn.Module] = {}
     for name, value in variables.items():
         known = id(value) in parts or any(value is each for each in models.values())
-        if isinstance(value, nn.Module) and not known and not name.startswith("_"):
+        if is_a(value, nn.Module) and not known and not name.startswith("_"):
             models[name] = value
     inner = {id(part) for each in models.values() for part in each.modules() if part is not each}
     found = [(name, each) for name, each in models.items() if id(each) not in inner]
@@ -45,7 +45,7 @@ def models_never_called(
 def optimizers_without_state(variables: Mapping[str, Any]) -> Iterator[str]:
     """A line for each optimizer among a script's variables that has no state yet."""
     for name, value in variables.items():
-        if isinstance(value, torch.optim.Optimizer) and not any(value.state.values()):
+        if is_a(value, torch.optim.Optimizer) and not any(value.state.values()):
             kind = type(value).__name__
             yield (
                 f"{name} ({kind}) has no state: torch makes it at the first step, on the device of "
@@ -93,5 +93,5 @@ def _asked_for_gradients(traceback: TracebackType | None) -> list[tuple[str, tor
             if isinstance(each, ast.Attribute) and each.attr == "grad" and each.lineno == number
         }
         tensors = ((name, values.get(name)) for name in sorted(asked))
-        found = [(name, each) for name, each in tensors if isinstance(each, torch.Tensor)]
+        found = [(name, each) for name, each in tensors if is_a(each, torch.Tensor)]
     return [each for each in found if each[1].requires_grad and not each[1].is_leaf]

@@ -42,6 +42,25 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
     with torch.autocast("cuda", enabled=False):
         assert model(torch.ones(2, 4, device="cuda")).dtype == torch.float32
 """,
+    "pinned memory": """\
+from torch.utils.data import DataLoader
+x = torch.randn(8, 4)
+pinned = x.pin_memory()
+assert pinned.is_pinned() and not x.is_pinned() and pinned.pin_memory() is pinned
+assert pinned[2:].is_pinned() and not pinned.cuda().is_pinned()
+assert torch.equal(x, pinned) and x.data_ptr() != pinned.data_ptr()
+assert torch.empty(3, pin_memory=True).is_pinned() and not torch.empty(3).is_pinned()
+assert torch.randn(2, 3, pin_memory=True).is_pinned()
+assert torch.zeros_like(x, pin_memory=True).is_pinned()
+assert all(each.is_pinned() for each in DataLoader(x, batch_size=4, pin_memory=True))
+assert torch.equal(pinned.to("cuda", non_blocking=True).cpu(), x)
+""",
+    "functions of torch in TorchScript": """\
+@torch.jit.script
+def noisy(x):
+    return x + torch.randn(3, device=x.device) + torch.zeros(3, device=x.device)
+assert noisy(torch.ones(2, 3, device="cuda")).is_cuda
+""",
     "conditions": """\
 loss = torch.ones(3, device="cuda").sum()
 assert torch.isfinite(loss)
@@ -319,6 +338,12 @@ WRONG = {
     "hook_of_a_module": (
         "m = nn.Linear(3, 3).cuda(); m.register_full_backward_hook(lambda *_: {}['gone']); "
         "m(x.requires_grad_()).sum().backward()",
+        "KeyError: 'gone'",
+    ),
+    "hook_before_a_pass_within": (
+        "from torch.utils.checkpoint import checkpoint; "
+        "h = checkpoint(nn.Linear(3, 3).cuda(), x.requires_grad_(), use_reentrant=True); "
+        "h.register_hook(lambda g: {}['gone']); h.sum().backward()",
         "KeyError: 'gone'",
     ),
     "shapes_after_a_value": ("x.sum().item(); nn.Linear(4, 4).cuda()(x)", "RuntimeError"),

@@ -467,6 +467,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "trial.simulation.device_kernels",
         "trial.simulation.autocasting",
         "trial.simulation.device",
+        "trial.simulation.pinning",
         "trial.simulation.script_host",
         "trial.simulation",
         "trial.stage_fake",

@@ -84,3 +84,50 @@ def test_averages_that_are_with_the_model_are_right(tmp_path: Path) -> None:
     script.write_text(f"{HEAD}model.to(device)\n{before}{LOOP}{indent(after, ' ' * 8)}\n")
     found = ckptmove.doctor(script=script, args=["gpu"], device="cuda:0", simulate=True)
     assert found.verdicts == ()
+
+
+#: Right programs that keep a part on the CPU on purpose: the part, and what is said of it.
+INTENDED = {
+    "a table": (
+        "class Hybrid(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.table, self.tower = nn.Embedding(9, 4), nn.Linear(4, 1).to(device)\n"
+        "    def forward(self, x):\n"
+        "        return self.tower(self.table(x.cpu().long()).to(device))\n"
+        "model = Hybrid()\n"
+        "model.to = lambda device: model",
+        "pass",
+        ["or leave it, if what it gives is moved at"],
+    ),
+    "a model that acts": (
+        "actor = copy.deepcopy(model).cpu()",
+        "actor(torch.ones(8, 4))",
+        ["or leave it there, if actor = copy.deepcopy(model).cpu() at"],
+    ),
+    "losses": (
+        "class Terms(nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        terms = torch.zeros(2)\n"
+        "        terms[0] = super().forward(x).mean()\n"
+        "        return terms\n"
+        "model = Terms(*model)",
+        "pass",
+        [],
+    ),
+    "a model that is taken back": ("pass", "if _: model.cpu(), nn.Flatten()(torch.ones(2, 2))", []),
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("what", INTENDED)
+def test_what_is_there_on_purpose_is_said_to_be_so_perhaps(what: str, tmp_path: Path) -> None:
+    before, after, said = INTENDED[what]
+    script = tmp_path / "train.py"
+    script.write_text(f"{HEAD}{before}{LOOP}{indent(after, ' ' * 8)}\n")
+    found = ckptmove.doctor(script=script, args=["gpu"], device="cuda:0", simulate=True)
+    assert found.ok
+    fixes = [each.fix for each in found.verdicts if each.cause != "host-waits"]
+    assert len(fixes) == len(said)
+    for fix, text in zip(fixes, said, strict=True):
+        assert text in fix

@@ -28,7 +28,10 @@ SOME = {
     "libraries": ("ignite_evaluator_without_a_device",),
     "answers": ("flag_that_is_not_given", "nested_and_jagged"),
     "outsider": ("clip_temperature", "validate_moves_model"),
-    "strangers": ("except_swallows_device", "load_assign_true", "lora_injected_after_move"),
+    "strangers": (
+        *("except_swallows_device", "load_assign_true", "lora_injected_after_move"),
+        *("model_put_on_the_cpu", "pruning_mask"),
+    ),
 }
 #: What `scripts/test --all` runs of a set that takes minutes: what showed most of what was lacking.
 MOST = {

@@ -22,6 +22,11 @@ WHICH_DEVICE = """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).to(device)
     decoder = nn.Linear(8, 2)
+
+    class Lazy:
+        __class__ = property(lambda self: 1 / 0)  # isinstance() asks for it
+
+    settings = Lazy()
     print(next(encoder.parameters()).device)
 """
 MOVING = """

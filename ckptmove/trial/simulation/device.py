@@ -6,8 +6,8 @@ operation runs on the CPU over the same bytes (`device_kernels`), operands follo
 device, in Python or C++ and in any thread, gets the simulated one. `script_host` answers questions
 of Python code about the device.
 
-It does not support: storages that grow or shrink (`storage.resize_`), pinned memory, CSR, CSC and
-BSR tensors, CUDA graphs, kernels that only CUDA has, a second device.
+It does not support: storages that grow or shrink (`storage.resize_`), CSR, CSC and BSR tensors,
+CUDA graphs, kernels that only CUDA has, a second device.
 """
 
 from __future__ import annotations

@@ -53,12 +53,12 @@ def _registering(real: Any) -> Callable[..., Any]:
 def _running(real: Any) -> Callable[..., Any]:
     @functools.wraps(real)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        _raised.clear()
-        found = real(*args, **kwargs)
         if _raised:
-            error = _raised[0]
-            _raised.clear()
-            raise error
-        return found
+            return real(*args, **kwargs)  # within a pass that would have ended, and that raises it
+        try:
+            return real(*args, **kwargs)
+        finally:
+            if _raised:
+                raise _raised.pop()
 
     return run_backward

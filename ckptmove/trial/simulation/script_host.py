@@ -12,10 +12,12 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.jit._builtins import _find_builtin, _register_builtin
 from torch.jit._script import RecursiveScriptModule
 from torch.utils._device import _device_constructors
 
@@ -23,6 +25,7 @@ from .device import install
 from .device_kernels import generators, type_name
 from .device_memory import NAME, THERE, Device, device_of, is_there, shown
 from .hooks import guarded_hooks
+from .pinning import pinning
 from .torch_answers import TYPES, Stream, answers, noop, replaced
 
 _true_data: Any = torch._C.TensorBase.data
@@ -44,14 +47,15 @@ def hosting(device: torch.device) -> Iterator[None]:
     _device_constructors()
     install(device)
     with ExitStack() as stack:
-        for target, name, value in (
-            *answers(str(device)),
-            *_seen(device),
-            *_asked(device),
-            *guarded_hooks(),
+        for target, name, value in chain(
+            answers(str(device)), _seen(device), _asked(device), guarded_hooks(), pinning()
         ):
-            if hasattr(target, name):
-                stack.enter_context(replaced(target, name, value))
+            if not hasattr(target, name):
+                continue
+            scripted = _find_builtin(getattr(target, name))
+            if scripted is not None:  # TorchScript knows torch's functions by identity
+                _register_builtin(value, scripted)
+            stack.enter_context(replaced(target, name, value))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message=".pin_memory. argument is set as true but no")
         yield
@@ -77,21 +81,12 @@ def _seen(device: torch.device) -> list[tuple[Any, str, Any]]:
         (Tensor, "data", data),
         (Tensor, "type", _typed),
         (Tensor, device.type, _brought),
-        (Tensor, "pin_memory", _pinned),
-        (Tensor, "is_pinned", lambda self, device=None: False),
         (storage, "device", property(_device_of_storage)),
         (storage, is_kind, property(lambda each: _device_of_storage(each) == shown.device)),
         (torch, "_has_compatible_shallow_copy_type", _compatible),
         (Tensor, "_make_wrapper_subclass", staticmethod(_wrapped)),
         (RecursiveScriptModule, "_apply", _apply_to_script),
     ]
-
-
-def _pinned(tensor: Tensor, device: Any = None) -> Tensor:
-    """`Tensor.pin_memory`, which torch supports only for tensors on the CPU."""
-    if is_there(tensor):
-        raise RuntimeError(f"cannot pin '{type_name(tensor)}' only dense CPU tensors can be pinned")
-    return tensor
 
 
 def _shown_device(tensor: Tensor) -> torch.device:

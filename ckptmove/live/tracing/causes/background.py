@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ....display.phrases import join_names
+from ...inventory.holdings import Ownership, holdings
 from ..program.library_calls import LibraryCall
 from ..program.program_source import Choice
 from ..program.source_lines import raising_module
@@ -24,7 +26,7 @@ class Background:
     #: A call of a library that should have been given a device.
     library: LibraryCall | None = None
     was_there: bool = False  #: whether the model ran on the device before
-    added: Sequence[str] = ()  #: submodules that were made after the model was moved
+    added: Sequence[str] = ()  #: submodules and parameters that came after the model was moved
     optimizer_line: str = ""  #: the code that made the optimizer, with its line
     #: Where the optimizer loaded its state, if its parameters were on another device then.
     loaded_early: Loaded | None = None
@@ -33,6 +35,8 @@ class Background:
     cuts: Sequence[tuple[str, Sequence[str]]] = ()
     #: Parameters that are a copy of another parameter, the other one, and the line of the copy.
     lost_ties: Sequence[tuple[str, str, str]] = ()
+    #: Unregistered tensors that are the old values of a moved parameter, each with its name.
+    old_values: Mapping[str, str] = field(default_factory=dict)
     #: Tensors without a module that are trained on another device: each variable and its line.
     variables: Mapping[str, str] = field(default_factory=dict)
     called_at: str = ""  #: the user's lines that called the function that failed
@@ -52,14 +56,20 @@ def background(
     names, history = recorder.names, recorder.history
     variable = "" if model is None else names.variable(model)
     there = variable, recorder.home, recorder.call_it
-    added = {} if model is None else history.made_since(model)
+    added: dict[str, list[str]] = {}  # by their code
+    for name, line in ({} if model is None else history.made_since(model)).items():
+        added.setdefault(line, []).append(name)
+    modules = {m: name for each in names.models for name, m in each.named_modules()}
+    hidden = () if model is None or error is None else holdings(model).of(Ownership.UNREGISTERED)
     return Background(
         variable=variable,
         choice=None if model is None else recorder.callers.choice_for(model, *there),
         library=recorder.callers.library,
         was_there=recorder.callers.was_there(model),
         added=[
-            f"{name} was made after the model was moved: {line}" for name, line in added.items()
+            f"{join_names(made)} {'was' if len(made) == 1 else 'were'} made after the model was "
+            f"moved: {line}"
+            for line, made in added.items()
         ],
         optimizer_line=names.optimizers.line,
         loaded_early=names.optimizers.loaded_early,
@@ -67,8 +77,9 @@ def background(
         cuts=recorder.cuts.cuts(names.models),
         lost_ties=[
             *recorder.stale.lost_ties(names.models),
-            *history.lost_ties({m: n for each in names.models for n, m in each.named_modules()}),
+            *history.lost_ties(modules),
         ],
+        old_values=history.old_values(modules, {each.name: each.tensor for each in hidden}),
         variables=_variables(recorder),
         called_at=recorder.called_at,
         given_at=recorder.given_at,

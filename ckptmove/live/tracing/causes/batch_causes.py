@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from ....display.phrases import join_names
@@ -12,7 +13,7 @@ from ....reports.events import Operand
 from ...inventory import findings
 from ..program.loop_tensors import LOOP
 from ..program.source_lines import CALLED
-from ..program.syntax import line_in_function, line_that_sets
+from ..program.syntax import line_in_function, line_that_sets, runs_once
 from ..recording.history import DOES_NOT_MOVE, with_code
 from ..recording.operations import COPY
 from .evidence import MOST_LINES, Evidence
@@ -52,9 +53,9 @@ def bare_name(name: str) -> str:
 
 
 def root_variable(name: str) -> str:
-    """The variable in `x` and in `batch['x']`; "" if there is none."""
-    found = re.split(r"[.\[]", name, maxsplit=1)[0]
-    return found if found.isidentifier() else ""
+    """The variable in `x` and in `batch['x']`; "" if there is none, or of other code."""
+    found = re.fullmatch(r"([^\W\d]\w*)(\.[^\W\d]\w*|\.\d+|\[[^\[\]]*\])*", name)
+    return "" if found is None else found[1]
 
 
 def is_assignable(name: str) -> bool:
@@ -209,4 +210,14 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
     used = [f"{error}{called} does not accept it"] if error else []
     used += [f"it was given there at {given}"] if given and given not in called else []
     evidence = [*lines[:MOST_LINES], *used] or ([case.failed] if case.failed else [])
-    yield findings.batch(list(names), where, fix, evidence)
+    told = findings.batch(list(names), where, fix, evidence)
+    if all(_is_made_once(each, made if name == first else "") for name, each in names.items()):
+        are = "is" if len(names) == 1 else "are"
+        told = replace(told, title=f"{join_names(list(names))} {are} on {where}")
+    yield told
+
+
+def _is_made_once(operand: Operand, made: str) -> bool:
+    """Whether an operand was made before the loop, and is no input of a model: no batch."""
+    line = made or operand.name.partition(", made by ")[2].rpartition(" at ")[2]
+    return operand.held != "input" and runs_once(line.partition(CALLED)[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from ....display.phrases import join_names, plural
@@ -11,6 +12,8 @@ from ....reports.events import Happening, Site
 from ..program.syntax import code_at
 from .evidence import MOST_LINES, Evidence
 
+#: Code that puts a module on the CPU, whatever else it chooses.
+_ON_PURPOSE = re.compile(r"""\.cpu\(\)|\.to\((device=)?(torch\.device\()?["']cpu["']""")
 #: Operations that give the host values that it may not need (it needs shapes).
 _TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "item")
 
@@ -34,10 +37,12 @@ def ran_elsewhere(calls: Iterable[Happening], device: str, when: str) -> Iterato
         made = dict.fromkeys(each.operands[0].source for each in those if each.operands[0].source)
         lines = join_names([each.site.source for each in those])
         count = sum(each.count for each in those)
+        there = next(filter(_ON_PURPOSE.search, made), "").rpartition("; ")[2]
+        leave = f"; or leave it there, if {there} is on purpose" if there else ""
         yield Verdict(
             "runs-elsewhere",
             f"{the} runs on {where} {when}, beside the model on {device}, at {lines}",
-            f'{name}.to("{device}") before that, and give it what is there',
+            f'{name}.to("{device}") before that, and give it what is there{leave}',
             (f"it was called {plural(count, 'time')} after the first step", *made),
             SLOW,
         )

@@ -46,7 +46,11 @@ def _used(case: Evidence) -> Iterator[tuple[Operand, str, str]]:
 def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
     """Tensors that the model holds, but has not registered."""
     entries = {e.name: e for e in case.manifest.tensors}
-    advice = {each.name: _advice(each) for each in case.belonging.unregistered}
+    old_values = case.known.old_values
+    advice = {
+        each.name: _advice(each, old_values.get(each.name, ""))
+        for each in case.belonging.unregistered
+    }
     shared_by = {
         each.name: each.kind.__name__
         for each in case.belonging.unregistered
@@ -87,6 +91,8 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
         if entry is None and "." in those[0] and holder.isidentifier():  # it is not registered
             registered = f'{holder}.to("{case.device}"); or register {holder}, if it is a module'
         fix = advice.get(those[0], registered if attribute.isidentifier() else there)
+        if old := old_values.get(those[0], ""):
+            told.insert(0, f"it holds the values that {old} had before the model was moved")
         fix += code_to_make_anew(those, case)
         yield findings.unregistered(
             those,
@@ -98,9 +104,11 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
         )
 
 
-def _advice(found: Unregistered) -> str:
-    """The code to write instead, and where."""
-    return f"at {found.line}: {found.advice}" if found.line else found.advice
+def _advice(found: Unregistered, parameter: str) -> str:
+    """The code to write instead, and where; it may hold the old values of a parameter."""
+    tied = f"use {parameter} itself, which is still trained, and not its .data"
+    advice = tied if parameter else found.advice
+    return f"at {found.line}: {advice}" if found.line else advice
 
 
 def code_to_make_anew(names: Sequence[str], case: Evidence) -> str:
@@ -108,11 +116,12 @@ def code_to_make_anew(names: Sequence[str], case: Evidence) -> str:
     for name in names:
         maker, _, line = case.origins.get(name, "").partition(" at ")
         method = function_at(line)
-        if maker in _MAKERS and method != "__init__" and is_method(line):
-            return (
-                f"; where {method} makes it anew at {line}: "
-                f"{maker}(…, device=next(self.parameters()).device)"
-            )
+        if maker.startswith(LAYER) or method == "__init__" or not is_method(line):
+            continue
+        where = f"; where {method} makes it anew at {line}: "
+        if maker in _MAKERS:
+            return f"{where}{maker}(…, device=next(self.parameters()).device)"
+        return f"{where}keep it on the device of the model"
     return ""
 
 

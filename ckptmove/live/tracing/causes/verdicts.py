@@ -148,12 +148,16 @@ def _model(case: Evidence) -> Iterator[Verdict]:
         kind, name = case.manifest.path, case.known.variable or "model"
         the = "" if name == "model" else f" {name} ({kind})"
         most = case.works and 2 * ran.get(case.device, 0) > sum(ran.values())
+        if case.works and case.known.was_there and list(ran) == [case.device]:
+            return  # it was taken back after it had done its work
         why = f"nothing moved {'it' if the else kind} to {case.device}"
         why = f"it was on {case.device} before" if case.known.was_there else why
+        why = case.known.added[0] if case.known.added else why
         fix = f'{name}.to("{case.device}")'
         if case.trained:
             both = f'ckptmove.move({name}, optimizer, to="{case.device}")'
-            fix = f"{fix} before the optimizer is created; or move both: {both}"
+            when = "after that, and before" if case.known.added else "before"
+            fix = f"{fix} {when} the optimizer is created; or move both: {both}"
         if case.known.choice is None or not case.known.choice.title:
             inputs = inputs_away(case)
             lines += [each.line for each in inputs.values()][:MOST_LINES]
@@ -188,7 +192,7 @@ def _model(case: Evidence) -> Iterator[Verdict]:
     yield Verdict(
         "partly-moved",
         f"part of the model is on {where}: {join_names(names)}",
-        fix + code_to_make_anew(names, case)
+        fix + code_to_make_anew(names, case) + _or_leave(case)
         if not same_kind
         else "move the tensors that go from one part to the next: x = "
         "x.to(next(part.parameters()).device)",
@@ -198,6 +202,15 @@ def _model(case: Evidence) -> Iterator[Verdict]:
         ),
         SLOW if case.works else WRONG,
     )
+
+
+def _or_leave(case: Evidence) -> str:
+    """A further way to mend a part that works elsewhere: what it gives is moved in each forward."""
+    for each in case.happened("transfer") if case.works else ():
+        here = each.devices.endswith(f"→{case.device}")
+        if here and each.asked and each.site.phase == "forward":
+            return f"; or leave it, if what it gives is moved at {each.site.source} on purpose"
+    return ""
 
 
 def _others(case: Evidence) -> Iterator[Verdict]:
@@ -286,6 +299,8 @@ def _elsewhere(case: Evidence) -> Iterator[Verdict]:
         for each in case.happened("transfer")
         if each.asked and each.turns >= case.often and each.devices.startswith(f"{case.device}→")
     ]
+    if back and not any(operand.shape for each in back for operand in each.operands):
+        return  # single numbers, such as losses, cost little there
     first = f"the first: {strays[0].site}"
     if back:
         line = back[0].site.source

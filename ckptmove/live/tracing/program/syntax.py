@@ -46,6 +46,20 @@ def loops_around(file: str, line: int) -> list[ast.For]:
     return sorted(around, key=lambda each: -each.lineno)
 
 
+def runs_once(line: str) -> bool:
+    """Whether the code of a line runs before a loop: at module level, or in the loop's function."""
+    file, number = file_of(line)
+    tree = tree_of(file) if file else None
+    if tree is None:
+        return False
+    loops = [each for each in ast.walk(tree) if isinstance(each, (ast.For, ast.While))]
+    if any(each.lineno <= number <= (each.end_lineno or 0) for each in loops):
+        return False
+    within = function_around(file, number)
+    end = 0 if within is None else within.end_lineno or 0
+    return within is None or any(number < each.lineno <= end for each in loops)
+
+
 def calls_of(file: str, callee: str) -> list[int]:
     """The lines of a file that call `callee`."""
     tree = tree_of(file)

@@ -136,6 +136,10 @@ class Callers:
                 others.append(f"{with_code(another)} moved another {type(model).__name__}")
             old = found or Choice("", "", ())
             found = old._replace(evidence=(*old.evidence, *others)) if others else found
+        told = found is not None and bool(found.title)
+        if moved is not None and not moved.chosen and not told and call(moved.device) == is_on:
+            title, fix = f"{with_code(moved.line)} puts it there", f'there, move it to "{there}"'
+            return Choice(title, fix, (made,) if made and made != with_code(moved.line) else ())
         if moved is None or was_there or not moved.chosen:
             return found
         return _followed(moved.chosen, seen, is_on, there, history.refused, found)

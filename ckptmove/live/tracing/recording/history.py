@@ -17,7 +17,7 @@ import torch
 
 from ..program.source_lines import CALLED, is_library, line_of, locals_of, own_frame, variable
 from ..program.syntax import code_at
-from .remembered import Remembered
+from .remembered import Remembered, key_of
 
 #: Follows the name of a method that should move a tensor.
 DOES_NOT_MOVE = ", does not move it"
@@ -104,7 +104,10 @@ class History:
         #: For each parameter, the modules that registered it, each with the parameter's name there.
         self._registered: _ByIdentity[list[tuple[weakref.ref[torch.nn.Module], str]]]
         self._registered = _ByIdentity()
+        # For each module, its parameters that were registered after it was moved, with the lines.
+        self._replaced: _ByIdentity[dict[str, tuple[int, str]]] = _ByIdentity()
         self._untied: dict[str, list[tuple[weakref.ref[torch.nn.Module], str]]] = {}  # by line
+        self._storages = Remembered()  # the first parameter that had a storage: its module and name
         self._left_by = Remembered()  # the method of a tensor's owner that should move it
         self._left = Remembered()  # the line of a `.to` that did not move a tensor
 
@@ -126,7 +129,11 @@ class History:
             self._moved.set(each, moved._replace(before="" if before is None else before.device))
 
     def note_parameter(
-        self, module: torch.nn.Module, name: str, parameter: object, frame: FrameType | None
+        self,
+        module: torch.nn.Module,
+        name: str,
+        parameter: torch.Tensor | None,
+        frame: FrameType | None,
     ) -> None:
         """Record that a module registers a parameter; it may replace one that modules share."""
         old = module._parameters.get(name)
@@ -136,6 +143,10 @@ class History:
         if parameter is not None:
             known = self._registered.get(parameter) or []
             self._registered.set(parameter, [*known, (weakref.ref(module), name)])
+            self._storages.note(parameter, (weakref.ref(module), name))
+            if self._moved.get(module) is not None:
+                own = self._replaced.get(module) or {}
+                self._replaced.set(module, own | {name: (self._next(), own_lines(frame, most=1))})
 
     def note_filled(self, module: torch.nn.Module, frame: FrameType | None) -> None:
         """Record that a module took over the tensors of a state dict (`assign=True`)."""
@@ -233,13 +244,18 @@ class History:
         )
 
     def made_since(self, model: torch.nn.Module) -> dict[str, str]:
-        """The outermost submodules that were made after their model was moved, with their code.
+        """The outermost submodules, and parameters, that came after their model was moved.
 
-        Submodules that were moved themselves, or have no parameters, are left out.
+        By their names, with the code. Submodules that were moved themselves, or have no parameters,
+        are left out.
         """
         moved = self._moved.get(model)
         found: dict[str, str] = {}
         for name, each in model.named_modules() if moved is not None else ():
+            last, replaced = self._moved.get(each), self._replaced.get(each) or {}
+            for key, (number, lines) in replaced.items():
+                if last is not None and number > last.number and key in each._parameters:
+                    found[f"{name}.{key}".lstrip(".")] = with_code(lines)
             number, lines = self._made.get(each) or (0, "")
             inner = any(name.startswith(f"{outer}.") for outer in found)
             if moved is None or number < moved.number or inner or self._moved.get(each) is not None:
@@ -266,6 +282,24 @@ class History:
             first, *others = now.values() or ("",)
             if others and _MOVES.search(code_at(line)):
                 found.append((others[0], first, line))
+        return found
+
+    def old_values(
+        self, names: Mapping[torch.nn.Module, str], tensors: Mapping[str, torch.Tensor]
+    ) -> dict[str, str]:
+        """The tensors that share the memory that a parameter had before it was moved.
+
+        By their names, each with the parameter's; `names` has the dotted names of modules.
+        """
+        found: dict[str, str] = {}
+        for name, tensor in tensors.items():
+            of, parameter = self._storages.about(tensor) or (None, "")
+            module = None if of is None else of()
+            now = None if module is None else module._parameters.get(parameter)
+            if module is None or now is None or module not in names:
+                continue
+            if key_of(now) != key_of(tensor):
+                found[name] = f"{names[module]}.{parameter}".lstrip(".")
         return found
 
     def state_loaded(self, optimizer: torch.optim.Optimizer) -> Loaded | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from ..batches.running import Batch
 from ..display.blocks import text_of
 from ..display.phrases import plural
 from ..display.text import printable
-from ..errors import CheckFailed, RefusedError, UsageError
+from ..errors import CheckFailed, CkptmoveError, RefusedError, UsageError
 from ..reports.batch.items import DONE, SKIPPED, Result
 from ..reports.batch.report import RetryCommand, batch_line, only_left_out
 from .declare import Command, Decorator, option, verb_options, with_options, with_values
-from .display.batch_files import Log, write_manifest
+from .display.batch_files import Log, Manifest
 from .display.batch_metrics import MetricsFile
 from .display.batch_progress import FORMS, BatchProgress
 from .display.output import (
@@ -208,15 +209,14 @@ def _run(
     """Plan, run and sum up."""
     gc.enable()  # imported only here: it is slow
     as_json, quiet, verbose, no_progress, _ = output
-    log, manifest, form = (options.pop(each, None) for each in ("log", "manifest", "progress"))
+    log, sums, form = (options.pop(each, None) for each in ("log", "manifest", "progress"))
     dry_run = options.get("dry_run")
     options["contents"] = output.html is not None and verb != "inspect"
-    if manifest is not None and dst is None:
+    if sums is not None and dst is None:
         raise UsageError("--manifest needs a destination")
+    manifest = None if sums is None or dst is None else Manifest(sums, dst)
     options["digests"] = (
-        options.get("digests", False)
-        or manifest is not None
-        or (log is not None and dst is not None)
+        options.get("digests", False) or sums is not None or (log is not None and dst is not None)
     )
     metrics = MetricsFile(
         options.pop("metrics", None), verb=verb, source=src, shard=options.get("shard_of")
@@ -244,17 +244,20 @@ def _run(
                         bar.print(_item_lines(result))
         except (KeyboardInterrupt, Signalled) as error:
             broken = error
+    errors = list[CkptmoveError]()  # raised after the summary
     if manifest is not None and broken is None:
         kept = work.plan.kept
-        write_manifest(manifest, {**{k: v for each in kept for k, v in each.items()}, **digests})
+        with _collecting(errors):
+            manifest.write_digests({**{k: v for each in kept for k, v in each.items()}, **digests})
         apart = sum(not each for each in kept)  # of this run's items
         if unknown or apart:
             many = plural(unknown + apart, "item")
             how = "a run of all of them with --verify" if apart else "--verify"
             told = f"lacks {many} of an earlier run; {how} reads them again"
-            output.warn(manifest, [told])
+            output.warn(sums, [told])
     report = work.report()
-    output.write_page(report, src)
+    with _collecting(errors):
+        output.write_page(report, src)
     output.warn(src, report.notes[len(work.plan.notes) :])
     if as_json:
         emit_json(report.to_json())
@@ -265,14 +268,23 @@ def _run(
         emit(retry.lines(report) if verb != "inspect" or report.remaining else ())
     if broken is not None:
         raise broken
-    for failed_file in (lines.error, metrics.error):
-        if failed_file is not None:
-            raise failed_file
+    for error in (lines.error, metrics.error, *errors):
+        if error is not None:
+            raise error
     if report.failures:
         failed, items = len(report.failures), sum(report.outcomes.values())
         raise CheckFailed(f"{failed:,} of {items:,} items failed or were refused", path=src)
     if only_left_out(report.outcomes) and not work.plan.allows_empty:
         raise _nothing_left(src)
+
+
+@contextmanager
+def _collecting(errors: list[CkptmoveError]) -> Iterator[None]:
+    """A context that keeps an error for later."""
+    try:
+        yield
+    except CkptmoveError as error:
+        errors.append(error)
 
 
 def _foretell(work: Batch, src: str, output: Output, bar: BatchProgress) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,38 @@ def test_a_manifest_is_what_sha256sum_reads(tmp_path: Path, run_cli: RunCli) -> 
     assert len((tmp_path / "SUMS").read_text().splitlines()) == 1
     done = run_cli("batch", "validate", "tree", "--manifest", "SUMS", exit=2)
     assert "needs a destination" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--manifest", "--metrics"])
+def test_a_file_that_no_batch_wrote_is_not_replaced(
+    option: str, tmp_path: Path, run_cli: RunCli
+) -> None:
+    tree = many(tmp_path / "tree", 1, 10)
+    (only,) = tree.rglob("*.pt")
+    before = only.read_bytes()
+    os.mkfifo(tmp_path / "fifo")
+    for path in (only, tmp_path / "fifo", tmp_path):
+        done = run_cli("batch", "convert", "tree", "out", option, str(path), exit=4)
+        assert "exists, and is not a" in done.stderr
+        assert not (tmp_path / "out").exists()
+    assert only.read_bytes() == before
+    assert (tmp_path / "fifo").is_fifo()
+    (tmp_path / "new").touch()
+    for _ in range(2):
+        run_cli("batch", "convert", "tree", "out", option, "new", exit=0)
+    assert (tmp_path / "new").stat().st_size
+
+
+def test_the_summary_comes_also_where_the_manifest_does_not(
+    tmp_path: Path, run_cli: RunCli
+) -> None:
+    many(tmp_path / "tree", 1, 10)
+    done = run_cli("batch", "convert", "tree", "out", "--manifest=out/none/SUMS", exit=5)
+    assert done.stdout.startswith("converted 1 item")
+    assert "SUMS: the manifest can't be written: No such file" in done.stderr
+    run_cli("batch", "convert", "tree", "out", "--manifest=out/SUMS", exit=0)
+    done = run_cli("batch", "convert", "tree", "other", "--manifest=none/SUMS", exit=5)
+    assert not (tmp_path / "other").exists()  # known at once
 
 
 @pytest.mark.sample(1)

@@ -1,21 +1,24 @@
-"""Files that a batch writes beside its outputs: the log, and the manifest of digests."""
+"""Files that a batch writes beside its outputs: the log, the manifest of digests, and others."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
-from ...errors import WriteError
+from ...errors import RefusedError, WriteError
 from ...reports.batch.items import Result
 from ...reports.batch.log import log_line, manifest_lines
 from ...system.files import sync
 from ...version import __version__
+
+_HEAD_NBYTES = 100  # of a file, to see what it is
 
 
 class Log:
@@ -82,19 +85,59 @@ def _is_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def write_manifest(path: str, digests: Mapping[str, str]) -> None:
-    """Write a file that `sha256sum -c` reads, complete or not at all. Raises WriteError."""
-    beside = f"{path}.{os.getpid()}.tmp"
-    try:
+class ReplacedFile:
+    """A text file that is replaced as a whole, and only if a batch wrote the one that is there."""
+
+    def __init__(self, path: str, kind: str, start: bytes) -> None:
+        """`start` is a pattern of how such files begin. Raises RefusedError for any other file."""
+        self._path, self._kind = Path(path), kind
+        if os.path.lexists(path) and not _begins(self._path, start):
+            raise RefusedError(f"exists, and is not a {kind} file of ckptmove batch", path=path)
+
+    def write(self, lines: Iterable[str], *, synced: bool = False) -> None:
+        """Write the file, complete or not at all. Raises WriteError."""
+        path = self._path
+        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            with Path(beside).open(
-                "w", encoding="utf-8", errors="surrogateescape", newline="\n"
-            ) as file:
-                file.writelines(manifest_lines(digests))
-                file.flush()
-                sync(file.fileno())
-            Path(beside).replace(path)
-        finally:
-            Path(beside).unlink(missing_ok=True)
-    except OSError as error:
-        raise WriteError(f"the manifest can't be written: {error.strerror}", path=path) from error
+            try:
+                with beside.open(
+                    "w", encoding="utf-8", errors="surrogateescape", newline="\n"
+                ) as file:
+                    file.writelines(lines)
+                    file.flush()
+                    if synced:
+                        sync(file.fileno())
+                beside.replace(path)
+            finally:
+                beside.unlink(missing_ok=True)
+        except OSError as error:
+            said = f"the {self._kind} can't be written: {error.strerror}"
+            raise WriteError(said, path=str(path)) from error
+
+
+def _begins(path: Path, start: bytes) -> bool:
+    """Whether a regular file is empty, or begins with a pattern."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            head = file.read(_HEAD_NBYTES)
+    except OSError:
+        return False
+    return not head or re.match(start, head) is not None
+
+
+class Manifest(ReplacedFile):
+    """The SHA-256 of the files in the destination, as `sha256sum -c` reads it."""
+
+    def __init__(self, path: str, dst: str) -> None:
+        """Raises WriteError if its folder is missing and is not one that the batch may make."""
+        super().__init__(path, "manifest", rb"\\?[0-9a-f]{64} [ *]")
+        folder = Path(path).absolute().parent
+        if not folder.is_dir() and not folder.is_relative_to(Path(dst).absolute()):
+            said = f"the manifest can't be written: {os.strerror(errno.ENOENT)}"
+            raise WriteError(said, path=path)
+
+    def write_digests(self, digests: Mapping[str, str]) -> None:
+        """Write the digests of files, by their names in the destination. Raises WriteError."""
+        self.write(manifest_lines(digests), synced=True)

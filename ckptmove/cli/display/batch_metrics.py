@@ -6,15 +6,15 @@ replaced as a whole, as node_exporter's `textfile` collector requires.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ...errors import WriteError
 from ...sources import mask_secrets
+from .batch_files import ReplacedFile
 
+_START = b"# HELP ckptmove_batch_"  # how such a file begins
 _PAUSE = 10.0  # seconds between two versions of the file
 _HELP = {
     "items": "Items of the batch, by what became of them; left are those that are not done yet.",
@@ -30,34 +30,27 @@ class MetricsFile:
     """A text file for Prometheus, if requested. If writing fails later, the batch continues."""
 
     def __init__(self, path: str | None, **labels: str | None) -> None:
-        """`labels` identify the batch; labels that are None are omitted."""
+        """`labels` identify the batch, unless None. Raises RefusedError for a file of others."""
         self.error: WriteError | None = None
-        self._path = path
+        self._file = None if path is None else ReplacedFile(path, "metrics", _START)
         self._next = 0.0
         self._labels = {name: text for name, text in labels.items() if text is not None}
 
     @property
     def is_due(self) -> bool:
         """Whether the file is old enough to write it again."""
-        return self._path is not None and time.monotonic() >= self._next
+        return self._file is not None and time.monotonic() >= self._next
 
     def write(self, facts: Mapping[str, Any], *, running: bool) -> None:
         """Write the file; `facts` are those of `BatchProgress`."""
-        if self._path is None:
+        if self._file is None:
             return
         self._next = time.monotonic() + _PAUSE
-        path = Path(self._path)
-        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            try:
-                beside.write_text("".join(self._lines(facts, running)), encoding="utf-8")
-                beside.replace(path)
-            finally:
-                beside.unlink(missing_ok=True)
+            self._file.write(self._lines(facts, running))
             self.error = None
-        except OSError as error:
-            said = f"the metrics can't be written: {error.strerror}"
-            self.error = WriteError(said, path=self._path)
+        except WriteError as error:
+            self.error = error
 
     def _lines(self, facts: Mapping[str, Any], running: bool) -> Iterator[str]:
         values: dict[str, list[tuple[dict[str, str], float]]] = {

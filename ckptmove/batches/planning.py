@@ -60,7 +60,10 @@ def plan_batch(
         raise UsageError("--copy-rest needs a destination")
     tree_at(source).remember()
     if not place_of(source).is_folder():
-        raise InputError("is not a directory", path=source, hint=f"ckptmove {verb}")
+        if not place_of(source).exists():
+            raise InputError("there is no such directory", path=source)
+        hint = f"ckptmove {verb} takes a single checkpoint"
+        raise InputError("is not a directory", path=source, hint=hint)
     if dst is not None:
         check_apart(source, os.fspath(dst))
         tree_at(os.fspath(dst)).check_root()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -43,7 +44,7 @@ class ItemFilter:
         self._share = share_of(shard_of)
         self._only = None if retry is None else names_to_retry(retry)
         self._formats = _several(formats)
-        self._since = 0.0 if newer is None else time_of(newer, time.time())
+        self._since = -math.inf if newer is None else time_of(newer, time.time())
         self._least = 0 if min_size is None else nbytes_of(min_size)
         self._most = None if max_size is None else nbytes_of(max_size)
         for each in self._formats:

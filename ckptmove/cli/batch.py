@@ -268,9 +268,9 @@ def _run(
         emit(retry.lines(report) if verb != "inspect" or report.remaining else ())
     if broken is not None:
         raise broken
-    for error in (lines.error, metrics.error, *errors):
-        if error is not None:
-            raise error
+    for each in (lines.error, metrics.error, *errors):
+        if each is not None:
+            raise each
     if report.failures:
         failed, items = len(report.failures), sum(report.outcomes.values())
         raise CheckFailed(f"{failed:,} of {items:,} items failed or were refused", path=src)

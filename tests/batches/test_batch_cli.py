@@ -251,7 +251,7 @@ FAULTS = {
     "batch convert tree out --format gguf": (2, "'gguf' is no format that can be written"),
     "batch nope": (2, "No such command 'nope'"),
     "batch validate tree --copy-rest": (2, "No such option"),
-    "batch convert none out": (3, "none: is not a directory"),
+    "batch convert none out": (3, "none: there is no such directory"),
     "batch convert tree tree": (4, "the destination is the source itself"),
     "batch convert tree out --format-in gguf": (2, "'gguf' is no format that can be read"),
     "batch convert tree out --newer soon": (2, "'soon' is neither a date nor an age"),

@@ -163,7 +163,8 @@ def _failure(item: Item, error: CkptmoveError) -> Result:
     outcome = REFUSED if isinstance(error, _REFUSALS) else FAILED
     if isinstance(error, NoWeights):
         outcome = LEFT_OUT
-    of_itself = error.path is None or error.path in (item.path, item.output)
+    written = not isinstance(error, InputError)  # otherwise it is not clear what can't be read
+    of_itself = error.path in (None, item.path) or (written and error.path == item.output)
     reason = str(error) if of_itself else f"{error.path}: {error}"
     return result_of(item, outcome, reason, hint=error.hint)
 

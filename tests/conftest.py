@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from tests.servers.object_store import s3_server, store, web
 from tests.servers.roots import root
-from tests.servers.warm_python import WarmCommand, WarmPopen
+from tests.servers.warm_python import WarmCommand, WarmPopen, WarmRun
 
 __all__ = ["root", "s3_server", "store", "web"]  # fixtures for all
 
@@ -191,7 +191,8 @@ class RunCli(Protocol):
 def run_cli(request: pytest.FixtureRequest, tmp_path: Path) -> RunCli:
     """The command line as users meet it; without `cwd`, in the test's own folder."""
     cold = request.node.get_closest_marker("cold") is not None
-    start = subprocess.Popen if cold else WarmCommand
+    warm = WarmRun if "warm" in request.fixturenames else WarmCommand
+    start = subprocess.Popen if cold else warm
 
     def run(
         *arguments: str | os.PathLike[str],

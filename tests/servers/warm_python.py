@@ -98,17 +98,20 @@ class WarmPopen(subprocess.Popen[Any]):
         return self.preloaded
 
 
-class WarmCommand(WarmPopen):
-    """The same for commands, with the modules of the command line imported.
+class WarmRun(WarmPopen):
+    """The same for commands that ask torch, with the modules of the command line imported."""
 
-    Those that ask torch have torch, too.
-    """
+    preloaded = (*_WITH_COMMANDS, *_WITH_TORCH, *_WITH_RUNS)
+
+
+class WarmCommand(WarmPopen):
+    """The same for commands; only those that always ask torch have torch."""
 
     preloaded = _WITH_COMMANDS
 
     def _preloaded_for(self, asked: Mapping[str, Any]) -> tuple[str, ...]:
         asks_torch = _ASK_TORCH.intersection(asked["words"][2:4])  # after -m ckptmove [batch]
-        return (*self.preloaded, *_WITH_TORCH, *_WITH_RUNS) if asks_torch else self.preloaded
+        return WarmRun.preloaded if asks_torch else self.preloaded
 
 
 class WarmTest(WarmPopen):

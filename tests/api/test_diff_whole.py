@@ -112,7 +112,7 @@ def assert_equal_but_for_devices(
     assert against.outcome == "passed", against
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize(("family", "name"), [each for each in FILES if each not in BOUND])
 def test_what_was_relocated_is_its_source_but_for_devices(
     family: str, name: str, tmp_path: Path
@@ -127,7 +127,7 @@ def test_so_is_a_mesh_on_meta(tmp_path: Path) -> None:
     assert_equal_but_for_devices(source, tmp_path / "there.pt", to="meta")
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_so_is_everything_that_torch_saves(name: str, tmp_path: Path) -> None:
     source = save(tmp_path / "made.pt", MAKERS[name](), "cuda:1")

@@ -65,12 +65,13 @@ def assert_loads_alike(path: Path, name: str) -> None:
     assert_same(load(path, weights_only=safe, map_location=None), made)
 
 
+@pytest.mark.sample(70)
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_a_zip(name: str, tmp_path: Path) -> None:
     assert_loads_alike(save(tmp_path / "saved.pt", MAKERS[name](), "cpu"), name)
 
 
-@pytest.mark.sample(50)
+@pytest.mark.sample(28)
 # Convert has a bug with the first: storages with elements of several dtypes.
 @pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"same_storage_as_three_dtypes"}))
 def test_safetensors_with_a_tree(name: str, tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ PICKLED = [
 ]
 
 
-@pytest.mark.sample(110)
+@pytest.mark.sample(60)
 @pytest.mark.parametrize(("family", "name"), PICKLED)
 def test_a_file_of_the_families(family: str, name: str, tmp_path: Path) -> None:
     path, tag = tmp_path / "saved", "cuda:1"

@@ -59,7 +59,7 @@ MOVES = (
 )
 
 
-@pytest.mark.sample(140)
+@pytest.mark.sample(75)
 @pytest.mark.parametrize(("protocol", "tag", "to"), MOVES)
 @pytest.mark.parametrize("name", MAKERS)
 def test_all_but_the_tags_stays(

@@ -76,7 +76,7 @@ def assert_same_elements(trip: Trip, *, swapped: bool = False) -> None:
 SPELLED_BY_PROTOCOL = {"non_string_keys", "saved_non_string_keys"}
 
 
-@pytest.mark.sample(50)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("name", MAKERS)
 def test_torch_loads_the_same(name: str, tmp_path: Path) -> None:
     saved = MAKERS[name]()
@@ -137,7 +137,7 @@ PARTS = {"view_metadata"}
 OTHERWISE = {"bare_storages"}
 
 
-@pytest.mark.sample(70)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize(("family", "name"), [file for file in FILES if file[0] not in PROGRAMS])
 def test_every_file_comes_back(family: str, name: str, tmp_path: Path) -> None:
     source = tmp_path / "made"
@@ -157,7 +157,7 @@ def test_every_file_comes_back(family: str, name: str, tmp_path: Path) -> None:
             assert_shows_the_same(read(family, name, source).tree, theirs)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("family", "name"), [file for file in FILES if file[0] in PROGRAMS])
 def test_programs_are_refused_and_their_tensors_taken(
     family: str, name: str, tmp_path: Path
@@ -204,7 +204,7 @@ SCRIPTS = ("torchscript", "torchscript-lite", "torchscript-v1(json)")
 CORPUS = [each for kind in KINDS for each in corpus_files(kind)]
 
 
-@pytest.mark.sample(17)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("path", CORPUS)
 def test_a_public_file_comes_back(path: Path, tmp_path: Path) -> None:
     try:

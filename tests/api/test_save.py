@@ -22,7 +22,7 @@ from tests.whole.test_memory import PROJECT
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_it_loads_as_what_torch_saves(name: str, tmp_path: Path) -> None:
     saved, theirs, ours = MAKERS[name](), tmp_path / "theirs.pt", tmp_path / "ours.pt"
@@ -220,7 +220,7 @@ def test_ways_to_hide_what_runs(tmp_path: Path) -> None:
     assert loaded["a"] is Own.Inner
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_what_is_loaded_and_saved_is_what_it_was(name: str, tmp_path: Path) -> None:
     path, again = tmp_path / "saved.pt", tmp_path / "again.pt"

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import subprocess
+import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -303,13 +304,14 @@ def test_a_batch_runs_in_a_thread_and_beside_an_event_loop(tmp_path: Path) -> No
     assert [each.outcome for each in asyncio.run(beside())] == ["done", "done"]
 
 
-def test_the_library_logs_under_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_library_logs_under_its_name(tmp_path: Path) -> None:
     tree = many(tmp_path / "tree", 1, 10)
     (tree / "bad.pt").write_bytes(b"PK\3\4")
-    with caplog.at_level(logging.INFO, "ckptmove"), ThreadPoolExecutor(1) as executor:
+    logs = unittest.TestCase().assertLogs("ckptmove", logging.INFO)
+    with logs as kept, ThreadPoolExecutor(1) as executor:
         for _ in ckptmove.batch("convert", tree, tmp_path / "out", executor=executor):
             pass
-    said = [(each.name, each.levelname, each.getMessage()) for each in caplog.records]
+    said = [(each.name, each.levelname, each.getMessage()) for each in kept.records]
     assert {name for name, _, _ in said} == {"ckptmove.batch"}
     warned = [text for _, level, text in said if level == "WARNING"]
     assert warned[0].startswith("failed bad.pt: ")

@@ -124,10 +124,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return make
 
 
-#: Each file by one of its tags; by all of them, it is slow.
-by_turns = pytest.mark.sample(len(FILES) + 1)
-#: Fewer, where each takes long; not one in three, which would always go the same way.
-by_few_turns = pytest.mark.sample(len(FILES) * 2 // 7)
+#: Files by tags and moves that take turns: not one in three, which would always go the same way.
+by_turns = pytest.mark.sample(len(FILES) * 3 // 7)
+#: Fewer, where each takes long.
+by_few_turns = pytest.mark.sample(len(FILES) * 2 // 13)
 every_file = pytest.mark.parametrize(("family", "name"), FILES)
 every_tag = pytest.mark.parametrize("tag", TAGS)
 
@@ -135,7 +135,6 @@ every_tag = pytest.mark.parametrize("tag", TAGS)
 # -- inspect ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(167)
 @by_turns
 @every_tag
 @every_file
@@ -151,7 +150,7 @@ def test_devices_are_those_of_the_maker(family: str, name: str, tag: str, made: 
         assert ours[at].device == ("cpu" if host else tag), at
 
 
-@pytest.mark.sample(167)
+@pytest.mark.sample(len(FILES) // 4)
 @pytest.mark.parametrize(("family", "name", "tag"), in_turn(FILES, [(tag,) for tag in TAGS], 1))
 def test_bytes_are_those_of_the_maker(family: str, name: str, tag: str, made: Make) -> None:
     file = made(family, name, tag)
@@ -240,7 +239,7 @@ def test_it_is_as_training_there_would_have_saved_it(
     assert out.read_bytes() == twice.read_bytes() == again.read_bytes()
 
 
-@pytest.mark.sample(90)
+@by_few_turns
 @pytest.mark.parametrize(("family", "name"), [file for file in FILES if file[1] not in OWN])
 def test_there_and_back_is_the_same(family: str, name: str, made: Make, tmp_path: Path) -> None:
     file, there, back = made(family, name, "cuda:1"), tmp_path / "there", tmp_path / "back"

@@ -113,7 +113,7 @@ def test_loaded_from_the_pickle(tmp_path: Path, taken: Taken) -> None:
         assert_same_tree(theirs, loaded)
 
 
-@pytest.mark.sample(70)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_the_direct_way_gives_what_nodes_give(name: str, tmp_path: Path, taken: Taken) -> None:
     path = save(tmp_path / "a.pt", MAKERS[name]())

@@ -249,7 +249,7 @@ def test_a_tensor_that_leaves_its_view_is_refused(tmp_path: Path) -> None:
 # -- what is written -------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(70)
+@pytest.mark.sample(35)
 @pytest.mark.parametrize(
     ("name", "to"),
     in_turn([(name,) for name in ORDINARY], [("cpu",), ("cuda:0",), ("privateuseone:15",)], 1),

@@ -115,7 +115,7 @@ def wrongs(program: tuple[str, ...], found: dict[str, Any]) -> Iterator[str]:
 
 
 def check(kind: str) -> None:
-    programs = some([*EXPECTED, *MENDED], 20)
+    programs = some([*EXPECTED, *MENDED], 12)
     found = ran(kind, programs)
     assert [
         wrong

@@ -79,6 +79,7 @@ def build_node(root: Node, *, strict: bool = False) -> Any:
     return build_object(root, lambda _: content, strict=strict)
 
 
+@pytest.mark.sample(70)
 @pytest.mark.parametrize("name", [name for name in sorted(MAKERS) if name not in REGISTERED])
 def test_as_torch_loads_it(name: str, tmp_path: Path) -> None:
     path = save(tmp_path / "saved.pt", MAKERS[name]())

@@ -44,6 +44,7 @@ def hostile(name: str, program: Path, folder: Path) -> tuple[Path, Path]:
     return edited(program, folder / "hostile.pt2", REFUSED[name], canary), canary
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_graph_over_tensors_is_refused(name: str, program: Path, tmp_path: Path) -> None:
     assert danger(program) is None

@@ -168,7 +168,7 @@ def cases(kind: str, seed: str) -> Iterator[bytes]:
 BLOCKS_OF_KINDS = [(kind, block) for kind in KINDS for block in range(BLOCKS)]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize(("kind", "block"), BLOCKS_OF_KINDS)
 def test_damaged_files_are_refused_or_relocated(

@@ -88,6 +88,18 @@ def test_a_copy_is_refused_as_often_as_it_is_read(tmp_path: Path) -> None:
                 found.container.proofs(next(iter(found.container.storages)))
 
 
+@pytest.mark.parametrize("verb", ["convert", "validate"])
+def test_a_copy_cut_to_the_size_of_another_ranks_file_is_told(verb: str, tmp_path: Path) -> None:
+    """All of its items are there, and of the right shapes; `last` of the first rank is cut off."""
+    state = {name: torch.randn(4, 3) for name in ("up", "down")} | {"last": torch.randn(1, 3)}
+    folder = divided(tmp_path / "dcp", state)
+    said = "all items of __1_0.distcp are also in __0_0.distcp: either"
+    assert said not in told_by(verb, folder)
+    size = (folder / "__1_0.distcp").stat().st_size
+    (folder / "__1_0.distcp").write_bytes((folder / "__0_0.distcp").read_bytes()[:size])
+    assert told_by(verb, folder).count(said) == 1
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_files_of_the_same_bytes_are_told(verb: str, tmp_path: Path) -> None:
     """As of ranks whose data are equal; which is not to be told from a copy."""

@@ -8,14 +8,17 @@ ranks with the same seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from ....errors import CorruptError
 from ....sources.source import Source
 from .items import Chunks, ReadChunks, is_uniform
 from .metadata import SavedState
+from .metadata_walk import ItemRange
 
+_MOST_LAYOUTS = 1 << 10  # compared with each other
 _MOST_LOOKED_AT = 64  # parts of tensors that are checked in a file
 _STEP = 1 << 20  # bytes that are compared at once
 
@@ -51,34 +54,70 @@ def same_files(
     files: Mapping[str, Source],
     rank_of: Callable[[str], int | None],
 ) -> list[list[str]]:
-    """Groups of ranks' files with the same bytes, as with ranks whose data are equal.
+    """Groups of ranks' files; all items of the last have the same bytes as in the others.
 
-    CorruptError if one file also has items of the other that `.metadata` does not place in it: then
-    it is a copy. `read` returns the chunks of a tensor in `names`.
+    The others may have more items, as when the file of a rank is replaced by the start of another.
+    CorruptError if a file also has items of another that `.metadata` does not place in it: then it
+    is a copy. `read` returns the chunks of a tensor in `names`.
     """
-    of_size = _groups((file.nbytes, name) for name, file in files.items())
-    if not of_size:
+    layouts = _layouts(saved, files)
+    held: dict[str, _Held] = {name: {} for each in layouts for name in each.files}
+    if not held:
         return []
-    held: dict[str, _Held] = {name: {} for names in of_size for name in names}
     for name in names:
         for _, span, item in read(name):
             if span.file in held:
                 held[span.file][span.at, span.nbytes] = item.crc32
-    for span in (*(span for _, span in saved.items()), *saved.copies):
-        if span.file in held and span.nbytes:
+    for span in _spans(saved):
+        if span.file in held:
             held[span.file].setdefault((span.at, span.nbytes), 0)
-    alike: dict[int, list[str]] = {}
-    for name, items in held.items():
-        if rank_of(name) is not None:
-            alike.setdefault(hash((files[name].nbytes, frozenset(items.items()))), []).append(name)
-            _check_rest(name, files, held)
     found = list[list[str]]()
-    for first, *others in alike.values():
-        apart = (name for name in others if rank_of(name) != rank_of(first))
-        same = [name for name in apart if _are_same(files[first], files[name], held[first])]
-        if same and _tells(first, names, read):
-            found.append([first, *same])
+    for layout in layouts:
+        ranks = [name for name in layout.files if rank_of(name) is not None]
+        for name in ranks:
+            if held[name].keys() == layout.places:
+                _check_rest(name, files, held)
+        for *others, last in _groups((_held_at(layout.places, held[name]), name) for name in ranks):
+            apart = (name for name in others if rank_of(name) != rank_of(last))
+            same = [name for name in apart if _are_same(files[last], files[name], held[last])]
+            is_whole = held[last].keys() == layout.places
+            if is_whole and same and _tells(last, names, read):
+                found.append([*same, last])
     return found
+
+
+class _Layout(NamedTuple):
+    """Places of items."""
+
+    places: frozenset[tuple[int, int]]
+    files: list[str]  #: those that have items there; last those that have no others
+
+
+def _layouts(saved: SavedState, files: Mapping[str, Source]) -> list[_Layout]:
+    """The places of all items of a file, if there are items in the same places of other files."""
+    places: dict[str, set[tuple[int, int]]] = {name: set() for name in files}
+    for span in _spans(saved):
+        if span.file in places:
+            places[span.file].add((span.at, span.nbytes))
+    alike: dict[frozenset[tuple[int, int]], list[str]] = {}
+    for name, each in places.items():
+        alike.setdefault(frozenset(each), []).append(name)
+    largest = sorted(filter(None, alike), key=len, reverse=True)[:_MOST_LAYOUTS]
+    found = (
+        _Layout(each, [name for more in largest if each <= more for name in alike[more]])
+        for each in largest
+    )
+    return [each for each in found if len(each.files) > 1]
+
+
+def _spans(saved: SavedState) -> Iterator[ItemRange]:
+    spans = (*(span for _, span in saved.items()), *saved.copies)
+    return (span for span in spans if span.nbytes)
+
+
+def _held_at(places: Iterable[tuple[int, int]], held: _Held) -> int:
+    """A number that files with the same checksums in these places have in common."""
+    return hash(frozenset((place, held[place]) for place in places))
 
 
 def _check_rest(name: str, files: Mapping[str, Source], held: Mapping[str, _Held]) -> None:

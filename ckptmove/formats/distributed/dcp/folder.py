@@ -313,12 +313,16 @@ class DcpContainer(PartsContainer):
             self._files[name].expect(ranges)
 
     def _check_files(self) -> None:
-        """Warn about ranks' files with the same bytes; CorruptError if one is surely a copy."""
+        """Warn about ranks' files with the same items; CorruptError if one is surely a copy."""
         found = same_files(self.saved, list(self._chunks), self.items_of, self._files, _rank)
-        for names in found:
+        for *others, last in found:
+            names = join_names([*others, last], _MOST_NAMED)
+            same = f"{names} are the same bytes"
+            if any(self._files[name].nbytes != self._files[last].nbytes for name in others):
+                same = f"all items of {last} are also in {join_names(others, _MOST_NAMED)}"
             self._warn(
-                f"{join_names(names, _MOST_NAMED)} are the same bytes: either the data of these "
-                "ranks are equal, or one file was copied over another"
+                f"{same}: either the data of these ranks are equal, or one file was copied over "
+                "another"
             )
 
     def _warn(self, said: str) -> None:

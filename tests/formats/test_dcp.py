@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -369,6 +370,26 @@ def test_files_that_are_not_as_saved(folder: Path) -> None:
     (folder / ".metadata.tmp").touch()
     with pytest.raises(CorruptError, match="a later save into it did not finish"):
         ckptmove.inspect(folder)
+
+
+def test_damaged_items_are_named_once(folder: Path) -> None:
+    """One in its pickle, one in its zip directory, and one in its elements."""
+    saved: Metadata = pickle.loads((folder / ".metadata").read_bytes())
+    names, expected = iter(("rows", "transposed", "whole")), set[str]()
+    for damaged in (b"data.pkl", b"PK\5\6", None):
+        name = f"model.{next(names)}"
+        at, span = next((n, each) for n, each in saved.storage_data.items() if n.fqn == name)
+        file = folder / span.relative_path
+        content = bytearray(file.read_bytes())
+        item = content[span.offset : span.offset + span.length]
+        data = torch.load(BytesIO(item), weights_only=True).numpy().tobytes()
+        place = item.index(data) if damaged is None else item.index(damaged) + 17
+        content[span.offset + place] ^= 1
+        file.write_bytes(content)
+        expected.add(f"{span.relative_path}: the item of {at.fqn!r} at offset {span.offset:,}: ")
+    faults = ckptmove.validate(folder).of("container").data["faults"]
+    assert len(faults) == 3
+    assert {start for start in expected for fault in faults if start in fault} == expected
 
 
 @pytest.mark.slow

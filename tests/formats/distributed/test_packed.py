@@ -174,11 +174,10 @@ def test_many_records_in_an_item_are_refused(tmp_path: Path) -> None:
     folder = save_packed(tmp_path / "dcp", ManyRecords)
     with pytest.raises(CorruptError, match="that torch"):
         ckptmove.convert(folder, tmp_path / "out.pt")
-    with (
-        formats.open_checkpoint(folder) as found,
-        pytest.raises(CorruptError, match="not a tensor"),
-    ):
-        list(found.container.damage(lambda _: None))
+    with formats.open_checkpoint(folder) as found:
+        faults = list(found.container.damage(lambda _: None))
+    assert faults
+    assert all("not a tensor" in each for each in faults)
 
 
 def test_without_zstd_they_are_refused_by_name(

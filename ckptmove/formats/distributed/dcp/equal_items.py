@@ -12,12 +12,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from itertools import islice
 from typing import NamedTuple
 
+from ....display.phrases import join_names
 from ....errors import CorruptError
 from ....sources.source import Source
 from .items import Chunks, ReadChunks, is_uniform
 from .metadata import SavedState
 from .metadata_walk import ItemRange
 
+_MOST_NAMED = 3
 _MOST_LAYOUTS = 1 << 10  # compared with each other
 _MOST_LOOKED_AT = 64  # parts of tensors that are checked in a file
 _STEP = 1 << 20  # bytes that are compared at once
@@ -53,10 +55,10 @@ def same_files(
     read: ReadChunks,
     files: Mapping[str, Source],
     rank_of: Callable[[str], int | None],
-) -> list[list[str]]:
-    """Groups of ranks' files; all items of the last have the same bytes as in the others.
+) -> list[str]:
+    """Warnings about ranks' files of which all items have the same bytes in another rank's file.
 
-    The others may have more items, as when the file of a rank is replaced by the start of another.
+    That may have more items, as when the file of a rank is replaced by the start of another.
     CorruptError if a file also has items of another that `.metadata` does not place in it: then it
     is a copy. `read` returns the chunks of a tensor in `names`.
     """
@@ -71,7 +73,7 @@ def same_files(
     for span in _spans(saved):
         if span.file in held:
             held[span.file].setdefault((span.at, span.nbytes), 0)
-    found = list[list[str]]()
+    found = list[str]()
     for layout in layouts:
         ranks = [name for name in layout.files if rank_of(name) is not None]
         for name in ranks:
@@ -82,8 +84,15 @@ def same_files(
             same = [name for name in apart if _are_same(files[last], files[name], held[last])]
             is_whole = held[last].keys() == layout.places
             if is_whole and same and _tells(last, names, read):
-                found.append([*same, last])
+                found.append(_warning(same, last, files))
     return found
+
+
+def _warning(others: Sequence[str], last: str, files: Mapping[str, Source]) -> str:
+    same = f"{join_names([*others, last], _MOST_NAMED)} are the same bytes"
+    if any(files[name].nbytes != files[last].nbytes for name in others):
+        same = f"all items of {last} are also in {join_names(others, _MOST_NAMED)}"
+    return f"{same}: either the data of these ranks are equal, or one file was copied over another"
 
 
 class _Layout(NamedTuple):

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from ....display.phrases import few, join_names
+from ....display.phrases import few, join_names, quote
 from ....errors import CorruptError, InputError, UnsupportedError
 from ....graph.canonical import Graph
 from ....graph.draft import CheckpointGraph
@@ -35,7 +35,6 @@ from ....sources.source import Memory, Source
 from ....torch_pickle.streams import Container, LocationEdits
 from ....torch_pickle.values.strided import contiguous_stride
 from ....zips.archive import Archive
-from ....zips.checking import damage
 from ...base import WritableFormat
 from ...checkpoint import Carries, Checkpoint
 from ...folders.parts import IncompleteError, PartsContainer, number_files
@@ -46,7 +45,7 @@ from ..boxes import Box, check_tiling, division_of
 from . import writing
 from .equal_items import equal_tensors, same_files
 from .flattening import flatten
-from .items import Chunks, archive_of, frame_of, open_item, strip_of, unpacked, value_in
+from .items import Chunks, frame_of, item_faults, open_item, strip_of, value_in
 from .metadata import METADATA, ReadMetadata, SavedState, SavedTensor, read_metadata
 from .metadata_walk import ItemRange
 from .packed import MOST_OPEN, Packed
@@ -137,10 +136,8 @@ def _open(probe: Probe, saved: SavedState) -> dict[str, Source]:
         needed[span.file] = max(needed.get(span.file, 0), span.at + span.nbytes)
     missing = [name for name in needed if name not in probe.entries]
     if missing:
-        verb = f"and {len(missing) - 1:,} more files are" if len(missing) > 1 else "is"
-        raise IncompleteError(
-            f"its file {missing[0]!r} {verb} missing", path=probe.path, hint=_NO_RANK
-        )
+        what = f"files {quote(missing)} are" if len(missing) > 1 else f"file {missing[0]!r} is"
+        raise IncompleteError(f"its {what} missing", path=probe.path, hint=_NO_RANK)
     files: dict[str, Source] = {}
     for name, nbytes in sorted(needed.items()):
         try:
@@ -314,16 +311,9 @@ class DcpContainer(PartsContainer):
 
     def _check_files(self) -> None:
         """Warn about ranks' files with the same items; CorruptError if one is surely a copy."""
-        found = same_files(self.saved, list(self._chunks), self.items_of, self._files, _rank)
-        for *others, last in found:
-            names = join_names([*others, last], _MOST_NAMED)
-            same = f"{names} are the same bytes"
-            if any(self._files[name].nbytes != self._files[last].nbytes for name in others):
-                same = f"all items of {last} are also in {join_names(others, _MOST_NAMED)}"
-            self._warn(
-                f"{same}: either the data of these ranks are equal, or one file was copied over "
-                "another"
-            )
+        names = list(self._chunks)
+        for said in same_files(self.saved, names, self.items_of, self._files, _rank):
+            self._warn(said)
 
     def _warn(self, said: str) -> None:
         if said not in self.warnings:
@@ -342,18 +332,24 @@ class DcpContainer(PartsContainer):
             self._warn(f"have the same bytes, as tied weights do: {named:.300}")
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
-        try:
-            for storage in self._chunks:
-                self.items_of(storage)
-            self._check_files()
-        except InputError as error:
-            yield str(error)
-        for tensor in self.saved.tensors.values():
+        is_whole = True
+        for storage in self._chunks:
+            name, tensor = storage.removeprefix(self._base), self._saved(storage)
+            most, faults = nbytes_of(Box((), tensor.shape).numel, tensor.dtype), list[str]()
             for span in dict.fromkeys(tensor.chunks.values()):
-                most = nbytes_of(Box((), tensor.shape).numel, tensor.dtype)
-                window = unpacked(self._files[span.file], span, most)
-                for each in damage(archive_of(window), report):
-                    yield f"{span.file}, at offset {span.at:,}: {each}"
+                faults += item_faults(self._files[span.file], span, name, most, report)
+            try:
+                if not faults:
+                    self.items_of(storage)
+            except (CorruptError, UnsupportedError) as error:
+                faults.append(str(error))
+            is_whole = is_whole and not faults
+            yield from faults
+        try:
+            if is_whole:
+                self._check_files()
+        except (CorruptError, UnsupportedError) as error:
+            yield str(error)
 
     def unknown_callables(self) -> Iterator[str]:
         for each in self._metadata:

@@ -25,6 +25,7 @@ from ....sources.source import Memory, Readable, Source
 from ....torch_pickle.values.persistent_ids import is_size
 from ....torch_pickle.values.strided import contiguous_stride, is_contiguous
 from ....zips.archive import DESCRIPTOR_MAGIC, END, END_MAGIC, LOCAL, STORED, SUM_AT, Archive
+from ....zips.checking import damage
 from ....zips.members import Record
 from ...archives.zip_container import prefix_of
 from ..boxes import Box, runs_of
@@ -136,6 +137,17 @@ def archive_of(window: Readable) -> Archive:
     if len(archive.records) > _MOST_RECORDS:
         raise CorruptError("it is not a tensor that torch.save wrote")
     return archive
+
+
+def item_faults(
+    source: Source, span: ItemRange, name: str, nbytes: int, report: Callable[[int], object]
+) -> list[str]:
+    """The damage of an item of a tensor, a sentence each; `nbytes`: the size of its elements."""
+    try:
+        faults = list(damage(archive_of(unpacked(source, span, nbytes)), report))
+    except (CorruptError, UnsupportedError) as error:
+        faults = [str(error)]
+    return [f"{span.file}: the item of {name!r} at offset {span.at:,}: {each}" for each in faults]
 
 
 def value_in(source: Source, span: ItemRange, budget: Budget) -> Readable:

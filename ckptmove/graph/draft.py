@@ -188,7 +188,7 @@ class _Graph(Container):
         return _NBYTES_EACH * (held + _HELD_BY_TENSOR * len(tensors))
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class CheckpointGraph:
     """A checkpoint that will be written."""
 

@@ -59,7 +59,7 @@ class TensorView(NamedTuple):
     view: View | None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Parts:
     """The parts of a file of tensors that hold a draft."""
 

@@ -8,6 +8,7 @@ where they are in the file.
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..sources.source import MAX_NBYTES, Memory, Readable
@@ -22,8 +23,13 @@ _HEADER = 9  # bytes of the longest opcode with its count
 #: Short texts, and lines. These contain no other opcodes.
 _COUNTED = rb"\x8c(?:" + b"|".join(b"\\x%02x.{%d}" % (n, n) for n in range(33)) + rb")"
 _LINES = rb"[ci][^\n]{0,99}\n[^\n]{0,99}\n|[gp][^\n]{0,9}\n"
-#: Many opcodes in a row; none of them ends the pickle.
-_FIXED = re.compile(b"(?:%b|%b|%b){1,1000}" % (row_of(()), _COUNTED, _LINES), re.DOTALL)
+_ONE_BY_ONE = 256  # bytes at the start: many pickles, and most other data, end within them
+
+
+@cache
+def _row() -> re.Pattern[bytes]:
+    """Many opcodes in a row, none of which ends the pickle; it takes a millisecond to compile."""
+    return re.compile(b"(?:%b|%b|%b){1,1000}" % (row_of(()), _COUNTED, _LINES), re.DOTALL)
 
 
 class Truncated(CorruptError):
@@ -70,8 +76,8 @@ class _Fetcher:
     def run(self) -> Fetched:
         at, frame_end, buffer = 0, -1, self.buffer
         while True:
-            if at < len(buffer):  # a false length leads far beyond the end
-                run = _FIXED.match(buffer, at)
+            if _ONE_BY_ONE < at < len(buffer):  # a false length leads far beyond the end
+                run = _row().match(buffer, at)
                 at = at if run is None else run.end()
             if at + _HEADER > len(buffer):
                 self.fill(at + _HEADER)

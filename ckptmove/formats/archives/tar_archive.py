@@ -29,7 +29,7 @@ _PREFIX = slice(345, 500)
 _REGULAR, _PAX, _FOLDER, _LONG_NAME = (b"0", b"\0"), b"x", b"5", b"L"
 _MAGIC, _POSIX = slice(257, 263), b"ustar\0"  # GNU tar stores other data in place of the prefix
 _USUAL_END = 20 * BLOCK  # bytes: tar fills its last record with zeros
-_PAX_RECORD = re.compile(rb"(\d{1,6}) ([^=]+)=")
+_PAX_RECORD = rb"(\d{1,6}) ([^=]+)="
 _HARMLESS = (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname")
 _LONGEST_PAX = 1 << 16  # bytes
 _LONGEST_NAME = 4096  # bytes, as Linux allows
@@ -146,7 +146,7 @@ def _said_by(source: Readable, start: int, nbytes: int, *, is_pax: bool) -> _Hea
     name = None
     size, at = None, 0
     while at < len(content):
-        found = _PAX_RECORD.match(content, at)
+        found = re.compile(_PAX_RECORD).match(content, at)
         end = at + int(found[1]) if found else 0
         if not found or content[end - 1 : end] != b"\n" or end <= found.end():
             raise CorruptError("a pax header of the tar is damaged")

@@ -6,7 +6,9 @@ import struct
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from importlib import import_module
 
 from ...plans.plan import Write
 from ...zips.archive import STORED
@@ -72,13 +74,11 @@ class Frame:
         `crcs` has the checksums that were missing, by number of the storage. The identity is a
         number like torch makes: from the names of the records, and from their contents.
         """
-        import hashlib  # here, since only who writes needs it
-
         last = len(self._members) - 1
         sums = [each.crc32 for each in self._members[:last]]
         for n, crc32 in crcs.items():
             sums[self._first + n] = crc32
-        digest = hashlib.sha256(struct.pack(f"<{last}I", *sums)).digest()
+        digest = _sha256(struct.pack(f"<{last}I", *sums))
         identity = b"".join(str(_number(each)).zfill(20).encode() for each in (self._names, digest))
         sums.append(zlib.crc32(identity))
         found, places = self._directory
@@ -102,15 +102,22 @@ class Frame:
     @cached_property
     def _names(self) -> bytes:
         """The digest of the names of all records."""
-        import hashlib
-
         names = "\0".join(each.name.partition("/")[2] for each in self._members)
-        return hashlib.sha256(names.encode()).digest()
+        return _sha256(names.encode())
 
     @cached_property
     def _directory(self) -> tuple[bytes, Sequence[int]]:
         """The directory with the checksums known so far, and the offset of each checksum in it."""
         return directory(self._laid, self._end), array("Q", sums_in_directory(self._laid))
+
+
+def _sha256(data: bytes) -> bytes:
+    """The SHA-256, by Python's own module: OpenSSL takes longer to load than a file to write."""
+    for name in ("_sha2", "_sha256"):  # since Python 3.12, and before
+        with suppress(ImportError):
+            digest: bytes = import_module(name).sha256(data).digest()
+            return digest
+    return import_module("hashlib").sha256(data).digest()  # type: ignore[no-any-return]
 
 
 def _number(digest: bytes) -> int:

@@ -72,8 +72,8 @@ MUTANTS = (
     Mutant(
         "bytes not compared with the source",
         "writing/verify.py",
-        "                if not self._is_in(piece.source, where, view):\n",
-        "                if False:\n",
+        "            if not self._is_in(file, at + shift, view):\n",
+        "            if False:\n",
         "tests/writing/test_staged_file.py tests/writing/test_staged_file_faults.py",
     ),
     Mutant(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -92,6 +92,28 @@ class Check(NamedTuple):
     source: int = 0
 
 
+class Stretch(NamedTuple):
+    """A copied range of the destination, with the checksums of ranges in it, in order."""
+
+    at: int
+    end: int
+    shift: int  #: from an offset here to that of the same byte in the source
+    source: int
+    checksums: Sequence[Checksum]
+
+    def checks(self) -> Iterator[Check]:
+        """What is verified by a checksum, and what lies between."""
+        at, end, shift, source, checksums = self
+        for checksum in checksums:
+            start, nbytes = checksum[:2]
+            if start > at:
+                yield Check(at, start - at, at + shift, None, source)
+            yield Check(start, nbytes, start + shift, checksum, source)
+            at = start + nbytes
+        if at < end:
+            yield Check(at, end - at, at + shift, None, source)
+
+
 class Plan(NamedTuple):
     """The operations that make a file."""
 
@@ -126,29 +148,28 @@ class Plan(NamedTuple):
 
     def checks(self) -> Iterator[Check]:
         """The checks of all copied bytes that no write replaces, in order."""
-        cuts: list[tuple[int, int, Checksum | None]] = [
-            (write.at, write.at + len(write.data), None) for write in self.writes
-        ]
-        cuts += [(sum_.at, sum_.at + sum_.nbytes, sum_) for sum_ in self.checksums]
-        cuts.sort(key=itemgetter(0, 1))
+        return (check for stretch in self.stretches() for check in stretch.checks())
+
+    def stretches(self) -> Iterator[Stretch]:
+        """The copied ranges that no write replaces, in order."""
+        cuts = sorted([(at, at + len(data)) for at, data in self.writes if data])
+        sums, starts = self.checksums, [each.at for each in self.checksums]
         n = 0
-        for copy in self.copies:
-            shift = copy.source_at - copy.at
-            at, end = copy.at, copy.at + copy.nbytes
+        for source_at, nbytes, at, source in self.copies:
+            shift, end = source_at - at, at + nbytes
             while n < len(cuts) and cuts[n][1] <= at:
                 n += 1
+            pieces = list[tuple[int, int]]()
             while n < len(cuts) and cuts[n][0] < end:
-                start, stop, checksum = cuts[n]
-                if start > at:
-                    yield Check(at, start - at, at + shift, None, copy.source)
-                if checksum is not None:
-                    yield Check(start, stop - start, start + shift, checksum, copy.source)
-                at = max(at, stop)
-                if stop > end:  # it continues in the next copy
+                pieces.append((at, cuts[n][0]))
+                at = max(at, cuts[n][1])
+                if at > end:  # the write continues in the next copy
                     break
                 n += 1
-            if at < end:
-                yield Check(at, end - at, at + shift, None, copy.source)
+            for start, stop in (*pieces, (at, end)):
+                if start < stop:
+                    inside = sums[bisect_left(starts, start) : bisect_left(starts, stop)]
+                    yield Stretch(start, stop, shift, source, inside)
 
 
 class Edit(NamedTuple):

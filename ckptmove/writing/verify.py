@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from ..errors import WriteError
 from ..plans.crc32 import combine_crc32, extend_crc32
-from ..plans.plan import Check, Checksum, CrcRange, Plan
+from ..plans.plan import Check, Checksum, CrcRange, Plan, Stretch
 from ..sources.checksums import damage_error
 from ..sources.file import File
 from ..sources.nearby import NearbyFiles
@@ -112,10 +112,11 @@ class Verifier:
     def _run(self) -> None:
         done = 0
         try:
-            for check in self._plan.checks():
-                self._measure(done, check.at)
-                self._verify(check)
-                done = check.at + check.nbytes
+            for stretch in self._plan.stretches():
+                self._measure(done, stretch.at)
+                for part in _parts(stretch):
+                    self._verify(part)
+                done = stretch.end
             self._measure(done, self._plan.nbytes)
             self._wait_for(self._plan.nbytes)
             for proof, at, crc32 in self._running.so_far():
@@ -138,10 +139,20 @@ class Verifier:
             for _ in self._read_back(at, stop):
                 pass
 
-    def _verify(self, check: Check) -> None:
-        if check.checksum is None:
-            self._compare(check)
+    def _verify(self, part: Stretch) -> None:
+        source = self._sources[part.source]
+        if len(part.checksums) > 1 and isinstance(source, File):
+            self._compare_file(source, part.at + part.shift, part.at, part.end, part.checksums)
             return
+        for check in part.checks():
+            if check.checksum is None:
+                self._compare(check)
+            else:
+                self._check_sum(check)
+
+    def _check_sum(self, check: Check) -> None:
+        """Compare the checksum of a record."""
+        assert check.checksum is not None
         crc32, combined = 0, check.nbytes > _SUMMED_TWICE
         for _, view in self._read_back(check.at, check.at + check.nbytes):
             crc32 = extend_crc32(crc32, view)
@@ -158,19 +169,45 @@ class Verifier:
         source, at = self._sources[check.source], check.at
         for piece in source.pieces(check.source_at, check.nbytes):
             end = at + piece.nbytes
-            if not isinstance(piece.source, File):
+            if isinstance(piece.source, File):
+                self._compare_file(piece.source, piece.at, at, end, joined=source)
+            else:
                 self._pass_over(at, end)
-                at = end
-                continue
-            for start, view in self._read_back(at, end):
-                where = piece.at + start - at
-                if not self._is_in(piece.source, where, view):
-                    raise self._lost(f"the {len(view):,} bytes at offset {start:,} did not arrive")
-                source.note(piece.source, where, view)
-                if self._summed:
-                    self.crc32 = extend_crc32(self.crc32, view)
-                self.done += len(view)
             at = end
+
+    def _compare_file(
+        self,
+        file: File,
+        file_at: int,
+        start: int,
+        end: int,
+        checksums: Sequence[Checksum] = (),
+        *,
+        joined: Source | None = None,
+    ) -> None:
+        """Compare read-back bytes with those of a file, and with checksums of ranges in them."""
+        crc32, n, shift = 0, 0, file_at - start
+        for at, view in self._read_back(start, end):
+            if not self._is_in(file, at + shift, view):
+                raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
+            if joined is not None:
+                joined.note(file, at + shift, view)
+            if self._summed:
+                self.crc32 = extend_crc32(self.crc32, view)
+            stop = at + len(view)
+            while n < len(checksums):
+                first, nbytes, wanted, name, _, _ = checksums[n]
+                last = first + nbytes
+                if first >= stop:
+                    break
+                low, high = max(first, at), min(last, stop)
+                crc32 = extend_crc32(crc32, view[low - at : high - at])
+                if high < last:
+                    break
+                if crc32 != wanted:
+                    raise damage_error(name, file)
+                crc32, n = 0, n + 1
+            self.done += len(view)
 
     def _pass_over(self, start: int, end: int) -> None:
         """Pass over bytes that their writer read back: only measured or summed ranges are read."""
@@ -236,6 +273,23 @@ class Verifier:
 
     def _lost(self, message: str) -> WriteError:
         return WriteError(message, path=self._path)
+
+
+def _parts(stretch: Stretch) -> Iterator[Stretch]:
+    """Divide a range: large records alone, and many small ones together with what lies between.
+
+    Bytes of large records are not compared with the source, since their checksum proves them.
+    """
+    at, end, shift, source, checksums = stretch
+    first = 0
+    for n, (start, nbytes, *_) in enumerate(checksums):
+        if nbytes > _SMALL:
+            if at < start:
+                yield Stretch(at, start, shift, source, checksums[first:n])
+            at, first = start + nbytes, n + 1
+            yield Stretch(start, at, shift, source, checksums[n:first])
+    if at < end:
+        yield Stretch(at, end, shift, source, checksums[first:])
 
 
 class _Stopped(Exception):

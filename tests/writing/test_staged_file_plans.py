@@ -96,6 +96,32 @@ def test_damage_of_a_small_copy_is_found(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def records_of_a_clone(wrong: int) -> Plan:
+    """Records of all sizes in one copy; the checksum of one of them is wrong."""
+    held, at, sums = content(3, 400_000), 10, list[Checksum]()
+    while at < 390_000:
+        n = len(sums)
+        nbytes = 1 + n * 7919 % (9000 if n % 50 == 0 else 900)
+        crc32 = zlib.crc32(held[at : at + nbytes]) ^ (n == wrong)
+        sums.append(Checksum(at, nbytes, crc32, f"r{n}", at))
+        at += nbytes + n % 60
+    return Plan("patch", 400_000, (Copy(0, 400_000, 0),), (Write(3, b"new"),), tuple(sums))
+
+
+def test_damage_of_any_record_of_a_clone_is_found(tmp_path: Path) -> None:
+    """Also of those that lie across the ranges that are read at once."""
+    sums = records_of_a_clone(-1).checksums
+    across = next(n for n, each in enumerate(sums) if each.at + each.nbytes > 1 << 17)
+    for wrong in (across - 1, across, across + 1, 0, len(sums) - 1, 50, 51, 99, 101):
+        with pytest.raises(CorruptError, match=f"'r{wrong}'"):
+            written(tmp_path, [content(3, 400_000)], records_of_a_clone(wrong))
+
+
+def test_a_clone_with_whole_records_is_written(tmp_path: Path) -> None:
+    held = content(3, 400_000)
+    assert written(tmp_path, [held], records_of_a_clone(-1)) == held[:3] + b"new" + held[6:]
+
+
 @pytest.mark.parametrize("lost", [50, 128 * 7 + 60])
 def test_a_small_copy_that_does_not_arrive_is_noticed(
     lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -173,13 +173,15 @@ def balanced(data: bytes, pieces: Pieces) -> Pieces:
     known: dict[tuple[bytes, int], bytes | None] = {}  # few, often
     for at, (end, new) in pieces.items():
         by = end - at - len(new)
-        while by and data[end] in PUTS:
+        if not by:
+            continue
+        while data[end] in PUTS:
             end = end_of(data, end)
-        if by and data[end] in INTS and end not in pieces:
-            old = data[end : end_of(data, end)]
-            if (old, by) not in known:
-                known[old, by] = _int_resized(old, by)
-            resized = known[old, by]
+        if data[end] in INTS and end not in pieces:
+            alike = old, _ = data[end : end_of(data, end)], by
+            if alike not in known:
+                known[alike] = _int_resized(old, by)
+            resized = known[alike]
             if resized is not None:
                 found[end] = end + len(old), resized
     return found

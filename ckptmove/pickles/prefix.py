@@ -63,6 +63,7 @@ def walk_prefix(
         frozenset(machine.shared_texts),
         machine.textual,
         machine.position,
+        frozenset(machine.recalled) if machine.is_usual else None,
     )
     return Prefix(pickle, is_whole)
 

@@ -10,6 +10,8 @@ pickles have to be compared (`compare`).
 from __future__ import annotations
 
 import re
+import struct
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -73,12 +75,12 @@ class _UnprovedError(Exception):
 def is_respelling(survey: Survey, edits: Sequence[Edit], texts: Mapping[int, str]) -> bool:
     """Whether edits of a walked pickle replace exactly these strings; False in case of doubt.
 
-    `texts`: offset of each use of a string → the new string there. The edits are in order, and each
-    replaces whole opcodes.
+    `texts`: offset of each use of a string, as walked → the new string there. The edits are in
+    order, and each replaces whole opcodes.
     """
     try:
         _Proof(survey, edits, texts).run()
-    except (_UnprovedError, CorruptError, IndexError, UnicodeError):
+    except (_UnprovedError, CorruptError, IndexError, UnicodeError, struct.error):
         return False
     return True
 
@@ -128,29 +130,37 @@ class _Proof:
 
     def _changed_slots(self) -> set[int]:
         """Check the opcodes; return the slots whose values may differ at some time."""
-        data, position, changed = self.data, 0, set[int]()
+        data, kinds, changed = self.data, self.kinds, set[int]()
+        filled = array("I")  # the slots of PUTs after the changes, often very many
+        position = after_puts = 0
         for edit in self.edits:
-            start, end, _ = edit
-            while position < start and data[position] in _PUTS:  # often all: soon told
-                position = end_of(data, position)
+            start, end, new_bytes = edit
             if start < position:
                 raise _UnprovedError
-            for _ in self._rows(position, start):
-                pass
+            # is it the start of an opcode?
+            if start not in (position, after_puts) and start not in self.texts:
+                for _ in self._rows(position, start):
+                    pass
             position = end
-            kind = self._kind(edit)
+            kind = kinds.get((data[start:end], new_bytes)) or self._kind(edit)  # type: ignore[arg-type]
             self.changes.append(kind)
             if kind.is_form:
                 continue
-            changed.update(kind.old.puts, kind.new.puts)
-            if kind.old.get != kind.new.get:
-                changed.update(each for each in (kind.old.get, kind.new.get) if each is not None)
+            old, new = kind.old, kind.new
+            if old.puts or new.puts:
+                changed.update(old.puts, new.puts)
+            if old.get != new.get:
+                changed.update(each for each in (old.get, new.get) if each is not None)
             while data[end] in _PUTS:
-                changed.add(argument(data, end))
+                filled.append(argument(data, end))
                 end = end_of(data, end)
-        for _ in self._rows(position, None):
-            pass
-        return changed
+            after_puts = end
+        if not self.survey.is_usual:
+            for _ in self._rows(0, None):  # is there an opcode that is refused?
+                pass
+        return changed.union(
+            self._recalled().intersection(filled) if len(filled) > _MOST_SLOTS else filled
+        )
 
     def _rows(self, start: int, end: int | None) -> Iterator[tuple[int, int]]:
         """The rows of fixed-length opcodes between two edits, or up to STOP."""
@@ -177,11 +187,14 @@ class _Proof:
 
     def _compare_values(self) -> None:
         """Compare the values that all changes push, and the values recalled from changed slots."""
+        if not self.slots:
+            for (at, _, _), kind in zip(self.edits, self.changes, strict=True):
+                if not kind.is_form and kind.old.pushes:
+                    self._compare(at, _pushed(kind.old, {}, at), _pushed(kind.new, {}, at))
+            return
         position, top = 0, None
-        for (at, end, _), (old, new, is_form) in zip(self.edits, self.changes, strict=True):
-            if is_form and not self.slots:
-                continue
-            if at > position and self.slots:
+        for (at, end, _), (old, new, _) in zip(self.edits, self.changes, strict=True):
+            if at > position:
                 top = self._pass_over(position, at, top)
             position = end
             if old.pushes:
@@ -189,11 +202,9 @@ class _Proof:
                 self._compare(at, *values)
                 top = values
             mine, theirs = (at, at) if top is None else top
-            if self.slots:
-                self._fill(self.old, old.puts, mine)
-                self._fill(self.new, new.puts, theirs)
-        if self.slots:
-            self._pass_over(position, None, top)
+            self._fill(self.old, old.puts, mine)
+            self._fill(self.new, new.puts, theirs)
+        self._pass_over(position, None, top)
 
     def _compare(self, at: int, old: _Value, new: _Value) -> None:
         """Raise unless the new pickle pushes the expected value at an offset of the old one."""

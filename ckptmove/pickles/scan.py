@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import struct
 from array import array
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import cache, cached_property
 
 from ..errors import CorruptError
@@ -14,6 +15,7 @@ BINPUT, LONG_BINPUT, MEMOIZE = ord("q"), ord("r"), 0x94
 BINGET, LONG_BINGET = ord("h"), ord("j")
 PUT, GET = ord("p"), ord("g")  # with a decimal line, of protocol 0
 PUTS = frozenset((BINPUT, LONG_BINPUT, MEMOIZE, PUT))
+_WORD = struct.Struct("<I").unpack_from
 _SHORT = 8  # the most characters of a storage's number
 _GETS = frozenset((BINGET, LONG_BINGET, GET))
 BININT1, BININT2, BININT = ord("K"), ord("M"), ord("J")
@@ -68,42 +70,51 @@ class Survey:
     """The offsets of the opcodes of a pickle, found only as far as needed.
 
     Rows of opcodes of a known length are found at once. Questions about them are answered by one
-    pattern per row, so that no list of all opcodes of a large pickle is needed.
+    pattern per row, so that no list of all opcodes of a large pickle is needed. Of a usual pickle
+    that was walked, most is known.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, recalled: frozenset[int] | None = None) -> None:
+        """`recalled`: the slots that the pickle recalls, if it was walked and is usual."""
         self.data = data
-        self._rows = array("Q")  # start and end of each row, alternating
-        self._slots: frozenset[int] | None = None
-        self._frames = array("Q")
-        #: whether slots are numbered by counting or written as lines: then everything is scanned
-        self.is_odd = False
-        at, many = 0, _rows(*_MANY)
+        self._walked = recalled
+        #: whether the pickle was walked and is usual, as `Pickle.recalled` says
+        self.is_usual = recalled is not None
+
+    @cached_property
+    def _found(self) -> tuple[array[int], array[int], bool]:
+        """Start and end of each row, alternating; the frames; and whether it is odd."""
+        rows, frames = array("Q"), array("Q")
+        data, at, many = self.data, 0, _rows(*_MANY)
         while True:
             row = many.match(data, at)
             if row is not None:
-                self._rows.extend(row.span())
+                rows.extend(row.span())
                 at = row.end()
                 continue
             code = data[at]
-            if code == STOP:
-                break
-            if code in _ODD:
-                self.is_odd = True
-                break
+            if code == STOP or code in _ODD:
+                return rows, frames, code != STOP
             if code == FRAME:
-                self._frames.append(at)
+                frames.append(at)
             at = end_of(data, at)
+
+    @cached_property
+    def is_odd(self) -> bool:
+        """Whether slots are numbered by counting or in lines: then everything is scanned."""
+        return not self.is_usual and self._found[2]
 
     @cached_property
     def scan(self) -> Scan:
         """The scan of the whole pickle."""
         return Scan(self.data)
 
-    @property
-    def frames(self) -> array[int]:
+    @cached_property
+    def frames(self) -> Sequence[int]:
         """The offsets of the FRAMEs."""
-        return self.scan.frames if self.is_odd else self._frames
+        if self.is_usual:
+            return ()
+        return self.scan.frames if self.is_odd else self._found[1]
 
     def parts(self, nbytes: int) -> Iterator[Scan]:
         """Scans of the first bytes, each of more than the one before.
@@ -115,18 +126,17 @@ class Survey:
             nbytes *= 4
         yield self.scan
 
-    @property
+    @cached_property
     def recalled(self) -> frozenset[int]:
         """The slots that the pickle recalls."""
-        if self._slots is None:
-            if self.is_odd:
-                self._slots = frozenset(self.scan.get_slots)
-            else:
-                met: set[bytes] = set()
-                for start, end in self._each_row():
-                    met.update(_rows(*_GETS_IN_ROW).findall(self.data, start, end))
-                self._slots = frozenset(argument(each, 0) for each in met if each)
-        return self._slots
+        if self._walked is not None:
+            return self._walked
+        if self.is_odd:
+            return frozenset(self.scan.get_slots)
+        met: set[bytes] = set()
+        for start, end in self._each_row():
+            met.update(_rows(*_GETS_IN_ROW).findall(self.data, start, end))
+        return frozenset(argument(each, 0) for each in met if each)
 
     def gets_of(self, slots: Set[int]) -> Iterator[tuple[int, int]]:
         """Offset and slot of each GET of these slots, in order."""
@@ -162,12 +172,15 @@ class Survey:
                         yield found.start(1), slot
 
     def _each_row(self) -> Iterator[tuple[int, int]]:
-        return zip(self._rows[::2], self._rows[1::2], strict=True)
+        rows = self._found[0]
+        return zip(rows[::2], rows[1::2], strict=True)
 
 
 def argument(data: bytes, at: int) -> int:
     """The number that follows the opcode at `at`."""
     width = WIDTHS[data[at]]
+    if width == 5:
+        return int(_WORD(data, at + 1)[0])
     if width == LINES:  # PUT, GET
         return int(data[at + 1 : end_of(data, at)])
     return data[at + 1] if width == 2 else int.from_bytes(data[at + 1 : at + width], "little")
@@ -178,6 +191,8 @@ def end_of(data: bytes, at: int) -> int:
     width = WIDTHS[data[at]]
     if width > 0:
         return at + width
+    if width == -4:  # the most frequent of the others
+        return at + 5 + int(_WORD(data, at + 1)[0])
     if width == LINES:
         for _ in range(lines_of(data[at])):
             at = data.index(b"\n", at + 1)

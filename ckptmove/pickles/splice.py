@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from ..errors import UnsupportedError
 from ..plans.plan import Edit
-from .fitting import Cover, balanced, fit
+from .fitting import Cover, Pieces, balanced, fit
 from .nodes import Call, Text, Tuple
 from .scan import (
     BINGET,
@@ -38,6 +38,7 @@ from .scan import (
 
 #: Bytes of a pickle that are scanned for compensating opcodes, and more for each byte of change.
 _AT_FIRST, _PER_BYTE = 1 << 16, 8
+_AT_ONCE = 1 << 12  # changes that are applied at once, to be compared
 _TUPLE1, _TUPLE2 = 0x85, 0x86
 _STRING, _UNICODE = ord("S"), ord("V")
 _OF_PYTHON_2 = frozenset(b"STU")
@@ -143,6 +144,18 @@ def applied(data: bytes, changes: Iterable[Edit], start: int = 0, stop: int | No
     return b"".join(parts)
 
 
+def is_applied(data: bytes, changes: Sequence[Edit], new: bytes) -> bool:
+    """Whether changes, in order, make `new` of `data`; few of them at a time, to save memory."""
+    start = at = 0
+    for n in range(0, len(changes), _AT_ONCE):
+        some = changes[n : n + _AT_ONCE]
+        made = applied(data, some, start, some[-1].end)
+        if not new.startswith(made, at):
+            return False
+        start, at = some[-1].end, at + len(made)
+    return data[start:] == new[at:]
+
+
 class _Edits:
     """Replacements of byte ranges: offset → (end, new bytes)."""
 
@@ -151,7 +164,7 @@ class _Edits:
         self.data = survey.data
         #: the same as in `Scan`
         self.numbered = survey.is_odd and survey.scan.numbered
-        self.pieces: dict[int, tuple[int, bytes]] = {}
+        self.pieces: Pieces = {}
         self.growths: Mapping[int, int] = {}
         self.python2 = False
         self.taken: set[int] = set()  # the slots given to new definitions
@@ -172,29 +185,44 @@ class _Edits:
                 "bytes in the pickle are spelled by a text that is used elsewhere"
             )
         homeless: dict[bytes, list[int]] = defaultdict(list)  # literal → its uses
-        served = self._uses_of_literals(new.texts)
+        data, texts, served = self.data, new.texts, self._uses_of_literals(new.texts)
         done: set[int] = set()
-        for at in sorted(new.texts):
-            if at not in served and self.data[end_of(self.data, at)] in PUTS:
-                raise UnsupportedError("the pickle memoizes a string twice: it can't be rewritten")
-            if at in served:
-                done.update(self._respell_literal(at, served[at], new.texts, homeless, pooled))
-            elif at not in done:
-                homeless[self._literal(at, new.texts[at])].append(at)
+        known: dict[tuple[bytes, str], bytes] = {}  # few, often
+        for at in sorted(texts):
+            text, end = texts[at], end_of(data, at)
+            if data[at] not in LITERALS:
+                if data[end] in PUTS:
+                    raise UnsupportedError(
+                        "the pickle memoizes a string twice: it can't be rewritten"
+                    )
+                if at not in done:
+                    homeless[self._literal(at, text)].append(at)
+            elif pooled or at in served:
+                uses = served.get(at, [])
+                done.update(self._respell_literal(at, uses, texts, homeless, pooled))
+            else:  # nothing recalls it
+                alike = data[at:end], text
+                literal = known.get(alike)
+                if literal is None:
+                    literal = known[alike] = self._literal(at, text)
+                self.pieces[at] = end, literal
         for literal, uses in homeless.items():
             self._house(literal, sorted(uses))
 
     def _uses_of_literals(self, texts: Mapping[int, str]) -> dict[int, list[int]]:
-        """For each literal to change, the GETs that recall it."""
+        """For each literal to change that is recalled, the GETs that recall it."""
+        data, recalled, uses = self.data, self.survey.recalled, defaultdict[int, list[int]](list)
         definition_of = {}  # offset of a PUT → the literal it memoizes
+        slots = set[int]()
         for at in texts:
-            if self.data[at] in LITERALS:
-                put = end_of(self.data, at)
-                while put < len(self.data) and self.data[put] in PUTS:
-                    definition_of[put] = at
-                    put = end_of(self.data, put)
-        slots = {self._slot(put) for put in definition_of} & self.survey.recalled
-        uses: dict[int, list[int]] = {at: [] for at in texts if self.data[at] in LITERALS}
+            if data[at] in LITERALS:
+                put = end_of(data, at)
+                while put < len(data) and data[put] in PUTS:
+                    slot = self._slot(put)
+                    if slot in recalled:
+                        definition_of[put] = at
+                        slots.add(slot)
+                    put = end_of(data, put)
         if not slots:
             return uses
         fills: dict[int, list[int]] = defaultdict(list)
@@ -296,12 +324,14 @@ class _Edits:
         excess = self._excess()
         if not excess:
             return True
-        unbalanced = self.pieces
+        more: Pieces = {}
         if not self.growths:  # after what grows inside come the bytes of an argument
-            self.pieces = {**unbalanced, **balanced(self.data, unbalanced)}
+            more = balanced(self.data, self.pieces)
+            self.pieces.update(more)
         if self._fit(self._excess()):
             return True
-        self.pieces = unbalanced
+        for at in more:
+            del self.pieces[at]
         return self._fit(excess)
 
     def _excess(self) -> int:
@@ -325,21 +355,22 @@ class _Edits:
 
     def result(self) -> list[Edit]:
         """The changes, in order, with corrected lengths of frames."""
-        pieces = sorted((at, end, new) for at, (end, new) in self.pieces.items())
-        return [Edit(*each) for each in sorted(pieces + self._reframed(pieces))]
+        pieces = self.pieces  # the constructor would take longer, and there may be very many
+        edits = [tuple.__new__(Edit, (at, *pieces[at])) for at in sorted(pieces)]
+        return sorted(edits + self._reframed(edits)) if self.survey.frames else edits
 
-    def _reframed(self, pieces: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
+    def _reframed(self, pieces: list[Edit]) -> list[Edit]:
         starts = [at for at, _, _ in pieces]
         grown = [0]
-        for at, end, new in pieces:
-            grown.append(grown[-1] + len(new) - (end - at) + self.growths.get(at, 0))
+        for edit in pieces:
+            grown.append(grown[-1] + edit.growth + self.growths.get(edit.start, 0))
         frames = []
         for at in self.survey.frames:
             nbytes = argument(self.data, at)
             first, last = bisect_left(starts, at), bisect_left(starts, at + 9 + nbytes)
             growth = grown[last] - grown[first]
             if growth:
-                frames.append((at + 1, at + 9, (nbytes + growth).to_bytes(8, "little")))
+                frames.append(Edit(at + 1, at + 9, (nbytes + growth).to_bytes(8, "little")))
         return frames
 
 

@@ -38,6 +38,9 @@ class Pickle(NamedTuple):
     textual: bool
     #: bytes up to and including STOP; an unpickler does not read beyond
     nbytes: int
+    #: the memo slots that it recalls; None if it is not usual: if it has frames, numbers slots by
+    #: counting or in lines, takes a value from the stack, or pushes it twice
+    recalled: frozenset[int] | None = None
 
 
 def walk(
@@ -72,6 +75,7 @@ def walk(
         frozenset(machine.shared_texts),
         machine.textual,
         machine.position,
+        frozenset(machine.recalled) if machine.is_usual else None,
     )
 
 

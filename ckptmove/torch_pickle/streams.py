@@ -357,7 +357,7 @@ class Stream:
     @cached_property
     def survey(self) -> Survey:
         """The offsets of its opcodes."""
-        return Survey(self.data)
+        return Survey(self.data, self.pickle.recalled)
 
     def is_respelled(self, new: bytes, spelling: LocationEdits) -> bool:
         """Whether bytes are surely this pickle with a spelling that was planned for it.
@@ -366,13 +366,13 @@ class Stream:
         plan.
         """
         from ..pickles.respelled import is_respelling
-        from ..pickles.splice import applied
+        from ..pickles.splice import is_applied
 
         edits, texts = spelling.respellings.get(self.base, ((), {}))
         return (
             bool(edits)
             and not (self.nested or self._fetched.gaps)
-            and applied(self.data, edits) == new
+            and is_applied(self.data, edits, new)
             and is_respelling(self.survey, edits, texts)
         )
 
@@ -401,18 +401,19 @@ class Stream:
         barriers = sorted({*(edit.start for edit in inside), *self._fetched.gap_starts(self.start)})
         joined: list[Edit] = []
         first = last = grown = 0  # the group found[first:last], and by how much it grows
-        for last, edit in enumerate(found):
-            before = found[last - 1]
-            near = (exact and grown != 0) or edit.start - before.end < _NEAR
+        before_end = 0
+        for last, (start, end, new) in enumerate(found):
+            near = (exact and grown) or start - before_end < _NEAR
             blocked = bool(barriers and last > first) and _any_between(
-                barriers, self._place(before.end - 1), self._place(edit.start)
+                barriers, self._place(before_end - 1), self._place(start)
             )
             if exact and grown and blocked:
                 return None
             if last > first and (blocked or not near):
                 joined.append(self._join(found[first:last]))
                 first, grown = last, 0
-            grown += len(edit.new) - (edit.end - edit.start)
+            grown += len(new) - (end - start)
+            before_end = end
         if exact and grown:
             return None
         return [*joined, self._join(found[first:])]

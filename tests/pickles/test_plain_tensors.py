@@ -74,7 +74,9 @@ def said(pickle: Pickle) -> list[object]:
             assert isinstance(node, Blob)
             told.append((node.at, node.nbytes, node.content))
         todo += reversed(held)
-    return [told, sorted(pickle.shared_texts), pickle.protocol, pickle.nbytes, pickle.textual]
+    slots = sorted(pickle.recalled or [-1])
+    odd = pickle.textual, pickle.python2
+    return [told, sorted(pickle.shared_texts), pickle.protocol, pickle.nbytes, slots, odd]
 
 
 def outcome(data: bytes, machine: type[Machine], base: int) -> object:

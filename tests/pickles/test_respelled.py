@@ -32,7 +32,9 @@ def planned(
 
 
 def proves(data: bytes, found: list[Edit], texts: dict[int, str]) -> bool:
-    return is_respelling(Survey(data), found, texts)
+    result = is_respelling(Survey(data), found, texts)
+    assert is_respelling(Survey(data, walk(data).recalled), found, texts) is result
+    return result
 
 
 def walks_alike(data: bytes, found: list[Edit], texts: dict[int, str]) -> bool:

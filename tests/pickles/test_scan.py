@@ -13,6 +13,7 @@ import torch
 
 from ckptmove.pickles.opcodes import table
 from ckptmove.pickles.scan import Scan, Survey
+from ckptmove.pickles.walk import walk
 
 
 def of_torch(saved: object) -> bytes:
@@ -43,7 +44,12 @@ PICKLES: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", PICKLES)
 def test_a_survey_finds_what_a_scan_does(name: str) -> None:
     data = PICKLES[name]() + b"h\1 what follows"
-    scan, survey = Scan(data), Survey(data)
+    scan = Scan(data)
+    assert_found(Survey(data), scan)
+    assert_found(Survey(data, walk(data).recalled), scan)
+
+
+def assert_found(survey: Survey, scan: Scan) -> None:
     assert survey.recalled == set(scan.get_slots)
     assert list(survey.frames) == list(scan.frames)
     for slots in (set(scan.get_slots), {0, 1, 5, 255, 256, 300}):

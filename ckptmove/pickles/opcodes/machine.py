@@ -56,6 +56,8 @@ class Machine(MarkedStack):
         self.protocol = 0
         self.room_for_pairs = len(data) >> 3
         self.empty_tuple: Tuple | None = None
+        self.recalled: set[int] = set()
+        self.is_usual = True
 
     def run(self) -> Node:
         """Run all opcodes up to STOP; return the root."""
@@ -111,12 +113,27 @@ class Machine(MarkedStack):
 
     def op_frame(self) -> None:
         self.count(IDLE)
+        self.is_usual = False
         nbytes = self.number(8)
         if self.frame_end >= 0:
             raise self.fault("the pickle has a frame within a frame")
         if nbytes > len(self.data) - self.position:
             raise self.fault("the pickle has a frame longer than itself")
         self.frame_end = self.position + nbytes
+
+    # -- taking from the stack ---------------------------------------------------------------
+
+    def op_pop(self) -> None:
+        self.is_usual = False
+        super().op_pop()
+
+    def op_pop_mark(self) -> None:
+        self.is_usual = False
+        super().op_pop_mark()
+
+    def op_dup(self) -> None:
+        self.is_usual = False
+        super().op_dup()
 
     # -- containers --------------------------------------------------------------------------
 
@@ -309,6 +326,7 @@ class Machine(MarkedStack):
     # -- the memo ----------------------------------------------------------------------------
 
     def recall(self, slot: int) -> None:
+        self.recalled.add(slot)
         node = self.memo.get(slot)
         if type(node) is Text:
             if node is UNFILLED:
@@ -322,6 +340,7 @@ class Machine(MarkedStack):
             self.check_row()
 
     def op_get(self) -> None:
+        self.is_usual = False
         self.recall(self.slot())
 
     def op_binget(self) -> None:
@@ -353,6 +372,7 @@ class Machine(MarkedStack):
             self.count(SCATTERED)
 
     def op_put(self) -> None:
+        self.is_usual = False
         self.fill(self.slot())
 
     def op_binput(self) -> None:
@@ -365,6 +385,7 @@ class Machine(MarkedStack):
             self.count(SCATTERED)
 
     def op_memoize(self) -> None:
+        self.is_usual = False
         self.fill(self.memo.filled)
 
 

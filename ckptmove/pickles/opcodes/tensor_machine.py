@@ -142,12 +142,17 @@ class TensorMachine(Machine):
 
     def recall(self, slot: int) -> None:
         """Like `Machine.recall`; the sequence after a tensor's function is walked with it."""
+        stack = self.stack
+        if self.memo.get(slot) is self._rebuild:
+            self.recalled.add(slot)
+            stack.append(self._rebuild)
+            if len(stack) > self.longest_row:
+                self.check_row()
+            self._take_tensor()
+            return
         super().recall(slot)
-        top = self.stack[-1]
-        if type(top) is Global:
-            if top is self._rebuild:
-                self._take_tensor()
-        elif type(top) is StorageReference:  # stands for a node that is not yet created
+        top = stack[-1]
+        if type(top) is StorageReference:  # stands for a node that is not yet created
             self.stack[-1] = self._inside(top, slot)
 
     def _forget(self) -> None:
@@ -185,6 +190,7 @@ class TensorMachine(Machine):
                 return
             if not memo.takes(slots, start):
                 return
+            self.recalled.add(key)
             text = node
         if not self._has_room(usual.counts, layout.has_key):
             return
@@ -237,6 +243,7 @@ class TensorMachine(Machine):
             ):
                 return None
             layout = _layout_of(found, usual)
+            self.recalled.update(slot for slot, _ in usual.recalled)
             if not self.memo.holds(usual.recalled):
                 return layout
             self._known[alike] = layout

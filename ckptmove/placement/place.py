@@ -53,12 +53,14 @@ class Moves:
 
     def totals(self, manifest: Manifest) -> dict[str, Moved]:
         """`cpu→cuda:0` → how much."""
-        totals: dict[str, Moved] = {}
+        sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
         for key, device in self.storages.items():
-            storage = manifest.storages[key]
-            name = f"{storage.location}→{device}"
-            storages, nbytes, tensors = totals.get(name, Moved(0, 0))
-            totals[name] = Moved(storages + 1, nbytes + storage.nbytes, tensors)
+            _, location, nbytes, _, _ = manifest.storages[key]
+            sizes[location, device].append(nbytes)
+        totals = {
+            f"{location}→{device}": Moved(len(moved), sum(moved))
+            for (location, device), moved in sizes.items()
+        }
         for n, device in self.tensors.items():
             name = f"{manifest.tensors[n].device}→{device}"
             storages, nbytes, tensors = totals.get(name, Moved(0, 0))
@@ -121,22 +123,26 @@ def _stays(entry: TensorEntry, wanted: str, rules: Rules) -> bool:
 
 
 def _place_storages(manifest: Manifest, rules: Rules, targets: list[str], moves: Moves) -> None:
-    owner: dict[str, tuple[str, str]] = {}
+    owner: dict[str, TensorEntry] = {}
+    goes, storages = dict[str, str](), manifest.storages  # by storage
     for entry, wanted in zip(manifest.tensors, targets, strict=True):
-        if entry.storage is None:
+        key = entry.storage
+        if key is None:
             continue
-        location = manifest.storages[entry.storage].location
+        location = storages[key].location
         target = location if entry.says_device else wanted
-        before, other = owner.setdefault(entry.storage, (target, entry.name))
-        if before != target:
+        if owner.setdefault(key, entry) is not entry and goes.get(key, location) != target:
             raise RefusedError(
-                f"{other!r} and {entry.name!r} share a storage, so they can't be on "
-                f"{before} and on {target}",
+                f"{owner[key].name!r} and {entry.name!r} share a storage, so they can't be on "
+                f"{goes.get(key, location)} and on {target}",
                 hint="place them on the same device",
             )
         if target != location:
-            moves.storages[entry.storage] = target
-    for key, storage in manifest.storages.items():
+            goes[key] = target
+    moves.storages.update(goes)
+    if len(owner) == len(storages):
+        return
+    for key, storage in storages.items():
         wanted_by_tag = None if key in owner else rules.tags.of(storage.location)
         if wanted_by_tag not in (None, storage.location):
             moves.storages[key] = str(wanted_by_tag)
@@ -206,6 +212,8 @@ def _place_remotes(manifest: Manifest, rules: Rules, targets: list[str], moves: 
 
 def _place_values(manifest: Manifest, moves: Moves) -> None:
     """Sort the user's values that name a device from which everything moves to one other device."""
+    if not manifest.values_naming_devices:
+        return
     moved: dict[str, set[str]] = defaultdict(set)
     for key, device in moves.storages.items():
         moved[manifest.storages[key].location].add(device)
@@ -254,6 +262,8 @@ def _of_kind(goes: Mapping[str, Mapping[str, str]], kind: str) -> dict[str, str]
 
 def _note_values(manifest: Manifest, rules: Rules, moves: Moves) -> None:
     """Note the user's values that name a moved device and are not changed."""
+    if not manifest.values_naming_devices:
+        return
     if not rules.values:
         rewrite = replace(moves, values={})
         _place_values(manifest, rewrite)
@@ -279,6 +289,8 @@ def _unmatched_rules(manifest: Manifest, rules: Rules) -> Iterator[str]:
     for glob, device in rules.place:
         if not any(fnmatchcase(entry.name, glob) for entry in manifest.tensors):
             yield f"no tensor's name matches {glob!r}, which should move to {device}"
+    if all(pattern == "*" for pattern, _ in rules.tags.rules):
+        return
     tags = {storage.location for storage in manifest.storages.values()}
     tags.update(entry.device for entry in manifest.tensors)
     tags.update(value.value for value in manifest.values_naming_devices if value.follows)

@@ -177,7 +177,7 @@ class TensorListing(Allowance):
     def list_plain(
         self, inside: Iterable[tuple[Path, Node]], path: Path, context: Context
     ) -> Iterator[Step]:
-        """List plain tensors without children, as visiting each of them would.
+        """List plain tensors as visiting each of them would; yield all other nodes, to be visited.
 
         All of them are outside of pickled modules.
         """
@@ -187,23 +187,26 @@ class TensorListing(Allowance):
         state_start = f"{spell(path[model_at:])}." if path[model_at:] else ""
         for keys, node in inside:
             here = (*path, *keys)
+            if compact_form(node) is None or not keys:
+                yield node, here, context
+                continue
             self.take_room(len(here))
             check_depth(here)
             key = keys[0] if len(keys) == 1 and type(keys[0]) is str else spell(keys)
-            name = start + key if keys else spell(path)
+            name = start + key
             try:
                 tensor = self.recogniser.tensor(node)  # type: ignore[arg-type] # it is a call
                 assert tensor is not None
-                if tensor.dtype == "uint8" or not keys:
+                dtype, shape, device, nbytes, kind, layout, stride, offset, storage, grad, *_ = (
+                    tensor
+                )
+                if dtype == "uint8":
                     self.list_tensor(tensor, node, here, context)
                     continue
                 self.take_room(len(name))
                 known, state_key = id(node), None
                 if model_at is not None:
                     state_key = state_start + key if model_at else name
-                dtype, shape, device, nbytes, kind, layout, stride, offset, storage, grad = tensor[
-                    :10
-                ]
                 entry = (
                     *(name, here, section, kind, layout, dtype, shape, stride, offset, device),
                     *(nbytes, storage, grad, state_key, part_of, self.roles.get(known, role)),
@@ -216,4 +219,3 @@ class TensorListing(Allowance):
             contents.nodes.append(node)
             contents.weights_at.append(context.weights_at)
             first.setdefault(known, here)
-        yield from ()

@@ -243,7 +243,7 @@ class _Listing(TensorListing):
             self.push_module(node, attributes, path, within, list(inside), again=before is not path)
         elif way is not None and way.passing:
             self.push_ways(path, within, inside_buffers(way, inside))
-        elif way is None and not apart and compact:
+        elif way is None and not apart and any(type(each) is PlainTensor for each in children):
             self.push(self.list_plain(inside, path, within))
         else:
             self.push(

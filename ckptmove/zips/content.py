@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 
 from ..errors import CorruptError
 from ..plans.crc32 import extend_crc32
 from ..plans.plan import Checksum, Plan
-from .archive import STORED, Archive
+from .archive import Archive
 from .members import Record
 
 #: A plan copies from the file that holds the zip, by offsets within that file.
@@ -62,18 +62,26 @@ def _read(archive: Archive, at: int, nbytes: int) -> Iterator[bytes]:
         yield archive.source.read(at + done, min(_STEP, nbytes - done))
 
 
+def places_of(archive: Archive) -> Mapping[str, int]:
+    """Return the offset of the first byte of each record, by name."""
+    records, places = archive.records, archive.records.places()
+    if all(places.values()):
+        return places
+    return {name: at or archive.data_at(records[name]) for name, at in places.items()}
+
+
 def checksums_that_stay(
-    archive: Archive, new: dict[str, Content], places: dict[str, int]
+    archive: Archive, new: dict[str, Content], places: Mapping[str, int]
 ) -> Iterator[Checksum]:
     """Return the checksums of unchanged records, and of parts that plans keep of the others.
 
     `places`: the name of a record → the new offset of its content.
     """
-    start = archive.source.start or 0
-    for name, (method, _, crc32, _, nbytes, _, _, data_at) in archive.records.rows():
-        content, at = new.get(name), places[name]
+    start, old = archive.source.start or 0, places_of(archive)
+    for name, nbytes, crc32 in archive.records.checksums():
+        if name not in new:
+            yield Checksum(places[name], nbytes, crc32, name, start + old[name])
+    for name, content in new.items():
         if isinstance(content, Plan):
+            at = places[name]
             yield from (each._replace(at=at + each.at) for each in content.checksums)
-        elif content is None and method == STORED and crc32 and nbytes:
-            source_at = start + (data_at or archive.data_at(archive.records[name]))
-            yield Checksum(at, nbytes, crc32, name, source_at)

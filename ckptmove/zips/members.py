@@ -106,10 +106,19 @@ class Records(Mapping[str, Record]):
         """Return one numeric field of all records."""
         return self._numbers[Record._fields.index(field) - 1 :: _WIDTH]
 
-    def rows(self) -> Iterator[tuple[str, array[int]]]:
-        """Return the records in directory order, in the form of `by_header`."""
-        numbers = self._numbers
-        return ((name, numbers[row : row + _WIDTH]) for name, row in self._rows.items())
+    def places(self) -> Mapping[str, int]:
+        """Return the offset of each record's content, or 0 where it was not noted."""
+        return dict(zip(self._rows, self._numbers[_WIDTH - 1 :: _WIDTH], strict=True))
+
+    def checksums(self) -> Iterator[tuple[str, int, int]]:
+        """Return name, size and checksum of each stored record that has content and a checksum."""
+        columns = map(self.column, ("method", "nbytes", "crc32"))
+        rows = zip(self._rows, *columns, strict=True)
+        return (
+            (name, nbytes, crc32)
+            for name, method, nbytes, crc32 in rows
+            if not method and nbytes and crc32
+        )  # 0 is STORED
 
     def by_header(self) -> Iterator[tuple[str, array[int]]]:
         """Return the records in order of their local headers: names, and fields with `data_at`."""

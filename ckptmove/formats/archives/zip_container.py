@@ -50,12 +50,16 @@ class ArchiveContainer(Container):
         self.archive = archive
         self.session = session
         self.folder = session.folder()  #: the prefix of the ids of its storages
-        self._held: dict[str, str] = {}  # storage id → the name of its record
+        self._held: dict[str, str] = {}  # storage id → the name of its record, unless it is usual
         archive.check_layout()
 
     def content(self, storage: str) -> bytes:
-        record = self.archive.records[self._held[storage]]
+        record = self.archive.records[self.record_of(storage)]
         return self.archive.read(record, at_most=MAX_NBYTES)
+
+    def record_of(self, storage: str) -> str:
+        """The name of the record that holds a storage."""
+        return self._held[storage]
 
     def records(self) -> Iterator[HeldRecord]:
         for record, kind in self._others():
@@ -64,7 +68,7 @@ class ArchiveContainer(Container):
 
     def _others(self) -> Iterator[tuple[Record, RecordKind]]:
         """The records other than pickles, storages and those that only describe the layout."""
-        read = {*self._held.values(), *self.container_records()}
+        read = {*map(self.record_of, self.storages), *self.container_records()}
         for name in self.archive.records:
             if name in read:
                 continue
@@ -133,7 +137,7 @@ class ArchiveContainer(Container):
         return damage(self.archive, report)
 
     def crc32(self, storage: str) -> int:
-        return self.archive.records.stored_crc32(self._held[storage])
+        return self.archive.records.stored_crc32(self.record_of(storage))
 
 
 def content_of(archive: Archive, record: Record) -> Readable:
@@ -205,12 +209,14 @@ class ZipContainer(ArchiveContainer):
 
     def extent(self, storage: StorageId, suffix: str = "") -> Extent | None:
         """The extent of a storage's record in the file; None if it is compressed."""
-        name = self.prefix + storage.id[len(self.folder) :] + suffix
-        records = self.archive.records
-        usual = records.stored_at(name, storage.whole_nbytes)
-        if usual and self.source.start is not None:
-            self._held[storage.id] = name
-            return Extent(self.source.start + usual, storage.whole_nbytes)
+        known, nbytes = storage.id, storage.whole_nbytes
+        name = self.prefix + known[len(self.folder) :] + suffix
+        records, start = self.archive.records, self.source.start
+        usual = records.stored_at(name, nbytes)
+        if usual and start is not None:
+            if suffix:
+                self._held[known] = name
+            return tuple.__new__(Extent, (start + usual, nbytes, 0))
         record = records.get(name)
         if record is None:
             raise CorruptError(f"the storage {storage.key!r} is missing")
@@ -223,6 +229,9 @@ class ZipContainer(ArchiveContainer):
         if self.source.start is None or record.method != STORED:
             return None
         return Extent(self.source.start + self.archive.data_at(record), record.nbytes)
+
+    def record_of(self, storage: str) -> str:
+        return self._held.get(storage) or self.prefix + storage[len(self.folder) :]
 
     def may_be_left_out(self, storage: StorageId, record: Record) -> bool:
         """Whether the bytes of a storage may be missing."""

@@ -72,7 +72,8 @@ def storage_ids(
             said = compact[id(form)]
             if said is not None:
                 (dtype, size), key = said, node.key
-                found[id(node)] = StorageId(folder + key, key, node.location, dtype, size, size, 0)
+                fields = folder + key, key, node.location, dtype, size, size, 0
+                found[id(node)] = tuple.__new__(StorageId, fields)
                 continue
         if not (legacy and _names_class(node)):
             found[id(node)] = _storage_id(node, folder, 6 if legacy else 5, numbered)
@@ -148,15 +149,15 @@ def storages_of(
     storages: dict[str, Storage] = {}
     locations: dict[str, str] = {}
     for name, first in firsts.items():
-        dtype = first.dtype
+        _, _, place, dtype, nbytes, _, _ = first
         if name in others:
             dtype = _dtype_of(first, others[name], retyped=retyped)
-        location = locations.get(first.location)
-        if location is None:
-            location = locations[first.location] = intern(str(first.location))
+        location = locations.get(place) or locations.setdefault(place, intern(str(place)))
         lies = extent(first)
-        nbytes = first.whole_nbytes if lies is None else lies.nbytes
-        storages[name] = Storage(name, location, nbytes, dtype, lies)
+        if lies is not None:
+            nbytes = lies[1]
+        # the constructor would take longer, here and below, and there may be very many
+        storages[name] = tuple.__new__(Storage, (name, location, nbytes, dtype, lies))
     return storages
 
 

@@ -229,6 +229,7 @@ def test_by_its_command_and_killed_it_goes_on(
     assert {name: after[name] for name in before} == before
 
 
+@pytest.mark.slow  # of one file, and all other ways to end: tests/writing/test_uploads_signals.py
 def test_a_signal_leaves_no_upload(tmp_path: Path, store: Store) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()

@@ -145,6 +145,7 @@ TOO_LONG = (
 )
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("command", TOO_LONG, ids=range(len(TOO_LONG)))
 def test_a_rejection_has_few_bytes(
     command: str,

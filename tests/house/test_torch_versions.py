@@ -33,6 +33,7 @@ OPTIMIZERS = [
 #: Simulated, these ask for values that fake tensors lack; that is said, and nobody is blamed.
 VALUE_SEEKERS = [name for name in ("Adafactor", "ASGD", "NAdam") if hasattr(torch.optim, name)]
 
+pytestmark = pytest.mark.usefixtures("warm")
 absent = pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
 Saved = dict[str, Any]
 

@@ -235,8 +235,9 @@ def _forget_ends() -> None:
     """Have no fork end what modules began: torch would take each of its libraries apart."""
     for each in tuple(weakref.finalize._registry):  # type: ignore[attr-defined]
         each.atexit = False
-    if "torch._dynamo.utils" in sys.modules:
-        atexit.unregister(sys.modules["torch._dynamo.utils"].dump_compile_times)
+    compiling: Any = sys.modules.get("torch._dynamo.utils")
+    if hasattr(compiling, "dump_compile_times"):
+        atexit.unregister(compiling.dump_compile_times)
 
 
 def _serve(link: socket.socket) -> dict[str, Any]:

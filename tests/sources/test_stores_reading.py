@@ -226,7 +226,7 @@ def test_fetchers_wait_for_nothing_at_the_end() -> None:
     failing.close()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @told
 @pytest.mark.parametrize("verb", ["relocate", "convert"])
 def test_memory_is_bounded(verb: str, web: Files, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.conftest import ALL
 from tests.making.distributed import save_dcp
 
 WRITERS = ("torch", "ckptmove")
-MUTATIONS = 5_000 if ALL else 500
+MUTATIONS = 5_000 if ALL else 250
 
 
 @cache

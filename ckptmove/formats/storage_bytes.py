@@ -27,7 +27,7 @@ def stored_bytes(container: Container, storage: Storage) -> StorageBytes:
             big_endian=container.big_endian,
         )
     start, _, source = storage.extent or Extent(0, 0)
-    return StorageBytes(  # positional arguments, as there may be very many storages
+    fields = (
         *(storage.id, storage.location, storage.dtype, storage.nbytes, source, start),
         container.crc32(storage.id),
         None,
@@ -35,6 +35,7 @@ def stored_bytes(container: Container, storage: Storage) -> StorageBytes:
         None,
         _proofs(container, storage),
     )
+    return tuple.__new__(StorageBytes, fields)  # fast, as there may be very many storages
 
 
 def _proofs(container: Container, storage: Storage) -> Sequence[Proof]:

@@ -43,7 +43,7 @@ from ..pickles.opcodes.plain_tensors import (
 from ..sources.source import Readable
 from ..torch_pickle.values.numpy_arrays import array_of, put_content
 from ..torch_pickle.values.persistent_ids import StorageId, TensorId
-from ..torch_pickle.values.strided import Tensor
+from ..torch_pickle.values.strided import Tensor, contiguous_stride
 from ..torch_pickle.values.tensors import Recogniser, variable_of
 from .normalize import normalize, text_of
 from .plain_tensors import FLAGS, V2, V3, is_untouched
@@ -112,7 +112,8 @@ class Graph:
             text = self._locations[location] = self.text(location)
         known, form = _form_of_storage(dtype, nbytes)
         node.respell(form, key, text)
-        self.ids[id(node)] = StorageId(key, key, text, known, nbytes, nbytes)
+        said = key, key, text, known, nbytes, nbytes, 0
+        self.ids[id(node)] = tuple.__new__(StorageId, said)  # fast: there may be very many
 
     def text(self, value: str) -> Text:
         """Return a new string node, so that each use has its own identity."""
@@ -143,6 +144,10 @@ class Graph:
         rest = (metadata,) if metadata.pairs else ()
         self.respell(node, storage, dtype, shape, stride, offset, requires_grad, _no_hooks(), rest)
         return node
+
+    def whole_tensor(self, storage: Persistent, shape: tuple[int, ...]) -> PlainTensor:
+        """Return a contiguous tensor that is the whole of a storage of its dtype."""
+        return PlainTensor(_whole_form(shape), storage)
 
     def respell_compact(self, node: Call, storage: Persistent, dtype: str) -> bool:
         """Put a compact tensor on this storage, with this dtype; False if it can't be compact."""
@@ -389,6 +394,11 @@ def _form(
 ) -> Form:
     """Return the shared form of similar tensors."""
     return Form(_names(), offset, shape, stride, requires_grad)
+
+
+@lru_cache(1 << 10)
+def _whole_form(shape: tuple[int, ...]) -> Form:
+    return _form(0, shape, contiguous_stride(shape), False)
 
 
 @lru_cache(1 << 12)

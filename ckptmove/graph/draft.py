@@ -92,7 +92,7 @@ class Pieces:
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Write these bytes at an offset of the destination."""
         if data:
-            self.writes.append(Write(at, data))
+            self.writes.append(tuple.__new__(Write, (at, data)))
 
     def put(self, stored: StorageBytes, start: int, nbytes: int, at: int, dtype: str) -> None:
         """Put a range of a storage, converted if needed, at an offset of the destination.
@@ -109,7 +109,7 @@ class Pieces:
             self.write(at, stored.content[start : start + nbytes])
         else:
             source_at = stored.start + start
-            self.copies.append(Copy(source_at, nbytes, at, stored.source))
+            self.copies.append(tuple.__new__(Copy, (source_at, nbytes, at, stored.source)))
             if nbytes != stored.nbytes:
                 self._partly[stored.id] = stored
                 return
@@ -117,9 +117,8 @@ class Pieces:
             for proof in stored.proofs:
                 self._prove(proof, stored, at)
             if stored.crc32:
-                self.checksums.append(
-                    Checksum(at, nbytes, stored.crc32, stored.id, source_at, stored.source)
-                )
+                known = at, nbytes, stored.crc32, stored.id, source_at, stored.source
+                self.checksums.append(tuple.__new__(Checksum, known))
 
     def _prove(self, proof: Proof, stored: StorageBytes, at: int) -> None:
         if proof.at is None:

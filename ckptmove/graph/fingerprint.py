@@ -6,6 +6,7 @@ Tensors count by their dtype, shape and device, not by how their storages are di
 from __future__ import annotations
 
 from array import array
+from functools import lru_cache
 
 from ..pickles.nodes import Blob, Call, Node, Persistent
 from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
@@ -13,6 +14,11 @@ from .canonical import Graph
 
 #: The number of what each leaf shows, and what the numbers stand for.
 Content = tuple["array[int]", list[str]]
+
+
+@lru_cache(1 << 10)  # limited, because sizes can be chosen to have equal hashes
+def _of_tensor(dtype: str, shape: tuple[int, ...], device: str) -> str:
+    return str(("tensor", dtype, shape, device, False))
 
 
 class Fingerprint:
@@ -39,7 +45,7 @@ class Fingerprint:
 
     def add_tensor(self, dtype: str, shape: tuple[int, ...], device: str) -> None:
         """Count a plain tensor that requires no gradient."""
-        self._order.append(self._number_of(("tensor", dtype, shape, device, False)))
+        self._order.append(self._number_of(_of_tensor(dtype, shape, device)))
 
     def _number(self, node: Node) -> int:
         said: tuple[object, ...] = ()
@@ -52,10 +58,10 @@ class Fingerprint:
             tensor = self.graph.recogniser.tensor(node)
             assert tensor is not None
             said = "tensor", *tensor[:3], tensor.requires_grad
-        return self._number_of(said)
+        return self._number_of(str(said))
 
-    def _number_of(self, said: tuple[object, ...]) -> int:
-        return self._numbers.setdefault(str(said), len(self._numbers))
+    def _number_of(self, said: str) -> int:
+        return self._numbers.setdefault(said, len(self._numbers))
 
     def content(self) -> Content:
         """Return the summary of the added leaves, without the graph."""

@@ -250,7 +250,7 @@ class _Division:
             node, names = held[0]
             view = self.view(node)
             part = self.part(stored, view, _start(view), names[0])
-            self.found.shown[id(node)] = TensorView(part.name, None)
+            self.found.shown[id(node)] = tuple.__new__(TensorView, (part.name, None))
             return
         uses = list(starmap(self.use, held))
         empty = [use for use in uses if use.start == use.end]
@@ -333,8 +333,8 @@ class _Division:
         """Return a part for a whole tensor."""
         dtype, shape, nbytes, is_flat = _look_of(view)
         check_expanded(name, nbytes, stored)
-        gathered = None if is_flat else view
-        part = Part(self.name(name), dtype, shape, nbytes, stored, start, gathered)
+        place = stored, start, None if is_flat else view
+        part: Part = tuple.__new__(Part, (self.name(name), dtype, shape, nbytes, *place))
         self.found.parts.append(part)
         return part
 

@@ -20,7 +20,7 @@ the named one, without a last dimension that only makes up for the dtype (`dtype
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from ..errors import CorruptError
 from ..manifest.dtypes import BITS, CARRIERS, STORAGE_CLASSES, storage_element_nbytes
@@ -45,6 +45,7 @@ _MOST_AGAIN = 1 << 13  # most terms that repeat a whole tensor as another object
 #: The dtypes that storages can have.
 TYPED = frozenset(STORAGE_CLASSES.values())
 _UNTYPED = "untyped"
+_ELEMENT_NBYTES = {dtype: storage_element_nbytes(dtype) for dtype in TYPED}
 _USUAL = TYPED - CARRIERS.keys()  # dtypes that tensors of a file can have directly
 
 
@@ -168,6 +169,8 @@ class Reader:
         self.blobs: dict[int, tuple[str, Order | None]] = {}
         #: whether the file has a tree
         self.terms = False
+        #: whether something other than whole tensors, containers and numbers was built
+        self.composed = False
         self._again = 0
         self._dtypes: dict[str, str | None] = {}
         self._locations: dict[str, str] = {}
@@ -178,6 +181,12 @@ class Reader:
         MissingTensor if the file doesn't have the tensor, CorruptError if the term contradicts it.
         """
         kind, name = term.get("$"), term.get("of")
+        if kind == "tensor" and type(name) is str and name not in self.used:
+            entry = self.entries.get(name)
+            if entry is not None and is_whole(term, entry):  # nearly all
+                self.used.add(name)
+                return self.whole(name, term.get("device", "cpu"))
+        self.composed = True
         if not isinstance(name, str):
             raise CorruptError("its tree names a tensor by something that is not a string")
         if name not in self.entries:
@@ -244,15 +253,16 @@ class Reader:
     def whole(self, name: str, location: object = "cpu") -> Call:
         """Return a whole tensor of the file."""
         entry = self.entries[name]
-        storage = self._storage(name, entry.dtype if entry.dtype in TYPED else None, location)
-        stride = contiguous_stride(entry.shape)
+        if entry.dtype in TYPED:
+            storage = self._storage(name, entry.dtype, location)
+            return self.graph.whole_tensor(storage, entry.shape)
+        storage, stride = self._storage(name, None, location), contiguous_stride(entry.shape)
         return self.graph.tensor(storage, entry.dtype, entry.shape, stride, 0)
 
     def tensor(self, name: str, said: Mapping[str, Any]) -> Call:
         """Return a tensor of the file, or a view of one, from the fields of its term."""
         entry = self.entries[name]
-        is_whole = len(said) == (3 if "device" in said else 2)  # "$" and "of": usual
-        if is_whole and entry.dtype in _USUAL and len(entry.shape) <= MOST_DIMENSIONS:
+        if is_whole(said, entry):
             return self.whole(name, said.get("device", "cpu"))
         dtype = said.get("dtype", entry.dtype)
         flags = {flag: said[flag] for flag in _FLAGS if flag in said}
@@ -294,11 +304,11 @@ class Reader:
 
     def location_of(self, name: str, dtype: str | None, location: object) -> str:
         """The location of a storage; CorruptError if its terms disagree on it, or on its dtype."""
-        if not isinstance(location, str) or len(location) > _LONGEST:
+        if not is_location(location):
             raise self._malformed(name)
         if self._dtypes.setdefault(name, dtype) != dtype:
             raise CorruptError(f"its tree says that {name!r} is of several dtypes")
-        if dtype is not None and self.entries[name].nbytes % storage_element_nbytes(dtype):
+        if dtype is not None and self.entries[name].nbytes % _ELEMENT_NBYTES[dtype]:
             raise CorruptError(f"its tree says that {name!r} is of another dtype than it can be")
         if self._locations.setdefault(name, location) != location:
             raise CorruptError(f"its tree says that {name!r} is on several devices")
@@ -306,6 +316,17 @@ class Reader:
 
     def _malformed(self, name: str) -> CorruptError:
         return CorruptError(f"its tree describes {name!r} in an unknown way")
+
+
+def is_location(said: object) -> TypeGuard[str]:
+    """Whether the term of a tensor may say this as its device."""
+    return isinstance(said, str) and len(said) <= _LONGEST
+
+
+def is_whole(term: Mapping[str, Any], entry: Held) -> bool:
+    """Whether the term of a tensor says only its name and device, and its shape is the entry's."""
+    is_bare = len(term) == (3 if "device" in term else 2)  # "$" and "of"
+    return is_bare and entry.dtype in _USUAL and len(entry.shape) <= MOST_DIMENSIONS
 
 
 def _is_among(name: object, names: Container[str]) -> bool:

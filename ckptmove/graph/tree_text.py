@@ -9,15 +9,19 @@ the file and kept the text: then the tensors are read and the tree is ignored.
 
 from __future__ import annotations
 
+import re
+from array import array
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CorruptError, UnsupportedError
+from ..pickles.flag_row import FlagRow
 from ..pickles.nodes import Call, Dict, Node
-from ..pickles.terms import check_texts, from_terms, parse_term, term_json, to_terms
+from ..pickles.terms import MAX_BITS, Term, check_texts, from_terms, parse_term, term_json, to_terms
 from .canonical import Graph
 from .fingerprint import Content, Fingerprint
-from .tensor_terms import TYPED, Held, MissingTensor, Reader, Speller
+from .tensor_terms import TYPED, Held, MissingTensor, Reader, Speller, is_location, is_whole
 
 if TYPE_CHECKING:
     from .parts import Parts
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
 #: The key of the metadata.
 TREE = "ckptmove"
 _VERSION = 1
+_NOTHING = object()
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SCALARS = frozenset((str, float, bool, NoneType, array, FlagRow))  # and rows of numbers
 _COUNTED = Call(None, None, "", 0)  # stands for a tensor that a fingerprint has
 
 
@@ -45,8 +52,13 @@ def tree_text(
 
 def fingerprint_of(entries: Mapping[str, Held], text: str) -> Content:
     """Return the fingerprint of a tree from its text; raises as `read_tree`, or MissingTensor."""
+    root, duplicates = _root_term(text)
     reader = _FingerprintReader(entries)
-    _read_tree(reader, text)
+    if not _ESCAPED_SURROGATE.search(text) and reader.take_tensors(root):
+        _check_names(reader, duplicates)
+    else:
+        reader = _FingerprintReader(entries)
+        _read_nodes(reader, root, duplicates)
     return reader.fingerprint.content()
 
 
@@ -56,6 +68,37 @@ class _FingerprintReader(Reader):
     def __init__(self, entries: Mapping[str, Held]) -> None:
         super().__init__(entries)
         self.fingerprint = Fingerprint(self.graph)
+
+    def take_tensors(self, root: Term) -> bool:
+        """Count all tensors of a tree; False unless it has only whole tensors and plain values."""
+        todo, used, entries = [root], self.used, self.entries
+        while todo:
+            term = todo.pop()
+            kind = term.get("$", _NOTHING) if type(term) is dict else _NOTHING
+            if kind == "tensor":
+                name = term.get("of")
+                entry = entries.get(name) if type(name) is str and name not in used else None
+                if entry is None or not is_whole(term, entry):
+                    return False
+                used.add(name)
+                device = term.get("device", "cpu")
+                if not is_location(device):
+                    return False
+                self.whole(name, device)
+                continue
+            if type(term) is int:
+                if term.bit_length() > MAX_BITS:
+                    return False
+                continue
+            if kind in ("dict", "tuple") and len(term) == 2 and type(term.get("of")) is list:
+                term = term["of"]
+                if kind == "dict" and any(type(p) is not list or len(p) != 2 for p in term):
+                    return False
+            elif kind is not _NOTHING or type(term) not in (dict, list):
+                return False
+            inside = reversed(term.values() if type(term) is dict else term)
+            todo += [each for each in inside if type(each) not in _SCALARS]
+        return True
 
     def leaf(self, term: dict[str, Any]) -> Node:
         node = super().leaf(term)
@@ -98,6 +141,11 @@ def read_tree(
 
 
 def _read_tree(reader: Reader, text: str) -> Node:
+    return _read_nodes(reader, *_root_term(text))
+
+
+def _root_term(text: str) -> tuple[Term, Sequence[str]]:
+    """Return the term of the root of a tree, and the names of its duplicates."""
     said = parse_term(text)
     if not isinstance(said, dict) or not {"version", "root"} <= said.keys():
         raise CorruptError("its tree is malformed")
@@ -106,14 +154,27 @@ def _read_tree(reader: Reader, text: str) -> Node:
     duplicates = said.get("duplicates", [])
     if not _are_names(duplicates) or not said.keys() <= {"version", "root", "duplicates"}:
         raise CorruptError("its tree is malformed")
-    entries, root = reader.entries, from_terms(said["root"], reader.leaf)
+    return said["root"], duplicates
+
+
+def _check_names(reader: Reader, duplicates: Sequence[str]) -> None:
+    """Raises MissingTensor unless the tree has all tensors of the file except the duplicates."""
+    entries = reader.entries
     strays = entries.keys() - reader.used - set(duplicates)
     if strays or not set(duplicates) <= entries.keys():
         stray = sorted(strays or set(duplicates) - entries.keys())[0]
         raise MissingTensor(f"its tree does not match its tensors, for example {stray!r}")
+
+
+def _read_nodes(reader: Reader, term: Term, duplicates: Sequence[str]) -> Node:
+    """Return the graph of the root's term."""
+    kinds = set[str]()
+    root = from_terms(term, reader.leaf, kinds=kinds)
+    _check_names(reader, duplicates)
     reader.check_arrays(root)
     reader.graph.root = root
     reader.terms = True
+    reader.composed |= not kinds.isdisjoint(("bytes", "call", "persistent"))
     return root
 
 

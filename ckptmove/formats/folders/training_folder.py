@@ -85,7 +85,7 @@ class Part(NamedTuple):
         """Whether it stores the devices of its tensors."""
         container = self.checkpoint.container
         if isinstance(container, TensorsContainer):
-            return not container.is_canonical
+            return container.has_tree
         return self.checkpoint.carries.devices
 
 

@@ -166,10 +166,9 @@ class TensorsContainer(Container):
             delattr(self, name)
         told = tree is not None and self._reader.terms
         self.section = Section.OTHER if told else Section.MODEL
-        #: whether its nodes are surely in canonical form
-        self.is_canonical = not told  # terms may build any nodes
+        self.has_tree = told
         #: whether each tensor has one name and there is nothing else
-        self.is_flat = self.is_canonical and not self._others
+        self.is_flat = not told and not self._others
         self.writer = "ckptmove" if told else ""
         self.tags_storages = told
 
@@ -178,6 +177,11 @@ class TensorsContainer(Container):
         """The reader of its tree; raises the same errors as `read_tree`."""
         entries = {name: each.entry for name, each in self.placed.items()}
         return read_tree(entries, self._tree, self.warnings, self._others, self.folder)[0]
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether its nodes are surely in canonical form; the terms of a tree may build any."""
+        return not self._reader.composed
 
     @property
     def graph(self) -> Graph:
@@ -206,7 +210,7 @@ class TensorsContainer(Container):
         return {known: self._bytes(*held, latest) for known, held in self._reader.blobs.items()}
 
     def role_at(self, path: Path) -> Role | None:
-        return Role.UNTAGGED if self.is_canonical else None
+        return None if self.has_tree else Role.UNTAGGED
 
     @property
     def described_nbytes(self) -> int:
@@ -215,7 +219,7 @@ class TensorsContainer(Container):
 
     def unknown_callables(self) -> Iterator[str]:
         """The callables in its tree: loading it runs nothing, but a pickle made from it would."""
-        if not self.is_canonical:
+        if self.has_tree:
             from ...graph.edit.callables import callables_in, unlisted_callable
 
             yield from callables_in(self.graph.root, unlisted_callable)
@@ -230,8 +234,9 @@ class TensorsContainer(Container):
         said = reader.graph.ids[id(reader.graph.storages[key])]
         extent = None
         if file.start is not None:
-            extent = Extent(file.start + entry.start, entry.nbytes, source)
-        return Storage(key, str(said.location), entry.nbytes, said.dtype, extent)
+            extent = tuple.__new__(Extent, (file.start + entry.start, entry.nbytes, source))
+        fields = key, str(said.location), entry.nbytes, said.dtype, extent
+        return tuple.__new__(Storage, fields)
 
     def plan(self, spelling: LocationEdits) -> Plan:
         raise UnsupportedError(

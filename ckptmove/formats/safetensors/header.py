@@ -249,7 +249,7 @@ def entry_of(name: str, said: Json, data_at: int) -> Entry:
     begin, end = offsets
     if end - begin != nbytes:
         raise _fault(name, f"is {nbytes:,} bytes long, and its data_offsets are {begin} and {end}")
-    return Entry(name, torch_dtype, tuple(shape), data_at + begin, nbytes)
+    return tuple.__new__(Entry, (name, torch_dtype, tuple(shape), data_at + begin, nbytes))
 
 
 def _are_sizes(said: Json) -> TypeGuard[list[int]]:
@@ -321,7 +321,7 @@ def lay_out(tensors: Sequence[Sized], metadata: Mapping[str, str] | None = None)
     at = LENGTH_NBYTES + len(padded)
     entries = {}
     for name, dtype, shape, nbytes in ordered:
-        entries[name] = Entry(name, dtype, shape, at, nbytes)
+        entries[name] = tuple.__new__(Entry, (name, dtype, shape, at, nbytes))
         at += nbytes
     if len(entries) > most_tensors(at):
         raise RefusedError(

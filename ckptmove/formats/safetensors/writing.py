@@ -122,7 +122,7 @@ def _is_as_planned(entries: Mapping[str, Entry], text: str, expected: Content | 
 
 def _file(parts: Sequence[Part], metadata: Mapping[str, str]) -> tuple[Plan, Mapping[str, Entry]]:
     """The plan of one file, and the entries of its header."""
-    laid = lay_out([Sized(*part[:4]) for part in parts], metadata)
+    laid = lay_out([tuple.__new__(Sized, part[:4]) for part in parts], metadata)
     pieces = _only(laid.head)
     for part in parts:
         at = laid.entries[part.name].start

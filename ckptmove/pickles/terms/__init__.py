@@ -23,10 +23,11 @@ linear time, and only the depth of the JSON text is limited.
 """
 
 from .reading import from_terms
-from .spelling import Term, TooLong, to_terms
+from .spelling import MAX_BITS, Term, TooLong, to_terms
 from .text import check_texts, extent_of, has_long_number, json_parts, parse_term, term_json
 
 __all__ = [
+    "MAX_BITS",
     "Term",
     "TooLong",
     "check_texts",

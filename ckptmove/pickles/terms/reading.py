@@ -29,23 +29,33 @@ _HEX = "-?0x[1-9a-f][0-9a-f]*"
 _NAN = re.compile("0x[0-9a-f]{16}")
 _INFINITE = ("inf", "-inf")
 _ROWS = (list, array, FlagRow, MixedRow)  # the types for lists in JSON
+_NESTED = (dict, *_ROWS)
 
 
-def from_terms(term: Term, leaf: Callable[[dict[str, Any]], Node], base: int = 0) -> Node:
+def from_terms(
+    term: Term,
+    leaf: Callable[[dict[str, Any]], Node],
+    base: int = 0,
+    kinds: set[str] | None = None,
+) -> Node:
     """The graph of a term, with the nodes that `walk` would make; their `at` count up from `base`.
 
     The term is emptied on the way, since both together would take twice the memory. It may have any
     depth. `leaf` makes the node of an object with an unknown "$", or raises.
+    `kinds` gets the kinds of all other objects that say one.
     CorruptError if it is not a term, or if no pickle can build the graph.
     """
-    return _Reading(leaf, base).run(term)
+    return _Reading(leaf, base, set() if kinds is None else kinds).run(term)
 
 
 class _Reading:
     """Terms while they are read into a graph."""
 
-    def __init__(self, leaf: Callable[[dict[str, Any]], Node], base: int) -> None:
+    def __init__(
+        self, leaf: Callable[[dict[str, Any]], Node], base: int, kinds_met: set[str]
+    ) -> None:
         self.leaf = leaf
+        self.kinds_met = kinds_met
         self.places = count(base)
         self.empty = Tuple([], next(self.places))
         #: the nodes that may occur again, by their numbers
@@ -98,7 +108,7 @@ class _Reading:
 
     def put(self, term: Term, place: list[Node], index: int) -> None:
         """Store a scalar at once; queue any other node, in the order of the text."""
-        if isinstance(term, (dict, *_ROWS)):
+        if isinstance(term, _NESTED):
             self.todo.append((term, place, index))
         else:
             place[index] = self.node(term)
@@ -129,7 +139,10 @@ class _Reading:
             if not isinstance(kind, str):
                 raise CorruptError("the saved tree has an object that does not say what it is")
             known = self.kinds.get(kind)
-            return self.leaf(term) if known is None else known(term)
+            if known is None:
+                return self.leaf(term)
+            self.kinds_met.add(kind)
+            return known(term)
         if isinstance(term, _ROWS):
             return List(self.row(term))
         if term is None or isinstance(term, bool):

@@ -168,8 +168,10 @@ def _nothing(found: Diagnosis) -> str:
         missed = f"; {_missed(found)}" if found.not_run else ""
         if host and not found.subject:
             return f"torch can use the CPU{rest}"
-        if trace is None or not trace.steps:
+        if trace is None or not (trace.steps or trace.calls):
             return f"nothing is wrong{rest}"
+        if not trace.steps:
+            return f"no device fault in {plural(trace.calls, 'call')} of a model{missed}{rest}"
         if trace.watched < trace.steps:
             first = f"{trace.watched:,} of {trace.steps:,} training steps that were watched"
             return f"no device fault in the {first}{missed}{rest}"

@@ -338,6 +338,8 @@ class _Run:
             return _wrong(found, title, "read its output")
         if failed:
             return _noted(found, f"it exited with {code}")
+        if not failed and not recorder.steps and recorder.models.count >= self._wanted:
+            found = _noted(replace(found, complete=True), self._short())  # all of it was run
         if found.complete or caught is not None:
             return self._with_stale(self._with_later(found)) if found.complete else found
         found = _noted(found, self._short())

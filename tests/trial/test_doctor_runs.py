@@ -121,6 +121,13 @@ def test_a_loop_without_an_optimizer_ends(tmp_path: Path) -> None:
     assert "backward passes" in found.notes[0]
 
 
+def test_a_script_without_an_optimizer_is_watched_to_its_end(tmp_path: Path) -> None:
+    found = run(tmp_path, "for _ in range(3): model(torch.ones(3, 4)).sum().backward()")
+    assert found.complete
+    assert headline(found).startswith("no device fault in 3 calls of a model")
+    assert "no optimizer took a step" in found.notes[0]
+
+
 SHORT = {
     "": ("no model was called", "before it called a model"),
     "step()": (

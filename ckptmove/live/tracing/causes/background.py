@@ -12,6 +12,7 @@ from ...inventory.holdings import Ownership, holdings
 from ..program.library_calls import LibraryCall
 from ..program.program_source import Choice
 from ..program.source_lines import raising_module
+from ..program.syntax import line_of_data
 from ..recording.history import Copied, History, Loaded
 from ..recording.operations import indexed
 from ..recording.recorder import Recorder
@@ -35,6 +36,9 @@ class Background:
     cuts: Sequence[tuple[str, Sequence[str]]] = ()
     #: Parameters that are a copy of another parameter, the other one, and the line of the copy.
     lost_ties: Sequence[tuple[str, str, str]] = ()
+    #: Parameters that shared their values with another one before they were moved, the other one,
+    #: and the line that shared them, or "".
+    separated: Sequence[tuple[str, str, str]] = ()
     #: Unregistered tensors that are the old values of a moved parameter, each with its name.
     old_values: Mapping[str, str] = field(default_factory=dict)
     #: Tensors without a module that are trained on another device: each variable and its line.
@@ -78,6 +82,11 @@ def background(
         lost_ties=[
             *recorder.stale.lost_ties(names.models),
             *history.lost_ties(modules),
+        ],
+        separated=[
+            (second, first, line_of_data(type(each), second))
+            for each in names.models
+            for second, first in recorder.stale.separated(each)
         ],
         old_values=history.old_values(modules, {each.name: each.tensor for each in hidden}),
         variables=_variables(recorder),

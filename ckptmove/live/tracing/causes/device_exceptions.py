@@ -102,6 +102,12 @@ _REFUSALS = (
         'name "{device}" there, or choose by torch.cuda.device_count()',
     ),
     Refusal(
+        re.compile(r"RNG state must be a torch\.ByteTensor"),
+        "host-value",
+        "the state of a random number generator is not on cpu at {line}; torch wants it there",
+        'state.cpu() there; or load it with map_location="cpu"',
+    ),
+    Refusal(
         re.compile(r"can't optimize a non-leaf Tensor"),
         "parameter-moved",
         "the optimizer at {line} is given a copy of a parameter, which can't be trained",

@@ -108,6 +108,15 @@ def lost_gradients(case: Evidence) -> Iterator[Verdict]:
             "move it by .to alone, which keeps the graph: no .detach(), torch.no_grad() or NumPy",
             (with_code(line),),
         )
+    for copy, name, line in case.known.separated if case.works else ():
+        yield Verdict(
+            "parameter-moved",
+            f"{copy} shared its values with {name}, and no longer does on {case.device}: .to moves "
+            "each of them by itself",
+            f"tie the parameter itself{f' at {line}' if line else ''}: {copy} = {name}, not its "
+            ".data",
+            (with_code(line),) if line else (),
+        )
     for copy, name, line in case.known.lost_ties if case.works else ():
         yield Verdict(
             "parameter-moved",

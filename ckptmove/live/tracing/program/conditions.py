@@ -45,6 +45,8 @@ class Option(NamedTuple):
 
     def turned(self, wanted: bool) -> str:
         """The fix that makes its value True, or False."""
+        if self.action == "store_false" and self.flag.lstrip("-").startswith(("no-", "no_")):
+            return f"declare {self.flag} with action='store_true' at {self.line}"
         usual = {"store_true": True, "store_false": False}.get(self.action)
         if usual is None:
             return f"give {self.flag} {wanted}, or make it the default at {self.line}"

@@ -185,6 +185,18 @@ def line_of_attribute(kind: type, attribute: str) -> str:
     return ""
 
 
+def line_of_data(kind: type, name: str) -> str:
+    """The line in a class's file that sets the `.data` of a tensor such as `head.weight`; or ""."""
+    codes = (getattr(method, "__code__", None) for method in vars(kind).values())
+    own = next((c for c in codes if c is not None and not is_library(c.co_filename)), None)
+    tree = None if own is None else tree_of(own.co_filename)
+    for each in () if tree is None else ast.walk(tree):
+        targets = each.targets if isinstance(each, ast.Assign) else ()
+        if own is not None and any(f".{ast.unparse(t)}".endswith(f".{name}.data") for t in targets):
+            return line_in(own.co_filename, each.lineno)  # type: ignore[attr-defined]
+    return ""
+
+
 def _sets(node: ast.Attribute, attribute: str) -> bool:
     """Whether a node assigns to this attribute of a variable."""
     of_variable = isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)

@@ -226,7 +226,7 @@ class History:
         """The code that made a module, and the code that moved it last, as far as known."""
         moved = self._moved.get(module)
         line = "" if moved is None else with_code(moved.line)
-        return "; ".join(each for each in (self.told_of(module), line) if each)
+        return "; ".join(dict.fromkeys(each for each in (self.told_of(module), line) if each))
 
     def moved(self, module: torch.nn.Module) -> Moved | None:
         """The last call that moved a module, or a module that contains it; None without one."""

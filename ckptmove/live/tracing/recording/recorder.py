@@ -223,6 +223,11 @@ class Recorder(TorchDispatchMode):
         """The line of the operation behind a node of autograd, or ""."""
         return self._places.lines.get(number, ("", ""))[1]
 
+    @property
+    def _repeats(self) -> int:
+        """How often the program's loop ran: the optimizer steps, else the calls of models."""
+        return self.steps if self.names.optimizers.known else self.models.count
+
     def _phase(self) -> str:
         if torch._C._current_autograd_node() is not None:
             return "backward"
@@ -281,7 +286,7 @@ class Recorder(TorchDispatchMode):
             if self._copies.watched:
                 self._copies.use(taken, moved=False)
             if self.stale.is_watching:
-                self.stale.use(taken, self.steps, place.site.source)
+                self.stale.use(taken, self._repeats, place.site.source)
             self._tally.use(place, self._called_home, bytes_of(made))
         else:
             self._record(place, func, taken, seen or list(map(Facts.of, taken)), made, kwargs)
@@ -316,7 +321,7 @@ class Recorder(TorchDispatchMode):
             return
         is_copy = name in COPIES and bool(taken) and bool(made)
         if name.endswith("_") and taken:
-            self.stale.changed(taken[0], self.steps, site.source)
+            self.stale.changed(taken[0], self._repeats, site.source)
         self._copies.use(taken, moved=is_copy)
         if name in SYNCS and must_wait((seen or made)[0].device, self.home, site.phase):
             self._note("sync", site, self._call((seen or made)[0].device), 0, taken[:1])
@@ -367,7 +372,8 @@ class Recorder(TorchDispatchMode):
         if here == self.home and is_big(made):
             self.names.made(made, site._replace(op=COPY))
         if there == self.home and is_big(made):
-            self.stale.copied(source, made, site.source)
+            line = site.source or own_lines(frame_outside(__file__), most=1)
+            self.stale.copied(source, made, line)
             line, code = discarded(frame_outside(__file__))
             site = site._replace(source=line or site.source)
             copied = self._operands([source], [code])[0], key_of(source)

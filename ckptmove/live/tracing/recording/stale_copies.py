@@ -41,8 +41,12 @@ class StaleCopies:
 
     def __init__(self) -> None:
         self._kept = Remembered()  # copies and their sources, so that keys stay unique
-        self._copies: OrderedDict[int, _Copy] = OrderedDict()  # by the key of the source
-        self._again: set[int] = set()  # sources that were copied more than once
+        # By the key of the source's storage: by the place in it.
+        self._copies: OrderedDict[int, dict[int, _Copy]] = OrderedDict()
+        self._again: set[tuple[int, int]] = set()  # sources that were copied more than once
+        self._twins: list[
+            tuple[int, int]
+        ] = []  # the first copies of the same source, by their keys
         self._changed: dict[int, _Copy] = {}  # by the key of the copy
         self._ties = Remembered()  # the parameter that a copy was made of, and its line
         self.is_watching = False
@@ -52,14 +56,17 @@ class StaleCopies:
         key, own = key_of(source), key_of(made)
         if key is None or own is None:
             return
-        before = self._copies.pop(key, None)
-        if before is not None or key in self._again:
-            self._again.add(key)
+        at = int(source.storage_offset())
+        before = self._copies.get(key, {}).pop(at, None)
+        self._kept.note(made, None)
+        if before is not None or (key, at) in self._again:
+            self._again.add((key, at))
+            if before is not None and len(self._twins) < _MOST_COPIES:
+                self._twins.append((before.made, own))
             self._changed.pop(before.made if before is not None else own, None)
             return
         self._kept.note(source, None)
-        self._kept.note(made, None)
-        self._copies[key] = _Copy(own, line)
+        self._copies.setdefault(key, {})[at] = _Copy(own, line)
         if len(self._copies) > _MOST_COPIES:
             self._copies.popitem(last=False)
         if source.requires_grad and source.is_leaf and shape_of(source) == shape_of(made):
@@ -68,8 +75,7 @@ class StaleCopies:
     def changed(self, tensor: torch.Tensor, step: int, line: str) -> None:
         """Record that a tensor was changed in place; it may be the source of a copy."""
         key = key_of(tensor)
-        found = None if key is None else self._copies.get(key)
-        if found is not None:
+        for found in () if key is None else self._copies.get(key, {}).values():
             found.changed = found.changed or line
             found.steps.add(step)
             self._changed[found.made] = found
@@ -89,6 +95,20 @@ class StaleCopies:
         used = [each for each in self._changed.values() if each.used and len(each.steps) > 1]
         found = {(each.line, each.changed): each.used for each in reversed(used)}
         return [StaleCopy(*lines, at) for lines, at in reversed(found.items())]
+
+    def separated(self, model: nn.Module) -> list[tuple[str, str]]:
+        """Tensors of a model that were copied from the same memory, and have their own since then.
+
+        Each item is the name of the second one, and of the first; one of them is trained.
+        """
+        tensors = dict([*model.named_buffers(), *model.named_parameters()])
+        names = {key_of(each): name for name, each in tensors.items()}
+        pairs = [(names.get(second, ""), names.get(first, "")) for first, second in self._twins]
+        return [
+            (second, first)
+            for second, first in pairs
+            if first and second and (tensors[first].requires_grad or tensors[second].requires_grad)
+        ]
 
     def lost_ties(self, models: Iterable[nn.Module]) -> list[tuple[str, str, str]]:
         """Parameters that are a copy of another one of the same model: both names, and the line."""

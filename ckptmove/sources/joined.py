@@ -140,23 +140,24 @@ class Joined(Source):
         return at, crc32
 
     def chunks(self, start: int, nbytes: int) -> Iterator[tuple[int, memoryview]]:
-        """As `Source.chunks`; the next block is read while one is used.
+        """As `Source.chunks`; the next block of files here is read while one is used.
 
-        Two buffers take turns: allocating a new one takes longer than filling it.
+        Two buffers take turns: allocating a new one takes longer than filling it. From a store, one
+        saves memory.
         """
         within = self._within(start, start + nbytes)
         is_far = any(_far_source(strip) for n, *_ in within for strip in self._strips_of(n))
         size = _FAR if is_far else _BLOCK
         count, scratch = -(-nbytes // size), bytearray()
-        buffers = [bytearray(min(size, nbytes)) for _ in range(min(2, count))]
+        buffers = [bytearray(min(size, nbytes)) for _ in range(1 if is_far else min(2, count))]
 
         def block(n: int) -> tuple[int, memoryview]:
             at = start + n * size
-            view = memoryview(buffers[n % 2])[: start + nbytes - at]
+            view = memoryview(buffers[n % len(buffers)])[: start + nbytes - at]
             self._read_into(at, view, scratch)
             return at, view
 
-        if count < 2:
+        if len(buffers) < 2:
             yield from map(block, range(count))
             return
         from .fetch_pool import FetchPool  # imported only here: small tensors do not need it

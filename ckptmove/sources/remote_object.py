@@ -34,7 +34,11 @@ class RemoteObject(Source):
         """Raises InputError if there is no such object, or it can't be read by ranges."""
         self.path = url
         self.place = open_store(url)  #: where it lies
-        about = known_about(url) or info_of(self.place)
+        known, about = known_objects(), known_about(url)
+        if not about:
+            about = info_of(self.place)
+            if known is not None:  # each answer shows whether it is still this version
+                known.put(url, about)
         if about.get("type") == "directory":
             raise UnsupportedError(
                 "is a folder; a single file is needed", path=url, hint="give one file in it"
@@ -46,7 +50,6 @@ class RemoteObject(Source):
         self._stamp = stamp_of(about)
         self.etag = str(about.get("ETag") or "")  #: what its store knows this version by, if told
         self._fetched = FetchStats(0, 0)
-        known = known_objects()
         most = _WHOLE if known is None else max(_WHOLE, known.whole_nbytes)
         self._is_small = size <= most  # so that it is fetched whole
         self._coming = None if known is None else known.coming.pop(url, None)

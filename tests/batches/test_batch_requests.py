@@ -64,6 +64,30 @@ def test_of_a_few_small_items_what_was_read_to_recognize_them_is_not_read_again(
     assert len(store.front.seen) <= 2 * count + CONSTANT
 
 
+@pytest.mark.parametrize(("verb", "most"), [("inspect", 1), ("validate", 2)])
+def test_what_only_reads_takes_few_requests_too(
+    verb: VerbName, most: int, tmp_path: Path, store: Store
+) -> None:
+    count = 8
+    source = store.put_folder("runs", many(tmp_path / "tree", count, 200))
+    store.front.reset()
+    assert set(outcomes(ckptmove.batch(verb, source, jobs=2)).values()) == {"done"}
+    assert not store.front.asked("HEAD")
+    assert len(store.front.seen) <= most * count + CONSTANT
+
+
+def test_another_tree_to_compare_with_takes_a_few_requests_more(
+    tmp_path: Path, store: Store
+) -> None:
+    count = 8
+    tree = many(tmp_path / "tree", count, 200)
+    source, other = store.put_folder("runs", tree), store.put_folder("other", tree)
+    store.front.reset()
+    batch = ckptmove.batch("validate", source, jobs=2, against=other)
+    assert set(outcomes(batch).values()) == {"done"}
+    assert len(store.front.seen) <= 9 * count + CONSTANT
+
+
 def test_what_was_read_is_of_one_version_and_is_read_once_and_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -122,23 +122,34 @@ def catching(task: Task) -> Iterator[Caught]:
 def _done(task: Task) -> Result:
     """Do an item, or find that it is done."""
     if not task.ledger:
-        made = do_item(task, None)
-        assert made is not None, "it exists already"
-        return _result(task.item, made)
+        return _asking_once(task, lambda: _unrecorded(task))
     ledger = shared_ledger(task.ledger, task.since)
     with ledger.lock([task.item.name], patient=task.patient) as held:
         if not held:
             return result_of(task.item, BUSY)
-        with _recording(ledger), remembering() as known:
+        with _recording(ledger):
+            return _asking_once(task, lambda: result_at_end(entered(task, ledger)))
+
+
+def _unrecorded(task: Task) -> Result:
+    """Do an item without a ledger."""
+    made = do_item(task, None)
+    assert made is not None, "it exists already"
+    return _result(task.item, made)
+
+
+def _asking_once(task: Task, do: Callable[[], Result]) -> Result:
+    """Do an item; ask a store once about each object, and fetch small ones by one request."""
+    try:
+        with remembering() as known:
             known.whole_nbytes = _WHOLE
             _remember(known, task.item, ahead=not task.existing)
-            try:
-                return result_at_end(entered(task, ledger))
-            except CorruptError as error:
-                if str(error) != CHANGED or not task.item.stamp:
-                    raise
-        with _recording(ledger), remembering():  # it has changed, so the entry no longer counts
-            return result_at_end(entered(task, ledger))
+            return do()
+    except CorruptError as error:
+        if str(error) != CHANGED or not task.item.stamp:
+            raise
+    with remembering():  # it has changed since it was planned
+        return do()
 
 
 def result_at_end(steps: Steps) -> Result:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from ..pickles.nodes import Call, Dict, Global, Node, Tuple
-from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
+from ..pickles.nodes import Call, Dict, Global, List, Node, Text, Tuple
+from ..pickles.opcodes.mixed_rows import parts_of
+from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form, is_compact
+from .traversal import COMPOSITE, held_by
 
 #: The functions in torch._utils that rebuild them; the second if the dtype has no storage class.
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
 FLAGS = ("conj", "neg")
+_KEYS = frozenset((str, Text, int))
 _PARAMETERS = {f"torch._utils._rebuild_parameter{end}" for end in ("", "_with_state")}
 
 
@@ -22,6 +25,34 @@ def is_plain(node: Node) -> bool:
         and node.function.name in (V2, V3)
         and not (node.built or node.pairs or node.items or node.kwargs)
     )
+
+
+def count_tensors(root: Node) -> int | None:
+    """Return how many tensors a tree lists; None unless each is plain, and in plain containers.
+
+    Nothing occurs in two places of such a tree, except values that hold no tensor.
+    """
+    count, met, todo = 0, set[int](), [root]
+    while todo:
+        node = todo.pop()
+        known = id(node)
+        if known in met and not (type(node) is Tuple and not node.items):
+            return None
+        met.add(known)
+        if type(node) is PlainTensor:
+            if compact_form(node) is None or not is_compact(node.storage):
+                return None
+            count += 1
+            continue
+        if type(node) is Dict:
+            keys = [key for key, _ in node.pairs]
+            if not _KEYS.issuperset(map(type, keys)) or len(set(keys)) < len(keys):
+                return None
+        elif type(node) is not List and type(node) is not Tuple:
+            return None
+        held = parts_of(held_by(node))
+        todo += [each for each in held if type(each) in COMPOSITE]
+    return count
 
 
 def data_of(node: Node) -> Node:

@@ -12,7 +12,8 @@ from ..pickles.opcodes.pairs import change_each, changed
 from ..pickles.opcodes.plain_tensors import PlainTensor, StorageReference, compact_form, is_compact
 
 Composite = Tuple | List | Set | Dict | Call | Persistent
-_COMPOSITE = {Tuple, List, Set, Dict, Call, Persistent, PlainTensor, StorageReference}
+#: The types of nodes that hold other nodes.
+COMPOSITE = {Tuple, List, Set, Dict, Call, Persistent, PlainTensor, StorageReference}
 
 
 def nodes_of(
@@ -32,7 +33,7 @@ def nodes_of(
     compact too, because they have no further children.
     """
     met = set() if met is None else met
-    todo: list[Any] = [root] if type(root) in _COMPOSITE else []
+    todo: list[Any] = [root] if type(root) in COMPOSITE else []
     while todo:
         node = todo.pop()
         known = id(node)
@@ -49,8 +50,8 @@ def nodes_of(
                 todo.append(node.storage)  # as below, but faster: there may be very many
         elif type(node) is not StorageReference or not is_compact(node):
             held = parts_of(held_by(node))
-            if not are_plain(held) and not _COMPOSITE.isdisjoint(map(type, held)):
-                inner = [each for each in reversed(held) if type(each) in _COMPOSITE]
+            if not are_plain(held) and not COMPOSITE.isdisjoint(map(type, held)):
+                inner = [each for each in reversed(held) if type(each) in COMPOSITE]
                 todo += inner if compact else [each for each in inner if not _is_inert(each)]
 
 

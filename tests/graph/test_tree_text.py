@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import ckptmove
+from ckptmove import formats
 from ckptmove.errors import InputError
 from ckptmove.formats.safetensors import file as safetensors_file
 from ckptmove.formats.safetensors.header import Entry, read_header
 from ckptmove.graph import tree_text
 from ckptmove.graph.fingerprint import Content
+from ckptmove.graph.plain_tensors import count_tensors
 from ckptmove.graph.tree_text import TREE, fingerprint_of
 from ckptmove.sources.file import File
 
@@ -108,3 +110,17 @@ def test_a_tree_of_whole_tensors_is_canonical(state: Any, tmp_path: Path) -> Non
         ckptmove.convert(source, back, force=True)
     assert back.read_bytes() == content
     torch.load(back, weights_only=True)
+
+
+@SETTINGS
+@given(state=trees(), again=st.booleans())
+def test_tensors_of_plain_trees_are_counted_as_they_are_listed(
+    state: Any, again: bool, tmp_path: Path
+) -> None:
+    first = {"a": state, "w": weights(0)}
+    made = converted([first, first] if again else first, tmp_path)
+    for path, whole in ((made, not again and state is None), (made.with_suffix(".pt"), False)):
+        with formats.open_checkpoint(path) as found:
+            draft = found.draft()
+            count = count_tensors(draft.graph.root)
+            assert count == len(draft.list_contents().tensors) or (count is None and not whole)

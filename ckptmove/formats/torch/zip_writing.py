@@ -9,6 +9,7 @@ from ...errors import UnsupportedError, WriteError
 from ...graph.draft import CheckpointGraph, Pieces, StorageBytes
 from ...graph.edit.callables import names_are_harmless
 from ...graph.fill import fill
+from ...graph.plain_tensors import count_tensors
 from ...graph.traversal import nodes_of
 from ...pickles.emit import Emitter
 from ...pickles.nodes import Persistent
@@ -30,8 +31,10 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     pickle = emitter.run(draft.graph.root)
     is_harmless = names_are_harmless(emitter.names.keys(), draft.graph.root)
     del emitter  # it has a slot for each tensor
-    tensors = draft.list_contents().tensors
-    metadata = still_true(draft.metadata, {each.name for each in tensors})
+    count, metadata = None if draft.metadata else count_tensors(draft.graph.root), draft.metadata
+    if count is None:
+        names = [each.name for each in draft.list_contents().tensors]
+        count, metadata = len(names), still_true(metadata, set(names))
     further = {RECORD: metadata_record(metadata)} if metadata else {}
     crcs = [_known_crc(each) for each in stored]
     sizes = [(each.nbytes, crc32) for each, crc32 in zip(stored, crcs, strict=True)]
@@ -52,7 +55,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     def check(files: Mapping[str, Readable]) -> None:
         _check(files[name], pickle, metadata)
 
-    return WritePlan({name: plan}, len(tensors), {}, (), check, pickle, is_harmless)
+    return WritePlan({name: plan}, count, {}, (), check, pickle, is_harmless)
 
 
 def _numbered(draft: CheckpointGraph) -> list[StorageBytes]:

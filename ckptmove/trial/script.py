@@ -41,6 +41,7 @@ from .subprocess_call import tell, tell_so_far
 _FEW_CALLS = 16
 _SPARE = 10  # the pause after a diagnosis, as a multiple of its duration
 _AGAIN = 1.0  # seconds after which a script that goes on is stopped again
+_UNWAITED = "not checked: whether the host waits before it uses pinned memory again after the copy"
 _LIMIT = "the simulation can't continue"
 #: Exceptions that are the script's own fault, even if the text looks like one of the simulation.
 _OWN = (ModuleNotFoundError, FileNotFoundError, SyntaxError, NameError, EOFError, KeyboardInterrupt)
@@ -432,4 +433,6 @@ def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         else:
             found = run.ended(None, defined)
             del defined
+    if (line := run.recorder.unwaited) and not found.is_wrong:
+        found = _noted(found, f"{_UNWAITED} at {line} (non_blocking=True)")
     return found.to_json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -126,6 +127,8 @@ def _advice(holding: HeldTensor, module: nn.Module, attribute: str) -> str | Non
         if value.requires_grad:
             return f"self.{attribute} = nn.Parameter(…)"
         return f'self.register_buffer("{attribute}", …, persistent=False)'
+    if issubclass(kind, functools.partial):
+        return f"where the partial of self.{attribute} is made, give it what is on the device"
     of = "Dict" if issubclass(kind, dict) else "List"
     if issubclass(kind, nn.Module):
         return f'self.add_module("{attribute}", …)'

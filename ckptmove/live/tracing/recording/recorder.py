@@ -55,7 +55,7 @@ from .operations import (
     runs_for,
     tensors_of,
 )
-from .remembered import key_of
+from .remembered import Remembered, key_of
 from .sampling import FIRST, Sampling, TorchCalls
 from .stale_copies import StaleCopies
 from .tally import Noted, Place, Tally, happened
@@ -101,6 +101,9 @@ class Recorder(TorchDispatchMode):
         self.callers = Callers(self.history)  #: of models on another device
         known = self.names, self.callers, self._tally, self.home, call
         self.models = ModelCalls(*known, self._note)  #: the calls of models
+        #: The line of a copy whose pinned memory is used again, perhaps before it ends; or "".
+        self.unwaited = ""
+        self._staged = Remembered()  # pinned memory that was copied to the device
         self._stepping = False
         self._hooked: ExitStack | None = None
         #: The site of the last operation that failed, or None.
@@ -367,7 +370,9 @@ class Recorder(TorchDispatchMode):
         self._note("transfer", site, devices, nbytes, [source])
         if source.requires_grad and source.is_leaf and torch.is_grad_enabled():
             self.history.note_copied(source, self.steps, frame_outside(__file__))
-        if there.type == "cpu" and not blocking.get("non_blocking"):
+        if blocking.get("non_blocking"):
+            self._unwaited(source, made, site.source)
+        elif there.type == "cpu":
             self._note("sync", site, self._call(here), 0, [source])
         if here == self.home and is_big(made):
             self.names.made(made, site._replace(op=COPY))
@@ -378,6 +383,14 @@ class Recorder(TorchDispatchMode):
             site = site._replace(source=line or site.source)
             copied = self._operands([source], [code])[0], key_of(source)
             self._copies.watch(made, source, Copy(site, devices, nbytes, *copied, bool(line)))
+
+    def _unwaited(self, source: torch.Tensor, made: torch.Tensor, line: str) -> None:
+        """Remember a copy that the host does not wait for, and may use its memory too early."""
+        if not made.is_pinned() and not source.is_pinned():
+            return
+        used = made.device.type == "cpu" or self._staged.about(source) is not None
+        self._staged.note(source, line)
+        self.unwaited = self.unwaited or (line if used else "")
 
     def _created(self, site: Site, out: list[torch.Tensor], made: list[Facts]) -> None:
         for tensor, each in zip(out, made, strict=True):

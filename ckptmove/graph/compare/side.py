@@ -71,8 +71,9 @@ class Side:
             reach = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
             known = self.views[id(form), tensor.dtype] = view, reach
         left_out = known[1] > stored.nbytes
-        shown = None if left_out else Shown(self.draft, stored, known[0])
-        return Held(name, node, tensor, shown, self.draft, left_out)
+        draft = self.draft  # constructors would take longer, and there may be very many
+        shown = None if left_out else tuple.__new__(Shown, (draft, stored, known[0]))
+        return tuple.__new__(Held, (name, node, tensor, shown, draft, left_out))
 
     def elements(self, node: Node, tensor: Tensor) -> Shown | None:
         """Return the elements of a storage or a plain tensor."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import CorruptError, UnsupportedError
 from ..pickles.flag_row import FlagRow
 from ..pickles.nodes import Call, Dict, Node
+from ..pickles.opcodes.pairs import Pairs
 from ..pickles.terms import MAX_BITS, Term, check_texts, from_terms, parse_term, term_json, to_terms
 from .canonical import Graph
 from .fingerprint import Content, Fingerprint
@@ -31,7 +32,7 @@ TREE = "ckptmove"
 _VERSION = 1
 _NOTHING = object()
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_SCALARS = frozenset((str, float, bool, NoneType, array, FlagRow))  # and rows of numbers
+_SCALARS = frozenset((Pairs, str, float, bool, NoneType, array, FlagRow))  # and rows of numbers
 _COUNTED = Call(None, None, "", 0)  # stands for a tensor that a fingerprint has
 
 
@@ -43,7 +44,7 @@ def tree_text(
     TooLong if it has too many characters.
     """
     speller = Speller(graph, parts)
-    root = to_terms(graph.root, speller.leaf, most_characters, check_texts)
+    root = to_terms(graph.root, speller.leaf, most_characters, check_texts, records=True)
     said = {"version": _VERSION, "root": root}
     if parts.duplicates:
         said["duplicates"] = sorted(parts.duplicates)

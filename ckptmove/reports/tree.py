@@ -26,6 +26,7 @@ from ..torch_pickle.values.tensors import device_text
 LONGEST_KEY = 200  # characters of a key
 LONGEST_VALUE = 60  # of a value
 _MOST_ITEMS = 32  # of a list shown on one line
+_USUAL_DEPTH, _MOST_DEEPER = 64, 1 << 20  # keys of a path; keys beyond them, of all paths together
 
 
 def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
@@ -79,24 +80,35 @@ def _lines_of(manifest: Manifest, root: Node) -> Iterator[tuple[Path, str]]:
     entries = {entry.path: entry for entry in manifest.tensors}
     attributes = _attributes_of_tensors(manifest)
     first: dict[int, Path] = {}
-    todo: list[tuple[Node, Path]] = [(root, ())]
+    deeper = 0
+    todo: list[Iterator[tuple[Node, Path]]] = [iter([(root, ())])]
     while todo:
-        node, path = todo.pop()
+        step = next(todo[-1], None)
+        if step is None:
+            todo.pop()
+            continue
+        node, path = step
+        if len(path) > _USUAL_DEPTH:  # each path has all keys above it
+            deeper += len(path) - _USUAL_DEPTH
+            if deeper > _MOST_DEEPER:
+                yield path, "too deep to show, like what follows it here"
+                todo.pop()
+                continue
         entry = entries.get(path)
         before = first.setdefault(id(node), path) if _holds(node) else path
         if entry is not None:
             device = "" if manifest.is_untagged(entry) else f" {entry.device}"
             yield path, f"{entry.dtype}{shape(entry.shape)}{device}"
             if path in attributes:
-                todo.extend(reversed(list(_shown_children(attributes.pop(path), path))))
+                todo.append(_shown_children(attributes.pop(path), path))
         elif before is not path:
             yield path, f"(the same as {cut(spell(before), LONGEST_KEY)})"
         elif id(node) in manifest.nested:
             roots = manifest.nested[id(node)]
-            todo.extend((root, (*path, *keys)) for keys, root in reversed(roots))
+            todo.append(iter([(root, (*path, *keys)) for keys, root in roots]))
         else:
             yield path, value_text(node)
-            todo.extend(reversed(list(_shown_children(node, path))))
+            todo.append(_shown_children(node, path))
 
 
 def _attributes_of_tensors(manifest: Manifest) -> dict[Path, Node]:

@@ -1,81 +1,117 @@
 """Limit how much memory one file can make us allocate, in proportion to its size.
 
 A file of a few bytes can ask for any amount of memory: an empty list takes one byte of a pickle and
-hundreds in memory, and deflate shrinks some records a thousand times. Files of libraries stay far
-below the limits here. Each kind also has a minimum, because small files may be dense.
+hundreds in memory, and deflate shrinks some records a thousand times. So each object that a pickle
+builds has a price: the memory that it takes in the verb that needs most for it, which is mostly
+`convert`, or half of what `diff` needs for two. A file has one budget, together with everything
+nested in it. It grows with the bytes read so far: a file that is too dense is refused early.
 
-One budget serves a whole file, with everything nested in it. A limit grows with the bytes read so
-far, so that a file that is too dense is refused early.
+The sum of all prices is limited, so no mixture of objects takes more than one kind of them. Prices
+are measured: `tests/sources/test_budget.py`. For a dense file that a user trusts, the environment
+variable `CKPTMOVE_MAX_MEMORY` raises the limit.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from functools import cache
 from mmap import mmap
 
-from ..errors import CorruptError
+from ..errors import CorruptError, UsageError
 
 #: Pickles that follow each other in the same bytes; of all bytes of a file together.
 MOST_PICKLES = 10_000
 #: The message for a file that needs more memory than there is.
 NO_MEMORY = "needs more memory than this process can get"
+#: The environment variable that allows a file to take more, such as 2G.
+VARIABLE = "CKPTMOVE_MAX_MEMORY"
 
+_FLOOR = 118_000_000  # bytes of memory for any file
 _UNPACKED_FLOOR = 1 << 18  # bytes of all records that are packed more tightly than usual
 _UNPACKED_SHARE = 32  # bytes for each stored one; a repetitive pickle of real tensors has ten
 _CONTENT_FLOOR = 32 << 20  # bytes of tensors that are inflated in memory
 _CONTENT_SHARE = 8  # for each stored byte
 _KEY_ITEMS = 1 << 14  # items of tuples in keys that are larger than usual
 _USUAL_KEY = 32
-_SMALLEST = 8  # bytes of an object in an index, beyond the allowance of any pickle
+_SHARE_OF_INDEX = 32  # bytes of memory for each of an index, which is all small objects
 
-#: The kinds of objects that a pickle builds, or memory that it needs.
-CONTAINERS, TUPLES, TEXTS, PAIRS, NAMES, STORAGES, SCATTERED, IDLE, VALUES, BLOBS = range(10)
+#: Prices in bytes of memory: of a list, dict or set; of an object that a call makes; of a tuple; of
+#: a string in addition to its characters; of an item of a row that is no array, and of a set.
+CONTAINER, CALL, TUPLE, TEXT, ITEM, MEMBER = 500, 900, 560, 236, 24, 460
+#: Of a key with its value, and in addition of a key that is no text.
+PAIR, OTHER_KEY = 146, 300
+#: Of a short dict of numbers whose keys others share, of each of its pairs, and of each character
+#: of its keys, which JSON repeats.
+RECORD, FIELD, KEY_CHARACTER = 300, 100, 2
+#: Of a value on the stack, a name, a reference to a storage, a memo slot out of order, an opcode
+#: without effect, and bytes that may be a checkpoint and are opened.
+STACKED, NAME, STORAGE, SLOT, IDLE, BLOB = 8, 4000, 450, 400, 400, 8000
+#: Of each byte of opcodes that become one compact node, such as those of a plain tensor.
+COMPACT_BYTE = 6
+#: How much a storage with a new name adds to the budget, for the tensor, its module and its
+#: optimizer; and the most that all of them add, for each byte of the pickle.
+PER_STORAGE, MOST_PER_BYTE = 7000, 140
 
-#: For each kind: the number that any file may have; bytes of pickles per further one; its name.
-_SHARES: tuple[tuple[int, int, str], ...] = (
-    (1 << 16, 16, "lists, dicts and objects"),  # a tensor has two or three objects in 90 bytes
-    (1 << 17, 16, "tuples"),  # a tensor has four in 90 bytes
-    (1 << 17, 12, "strings"),
-    (1 << 17, 12, "keys"),
-    (1 << 14, 64, "names"),  # each is pickled once
-    (1 << 15, 56, "references to storages"),  # one in 90 bytes
-    (1 << 16, 64, "memo slots out of order"),  # picklers fill them one by one, each once
-    (1 << 14, 64, "opcodes without effect"),  # picklers write nearly none
-    (1 << 20, 4, "values"),  # a tensor has fifteen in 90 bytes, a list one in two or more
-    (1 << 14, 128, "checkpoints in bytes"),  # a pickle of a few numbers has fifty bytes
-)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
-#: For each kind, the bytes of a pickle that allow one more.
-SHARES = [share for _, share, _ in _SHARES]
+@cache
+def _size(said: str) -> int:
+    """Return the number of bytes that a size such as 2G stands for."""
+    found = _SIZE.fullmatch(said.strip())
+    if found is None:
+        raise UsageError(
+            f"{VARIABLE}={said!r:.40} is not a size", hint=f"for example {VARIABLE}=2G"
+        )
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def _floor() -> int:
+    """Return the bytes of memory that any file may take."""
+    return max(_FLOOR, _size(os.environ.get(VARIABLE) or "0"))
 
 
 class Budget:
-    """Counts how many more objects of each kind a file may build."""
+    """Counts how much more memory a file may take."""
 
     def __init__(self) -> None:
-        self._walked = 0  # bytes of pickles
-        self._used = [0] * len(_SHARES)
+        self._room = _floor()
+        self._excess: tuple[str, str] | None = None  # the first error, and its hint
         self._unpacked = _UNPACKED_FLOOR
         self._content = _CONTENT_FLOOR
         self._key_items = _KEY_ITEMS
         self._following = MOST_PICKLES - 1
 
-    def rooms(self) -> list[int]:
-        """Return, for each kind, how many the next pickle may have, regardless of its length."""
-        walked = self._walked
-        pairs = zip(_SHARES, self._used, strict=True)
-        return [floor + walked // share - used for (floor, share, _), used in pairs]
+    @property
+    def room(self) -> int:
+        """The bytes of memory that the next pickle may take, in addition to its length."""
+        return self._room
 
     def allow_small_objects(self, nbytes: int) -> None:
         """Allow a pickle of this size to consist of small objects, as an index of items does."""
-        for kind in (CONTAINERS, TUPLES, PAIRS):
-            self._used[kind] -= nbytes // _SMALLEST
+        self._room += nbytes * _SHARE_OF_INDEX
 
-    def take(self, walked: int, used: list[int]) -> None:
-        """Count the objects built from a pickle, and its bytes."""
-        self._walked += walked
-        self._used = [before + now for before, now in zip(self._used, used, strict=True)]
+    def take(self, walked: int, spent: int) -> None:
+        """Count the memory that a pickle took, and its bytes."""
+        self._room += walked - spent
+
+    def excess(self, spent: int, walked: int, nbytes: int) -> Excess:
+        """Return the error for a pickle of `nbytes` that spent so much memory on those walked.
+
+        All that is read of the file after that gets the same error.
+        """
+        if self._excess is None:
+            about = max(spent, spent * nbytes // max(1, walked)) / 1e6
+            self._excess = (
+                f"the pickle is far denser than what libraries write: its {nbytes:,} bytes would "
+                f"take some {about:,.0f} MB of memory",
+                f"if you trust it: {VARIABLE}={_rounded(about)}",
+            )
+        message, hint = self._excess
+        return Excess(message, hint=hint)
 
     def take_key(self, items: int) -> bool:
         """Whether tuples in a key may have this many items; unusual numbers are counted."""
@@ -105,8 +141,10 @@ class Budget:
 class Boundless(Budget):
     """No limits, for pickles that are our own."""
 
-    def rooms(self) -> list[int]:
-        return [sys.maxsize] * len(_SHARES)
+    @property
+    def room(self) -> int:
+        """No end."""
+        return sys.maxsize
 
 
 def reserve(nbytes: int) -> None:
@@ -124,9 +162,6 @@ class Excess(CorruptError):
     """Raised if a file would make us build far more than its bytes can need."""
 
 
-def excess(kind: int) -> Excess:
-    """Return the error for a pickle that has too many objects of a kind."""
-    return Excess(
-        f"the pickle has far more {_SHARES[kind][2]} than one of its length can need: it would "
-        "take too much memory"
-    )
+def _rounded(megabytes: float) -> str:
+    """Return a size that suffices, with some to spare."""
+    return f"{int(megabytes * 1.25 / 1024) + 1}G"

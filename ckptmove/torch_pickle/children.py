@@ -23,7 +23,7 @@ from ..pickles.nodes import (
 )
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.mixed_rows import parts_of
-from ..pickles.opcodes.pairs import Pairs, keys_of
+from ..pickles.opcodes.pairs import Pairs, keys_of, record_of
 from .pickled_modules import INNER, body_of, is_compiled
 from .values.tensors import device_text
 
@@ -84,6 +84,8 @@ def visits_of(
     anything to visit; `opened` has the `id()` of bytes that were read as checkpoints.
     """
     children: list[Node]
+    if record_of(node) is not None:
+        return (), []
     if isinstance(node, Dict) and isinstance(node.pairs, Pairs):
         children = [each for _, each in children_of(node) if isinstance(each, _HOLDING)]
         lead = any(_leads_on(each, leads, opened) for each in children)
@@ -109,6 +111,8 @@ def visits_of(
 
 def _is_entry(node: Node) -> bool:
     """Whether this is a small dict of plain values, as logs have very many."""
+    if record_of(node) is not None:
+        return True
     if type(node) is not Dict or len(node.pairs) > _MOST_OF_ENTRY:
         return False
     return all(

@@ -96,6 +96,10 @@ FLOODS: dict[str, tuple[bytes, bytes, bytes]] = {
         b"h\0Q",
         b"l.",
     ),
+    "mixed": (b"(", b"}\x8c\1aNsN\x85J\0\0\0\3N", b"l."),
+    "log": (b"\x8c\1aq\0\x8c\1bq\1(", b"}(h\0M\0\3h\1G" + struct.pack(">d", 0.5) + b"u", b"l."),
+    "small_tuples": (b"(", b"K\1M\0\3\x86", b"l."),
+    "texts_in_tuples": (b"(", b"\x8c\2cp\x85", b"l."),
     "blobs": (b"(", counted(b"\x80\2" + b"]" * 30), b"l."),
 }
 
@@ -471,6 +475,44 @@ def dict_of(keys: Iterable[object]) -> bytes:
 def items(values: Iterable[object], after: bytes = b"") -> bytes:
     """The opcodes of values, each with these after it."""
     return b"".join(pickle.dumps(value, 2)[2:-1] + after for value in values)
+
+
+#: Opcodes that push one object each, of the kinds that files have very many of. `%` is a number.
+DENSE: dict[str, bytes] = {
+    "lists": b"]",
+    "lists of numbers": b"](J%J%e",
+    "lists in lists": b"]]Naa",
+    "dicts": b"}\x8c\1aNs",
+    "dicts of five": b"}(" + b"".join(b"h%cG????????" % n for n in range(5)) + b"u",
+    "records": b"}(h\0K\1h\1K\2u",
+    "dicts with numbers as keys": b"}(J%NJ%Nu",
+    "sets": b"\x8f(J%K\1\x90",
+    "tuples": b"N\x85",
+    "tuples of numbers": b"J%J%J%\x87",
+    "tuples of texts": b"\x8c\4%\x8c\4%\x86",
+    "texts": b"\x8c\4%",
+    "texts that name devices": b"\x8c\x09cuda:%",
+    "recalled texts": b"h\0" * 8,
+    "calls": b"h\5)R",
+    "objects": b"h\5)\x81}\x8c\1aJ%sb",
+    "bytes": b"C\4%",
+    "long numbers": b"\x8a\x0c\1\1\1\1\1\1\1\1%",
+}
+#: Opcodes before them: texts and a class that they recall. They lie in the slots 0 to 5.
+_BEFORE_DENSE = b"".join(b"\x8c\1%cq%c" % (97 + n, n) for n in range(5)) + b"ca\nb\nq\5"
+
+
+def dense(kinds: tuple[str, ...], count: int) -> bytes:
+    """A pickle of a list of so many objects of each of these kinds, with different numbers."""
+    one = b"".join(DENSE[kind] for kind in kinds)
+    parts, marks = one.split(b"%"), one.count(b"%")
+    numbers = (b"%04d" % (n % 10_000) for n in range(marks * count))
+    out = bytearray(b"\x80\4(" + _BEFORE_DENSE + b"1(")
+    for _ in range(count):
+        for part in parts[:-1]:
+            out += part + next(numbers)
+        out += parts[-1]
+    return bytes(out) + b"l."
 
 
 VERBS: dict[str, tuple[str, ...]] = {

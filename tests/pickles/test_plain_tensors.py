@@ -6,7 +6,7 @@ import random
 import struct
 import zipfile
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from io import BytesIO
 from typing import Any
@@ -24,7 +24,7 @@ from ckptmove.pickles.opcodes.plain_tensors import PlainTensor, is_compact
 from ckptmove.pickles.opcodes.tensor_machine import TensorMachine
 from ckptmove.pickles.splice import Respelling, splice
 from ckptmove.pickles.walk import Pickle, walk
-from ckptmove.sources.budget import Budget
+from ckptmove.sources.budget import Budget, Excess
 from tests.conftest import examples
 
 
@@ -80,13 +80,11 @@ def said(pickle: Pickle) -> list[object]:
 
 
 def outcome(data: bytes, machine: type[Machine], base: int) -> object:
-    """What a walk gives or raises, and what it takes of a budget."""
-    budget = Budget()
+    """What a walk gives or raises."""
     try:
-        found: object = said(walk(data, base, None, budget, machine))
+        return said(walk(data, base, machine_type=machine))
     except CkptmoveError as error:
-        found = type(error), str(error)
-    return found, budget.rooms()
+        return type(error), str(error)
 
 
 def assert_same(data: bytes, base: int = 0) -> None:
@@ -296,20 +294,20 @@ def test_before_any_empty_tuple() -> None:
     assert_same(HEAD.replace(b"ccollections\nOrderedDict\nq\4", b"N0") + tensor(PUTS) + b"e.")
 
 
-@pytest.mark.parametrize("kinds", [range(10), range(1), range(1, 2), (8,), (5,), (2,)])
-def test_limits_are_the_same(kinds: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With small limits, at which both walks stop at the same opcode, or do not."""
-    import ckptmove.sources.budget as budget
-
-    body = HEAD + tensor([b""] * 7) * 60 + b"e."
-    floors = budget._SHARES
-    for floor in range(0, 500, 20):
-        shares = [
-            (floor if n in set(kinds) else least, 1 << 30, what)
-            for n, (least, _, what) in enumerate(floors)
-        ]
-        monkeypatch.setattr(budget, "_SHARES", tuple(shares))
-        assert_same(body)
+def test_tensors_of_one_storage_are_of_the_budget_too() -> None:
+    """Those that name a storage of their own make it grow instead."""
+    named = tensor([b""] * 7)
+    recalled = tensor([b""] * 7, key=b"h\6")
+    left = []
+    for each in (named, recalled):
+        budget = Budget()
+        before = budget.room
+        walk(HEAD + b"X\1\0\0\0007q\6" + each * 100 + b"e.", budget=budget)
+        left.append(budget.room - before)
+    assert left[1] < 0 < left[0]
+    budget._room = 0
+    with pytest.raises(Excess):
+        walk(HEAD + b"X\1\0\0\0007q\6" + recalled * 100 + b"e.", budget=budget)
 
 
 @given(st.randoms(use_true_random=False))

@@ -27,6 +27,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from ...sources.budget import VARIABLE
 from ...version import __version__
 from ..messages import LISTENER, ProgressReporter, as_picklable
 
@@ -78,7 +79,9 @@ def _connected(address: str) -> Any:
     host, _, port = meant.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():  # Ray would try for minutes
         socket.create_connection((host.strip("[]"), int(port)), _KNOCK).close()
-    ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+    limit = os.environ.get(VARIABLE)
+    environment = {} if limit is None else {"runtime_env": {"env_vars": {VARIABLE: limit}}}
+    ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **environment)
     return ray
 
 

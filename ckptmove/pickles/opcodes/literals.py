@@ -7,10 +7,11 @@ import re
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from sys import getsizeof
 
 from ...errors import UnsupportedError
 from ...manifest.device import may_be_tag
-from ...sources.budget import BLOBS, TEXTS
+from ...sources.budget import BLOB, TEXT
 from ..nodes import Blob, Node, Text
 from .reader import Reader
 from .rows import flags, numbers, repeats
@@ -59,15 +60,15 @@ class Literals(Reader, ABC):
 
     def push_text(self, text: str) -> None:
         """Put a string on the stack, with the offset of this use."""
-        self.count(TEXTS)
         # In a long row, the offset of a short text that names no device is never needed, and it
         # takes more memory than the text.
         loose = len(self.stack) >= _LONG_ROW and len(text) < _SHORTEST and not may_be_tag(text)
+        self.charge(getsizeof(text) + TEXT)
         self.stack.append(text if loose else Text(text, self.at))
 
     @abstractmethod
-    def count(self, kind: int, number: int = 1) -> None:
-        """Count built objects; raises CorruptError if there are too many."""
+    def charge(self, nbytes: int) -> None:
+        """Count the memory of a built object; raises CorruptError if the sum is too large."""
 
     @abstractmethod
     def check_row(self) -> None:
@@ -203,7 +204,7 @@ class Literals(Reader, ABC):
 
     def blob(self, nbytes: int, content: bytes | None) -> Blob:
         blob = Blob(self.at, nbytes, content)
-        self.count(BLOBS)
+        self.charge(BLOB)
         self.blob_nbytes += 0 if content is None else nbytes
         self.blobs.append(blob)
         return blob

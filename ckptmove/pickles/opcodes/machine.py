@@ -10,30 +10,38 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from sys import getsizeof
 
 from ...errors import UnsupportedError
 from ...manifest.device import may_be_tag
 from ...sources.budget import (
-    CONTAINERS,
+    CALL,
+    CONTAINER,
+    FIELD,
     IDLE,
-    NAMES,
-    PAIRS,
-    SCATTERED,
-    STORAGES,
-    TEXTS,
-    TUPLES,
-    VALUES,
+    ITEM,
+    KEY_CHARACTER,
+    MEMBER,
+    NAME,
+    OTHER_KEY,
+    PAIR,
+    RECORD,
+    SLOT,
+    STORAGE,
+    TEXT,
+    TUPLE,
     Budget,
 )
 from ..hash_costs import check_added
 from ..nodes import Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
 from .marked_stack import MarkedStack
 from .memo import UNFILLED, Memo
-from .pairs import keys_of, with_pairs
+from .pairs import Records, keys_of, with_pairs
 from .python2_names import from_python2
-from .rows import extended, packed, words
+from .rows import extended, memory_of, packed
 from .table import NAMES as OPCODE_NAMES
 
+_TEXTS = frozenset((str, Text))
 _LONGEST_NAME = 2000  # characters of a module and a name together
 
 
@@ -51,7 +59,9 @@ class Machine(MarkedStack):
         self.memo = Memo()
         self.globals: list[Global] = []
         self.persistents: list[Persistent] = []
+        self.named_at = -1  # where the last storage was named that has a key of its own
         self.calls: list[Call] = []
+        self.records = Records()
         self.textual = False  # whether a persistent id is a line of text, as in protocol 0
         self.protocol = 0
         self.room_for_pairs = len(data) >> 3
@@ -64,7 +74,7 @@ class Machine(MarkedStack):
         try:
             return self.perform()
         finally:
-            self.budget.take(self.position - self.blob_nbytes, self.used)
+            self.budget.take(self.position - self.blob_nbytes, self.spent - self.allowed)
 
     def perform(self) -> Node:
         data, base = self.data, self.base
@@ -94,25 +104,23 @@ class Machine(MarkedStack):
         self.frame_end = -1
 
     def contain(self, node: List | Set | Dict | Call) -> None:
-        self.count(CONTAINERS)
+        self.charge(CONTAINER)
         self.stack.append(node)
 
     def close(self, items: Items) -> None:
-        used = self.used[TUPLES] = self.used[TUPLES] + 1
-        if used > self.rooms[TUPLES]:
-            self.count(TUPLES, 0)
+        self.charge(TUPLE)
         self.stack.append(Tuple(items, self.at))
 
     # -- protocol, frames -------------------------------------------------------------------
 
     def op_proto(self) -> None:
-        self.count(IDLE)
+        self.charge(IDLE)
         self.protocol = self.byte()
         if self.protocol > 5:
             raise UnsupportedError(f"the pickle is of protocol {self.protocol}; 5 is the newest")
 
     def op_frame(self) -> None:
-        self.count(IDLE)
+        self.charge(IDLE)
         self.is_usual = False
         nbytes = self.number(8)
         if self.frame_end >= 0:
@@ -148,14 +156,17 @@ class Machine(MarkedStack):
         self.close(self.row_to_mark())
 
     def op_tuple1(self) -> None:
+        self.charge(ITEM)
         self.close([self.stack.pop()])
 
     def op_tuple2(self) -> None:
         second, first = self.stack.pop(), self.stack.pop()
+        self.charge(2 * ITEM)
         self.close([first, second])
 
     def op_tuple3(self) -> None:
         third, second, first = self.stack.pop(), self.stack.pop(), self.stack.pop()
+        self.charge(3 * ITEM)
         self.close([first, second, third])
 
     def op_empty_list(self) -> None:
@@ -169,6 +180,7 @@ class Machine(MarkedStack):
 
     def op_frozenset(self) -> None:
         items = self.row_to_mark()
+        self.charge(MEMBER * len(items))
         check_added(items, len(items), self.budget)
         self.contain(Set(items, frozen=True))
 
@@ -176,7 +188,7 @@ class Machine(MarkedStack):
         self.contain(Dict())
 
     def op_dict(self) -> None:
-        items = self.loose_to_mark()
+        items = self.to_mark()
         self.contain(Dict())
         self.set_pairs(items)
 
@@ -193,15 +205,16 @@ class Machine(MarkedStack):
         self.add(target, items)
 
     def add(self, target: List | Set | Call, items: list[Node]) -> None:
-        before = words(target.items) if target.items else 0
+        before = memory_of(target.items) if target.items else 0
         target.items = extended(target.items, items) if target.items else packed(items)
-        self.count(VALUES, words(target.items) - before)
+        self.charge(memory_of(target.items) - before)
 
     def op_additems(self) -> None:
         items = self.to_mark()
         target = self.stack[-1]
         if (isinstance(target, Set) and target.frozen) or not isinstance(target, (Set, Call)):
             raise self.fault("the pickle adds to something that is no set")
+        self.charge(MEMBER * len(items))
         self.add(target, items)
         check_added(target.items, len(items), self.budget)
 
@@ -210,13 +223,21 @@ class Machine(MarkedStack):
         self.set_pairs([self.stack.pop(), value])
 
     def op_setitems(self) -> None:
-        self.set_pairs(self.loose_to_mark())
+        self.set_pairs(self.to_mark())
 
     def set_pairs(self, flat: list[Node]) -> None:
         target = self.stack[-1]
         if not isinstance(target, (Dict, Call)) or len(flat) % 2:
             raise self.fault("the pickle sets items of something that is no mapping")
-        self.count(PAIRS, len(flat) // 2)
+        if type(target) is Dict and not target.pairs:
+            record = self.records.pairs_of(flat)
+            if record is not None:
+                characters = sum(map(len, record.keys))
+                self.charge(RECORD - CONTAINER + FIELD * len(record) + KEY_CHARACTER * characters)
+                target.pairs = record
+                return
+        others = sum(type(key) not in _TEXTS for key in flat[::2])
+        self.charge(PAIR * (len(flat) // 2) + OTHER_KEY * others)
         target.pairs = with_pairs(target.pairs, flat)
         check_added(keys_of(target.pairs), len(flat) // 2, self.budget)
 
@@ -227,7 +248,7 @@ class Machine(MarkedStack):
             raise self.fault("the pickle names a global at absurd length")
         if self.protocol < 3:
             module, name = from_python2(module, name)
-        self.count(NAMES)
+        self.charge(NAME)
         node = Global(module, name, self.at)
         self.globals.append(node)
         self.push(node)
@@ -309,8 +330,12 @@ class Machine(MarkedStack):
         self.push_persistent(self.stack.pop())
 
     def push_persistent(self, pid: Node) -> None:
-        self.count(STORAGES)
+        self.charge(STORAGE)
         node = Persistent(pid, self.at)
+        key = pid.items[2] if isinstance(pid, Tuple) and len(pid.items) > 2 else None
+        if isinstance(key, Text) and key.at > self.named_at:  # it was spelled for this one
+            self.named_at = self.at
+            self.allow_storage()
         self.persistents.append(node)
         self.push(node)
 
@@ -319,7 +344,7 @@ class Machine(MarkedStack):
     ) -> Call:
         node = Call(function, args, opcode, at, kwargs)
         self.calls.append(node)
-        self.count(CONTAINERS)
+        self.charge(CALL)
         self.stack.append(node)
         return node
 
@@ -331,7 +356,7 @@ class Machine(MarkedStack):
         if type(node) is Text:
             if node is UNFILLED:
                 raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
-            if may_be_tag(node) and self.fits(TEXTS):
+            if may_be_tag(node) and self.has_half(TEXT + getsizeof(node)):
                 node = Text(node, self.at)
             else:  # it is never rewritten, and a copy for each use would take too much memory
                 self.shared_texts.add(node.at)
@@ -369,7 +394,7 @@ class Machine(MarkedStack):
 
     def fill(self, slot: int) -> None:
         if not self.memo.put(slot, self.stack[-1], self.position):
-            self.count(SCATTERED)
+            self.charge(SLOT)
 
     def op_put(self) -> None:
         self.is_usual = False
@@ -382,7 +407,7 @@ class Machine(MarkedStack):
         (slot,) = _WORD(self.data, self.position)
         self.position += 4
         if not self.memo.put(slot, self.stack[-1], self.position):
-            self.count(SCATTERED)
+            self.charge(SLOT)
 
     def op_memoize(self) -> None:
         self.is_usual = False

@@ -5,13 +5,23 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping
 
-from ...sources.budget import IDLE, SHARES, VALUES, Budget, excess
+from ...sources.budget import (
+    COMPACT_BYTE,
+    IDLE,
+    ITEM,
+    MOST_PER_BYTE,
+    PER_STORAGE,
+    STACKED,
+    Budget,
+    Excess,
+)
 from ..nodes import Items, Node, Text
 from .literals import Literals
-from .rows import packed, words
+from .rows import memory_of, packed
 
 #: The most marks that are open at one time.
 MOST_MARKS = 100_000
+_LONGEST_ROW = 32  # more nodes than a sequence that is taken at once needs on the stack
 
 
 class MarkedStack(Literals, ABC):
@@ -24,34 +34,57 @@ class MarkedStack(Literals, ABC):
     def __init__(self, data: bytes, base: int, gaps: Mapping[int, int], budget: Budget) -> None:
         super().__init__(data, base, gaps)
         self.budget = budget
-        self.rooms = budget.rooms()
-        self.used = [0] * len(self.rooms)
+        #: the bytes of memory that the pickle may take in addition to its length, and that it took
+        self.room, self.spent = budget.room, 0
+        self.allowed = 0  # the part of the room that named storages added
         #: the stacks that marks set aside, and how many nodes they have
         self.below: list[list[Node]] = []
         self.waiting = 0
-        self.longest_row = self.rooms[VALUES]
+        self.longest_row = self.room // STACKED
         self.dropped: list[Node] = []
         #: offsets of strings with several uses
         self.shared_texts: set[int] = set()
 
-    def count(self, kind: int, number: int = 1) -> None:
-        """Count built objects; CorruptError if there are more than so many bytes can need."""
-        used = self.used[kind] = self.used[kind] + number
-        if used > self.rooms[kind] and used > self.rooms[kind] + self.position // SHARES[kind]:
-            raise excess(kind)
+    def charge(self, nbytes: int) -> None:
+        """Count the memory of a built object; Excess if so many bytes can't need the sum."""
+        spent = self.spent = self.spent + nbytes
+        if spent > self.room and spent > self.room + self.position:
+            raise self.excess(spent)
 
-    def fits(self, kind: int, number: int = 1) -> bool:
-        """Count built objects; return whether so many bytes can need as many."""
-        used = self.used[kind] = self.used[kind] + number
-        room = self.rooms[kind]
-        return used <= room or used <= room + self.position // SHARES[kind]
+    def allow_storage(self) -> None:
+        """Add what a tensor may need to the room, for a storage with a new name."""
+        more = min(PER_STORAGE, MOST_PER_BYTE * self.position - self.allowed)
+        self.allowed += more
+        self.room += more
+
+    def excess(self, spent: int) -> Excess:
+        return self.budget.excess(spent, self.position, len(self.data))
+
+    def has_half(self, nbytes: int) -> bool:
+        """Whether half of the room is still left with this object; if so, count it."""
+        fits = 2 * (self.spent + nbytes) <= self.room + self.position
+        self.spent += fits * nbytes
+        return fits
+
+    def fits_sequence(self, nbytes: int) -> bool:
+        """Whether a sequence of opcodes that becomes one compact node fits in; if so, count it.
+
+        False if that comes near a limit: then the opcodes are run, and counted, one by one.
+        """
+        if len(self.below) > MOST_MARKS - _LONGEST_ROW:
+            return False
+        spent = self.spent + COMPACT_BYTE * nbytes
+        stacked = STACKED * (self.waiting + len(self.stack) + _LONGEST_ROW)
+        if spent + stacked > self.room + self.position:
+            return False
+        self.spent = spent
+        return True
 
     def check_row(self) -> None:
         """Check the size of the open stack: many opcodes of one or two bytes push a node."""
-        room = self.rooms[VALUES] + self.position // SHARES[VALUES] - self.used[VALUES]
-        room -= self.waiting
+        room = (self.room + self.position - self.spent) // STACKED - self.waiting
         if len(self.stack) > room:
-            raise excess(VALUES)
+            raise self.excess(self.spent + STACKED * (len(self.stack) + self.waiting))
         self.longest_row = room
 
     def to_mark(self) -> list[Node]:
@@ -64,13 +97,13 @@ class MarkedStack(Literals, ABC):
     def row_to_mark(self) -> Items:
         """The items above the mark as a row, counted with the memory that it takes."""
         row = packed(self.to_mark())
-        self.count(VALUES, words(row))
+        self.charge(memory_of(row))
         return row
 
     def loose_to_mark(self) -> list[Node]:
         """The nodes above the mark, counted one by one because they do not become a row."""
         items = self.to_mark()
-        self.count(VALUES, len(items))
+        self.charge(ITEM * len(items))
         return items
 
     def op_mark(self) -> None:
@@ -82,18 +115,18 @@ class MarkedStack(Literals, ABC):
         self.stack = []
 
     def op_pop(self) -> None:
-        self.count(IDLE)
+        self.charge(IDLE)
         if self.stack:
             self.dropped.append(self.stack.pop())
         else:
             self.loose_to_mark()
 
     def op_pop_mark(self) -> None:
-        self.count(IDLE)
+        self.charge(IDLE)
         self.dropped += self.loose_to_mark()
 
     def op_dup(self) -> None:
-        self.count(IDLE)
+        self.charge(IDLE)
         top = self.stack[-1]
         if isinstance(top, Text):
             self.shared_texts.add(top.at)

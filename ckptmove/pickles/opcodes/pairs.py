@@ -1,7 +1,8 @@
-"""Store the pairs of a long dict as two rows, with keys as plain text.
+"""Store the pairs of a dict as two rows, with keys as plain text.
 
 A pair as a tuple takes seventy bytes, and a key with its offset ninety bytes more than its text,
-while a file may need only ten bytes for both.
+while a file may need only ten bytes for both. That matters in long dicts, and in records: short
+dicts of numbers under the same keys, such as the entries of a log, of which there may be very many.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, MutableSequence, Seque
 from typing import Any, TypeAlias, overload
 
 from ...manifest.device import may_be_tag
-from ..nodes import Items, Node, Text, are_plain
+from ..nodes import Dict, Items, Node, Text, are_plain
 from .mixed_rows import MixedRow
 from .rows import extended, packed
 
 _LONG = 1 << 10  # pairs; a pickler sets a thousand at once
 _SHORT = 64  # characters; shorter keys are stored as plain text
+_LARGEST_RECORD = 64  # pairs
+_LEAST_PACKED = 3  # values of one type
+_MOST_KINDS = 1 << 10  # kinds of records whose keys are stored once
+_TEXTS = frozenset((str, Text))
 
 Pair: TypeAlias = "tuple[Node, Node]"
 
@@ -26,7 +31,8 @@ class Pairs(MutableSequence["tuple[Node, Node]"]):
     __slots__ = ("keys", "values")
 
     def __init__(self) -> None:
-        self.keys: Items = []
+        #: a row, or the tuple of texts that records share: then the values are plain
+        self.keys: Any = []
         self.values: Items = []
 
     def __len__(self) -> int:
@@ -59,6 +65,7 @@ class Pairs(MutableSequence["tuple[Node, Node]"]):
         self.keys[part], self.values[part] = keys, values
 
     def __delitem__(self, at: int | slice) -> None:
+        self.loosen()
         del self.keys[at], self.values[at]
 
     def insert(self, at: int, pair: Pair) -> None:
@@ -75,8 +82,42 @@ class Pairs(MutableSequence["tuple[Node, Node]"]):
     def add(self, flat: Sequence[Node]) -> None:
         """Add alternating keys and values."""
         keys, values = list(map(_plain_key, flat[::2])), flat[1::2]
-        self.keys = extended(self.keys, keys) if self.keys else packed(keys)
+        before = list(self.keys) if isinstance(self.keys, tuple) else self.keys
+        self.keys = extended(before, keys) if before else packed(keys)
         self.values = extended(self.values, list(values)) if self.values else packed(list(values))
+
+
+class Records:
+    """The kinds of records of one pickle, which share their keys."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[Node, ...], tuple[str, ...]] = {}
+
+    def pairs_of(self, flat: Sequence[Node]) -> Pairs | None:
+        """The pairs of a dict as a record, from alternating keys and values; None if it is none."""
+        if not 4 <= len(flat) <= 2 * _LARGEST_RECORD:
+            return None
+        values, keys = flat[1::2], tuple(flat[::2])
+        if not are_plain(values) or not _TEXTS.issuperset(map(type, keys)):
+            return None
+        known = self._kinds.get(keys)
+        if known is None:
+            plain = tuple(map(_plain_key, keys))
+            if Text in map(type, plain) or len(set(plain)) < len(plain):
+                return None
+            if len(self._kinds) == _MOST_KINDS:
+                self._kinds.clear()
+            known = self._kinds[keys] = plain  # type: ignore[assignment] # as just told
+        found = Pairs()
+        found.keys, found.values = known, packed(list(values), _LEAST_PACKED)
+        return found
+
+
+def record_of(node: Node) -> Pairs | None:
+    """The pairs of a record; None for any other node."""
+    if type(node) is Dict and type(node.pairs) is Pairs and type(node.pairs.keys) is tuple:
+        return node.pairs
+    return None
 
 
 def with_pairs(pairs: MutableSequence[Pair], flat: list[Node]) -> MutableSequence[Pair]:
@@ -101,11 +142,15 @@ def with_pairs(pairs: MutableSequence[Pair], flat: list[Node]) -> MutableSequenc
 
 
 def changed(pairs: MutableSequence[Pair], change: Callable[[Node], Node]) -> MutableSequence[Pair]:
-    """Pairs with each key and value replaced by `change`; a long row is changed in place."""
+    """Pairs with each key and value replaced by `change`; a long row is changed in place.
+
+    Records remain as they are.
+    """
     if not isinstance(pairs, Pairs):
         return [(change(key), change(value)) for key, value in pairs]
-    for row in (pairs.keys, pairs.values):
-        change_each(row, change)
+    if not isinstance(pairs.keys, tuple):
+        for row in (pairs.keys, pairs.values):
+            change_each(row, change)
     return pairs
 
 

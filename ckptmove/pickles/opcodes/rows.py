@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+from ...sources.budget import ITEM
 from ..flag_row import FlagRow
 from ..nodes import Items, Node, are_plain
 from .mixed_rows import MixedRow, is_worth_it
@@ -31,6 +32,7 @@ _TYPES = [kind for kind, _, _ in _INTEGERS]
 _FLAGS = frozenset((bool, type(None)))
 _PACKED = frozenset((int, float, *_FLAGS))
 _FLAG_OPCODES = {ord("N"): None, 0x88: True, 0x89: False}
+_MEMORY_OF_FLAG = 12  # more than it takes in memory, since as JSON each takes six characters
 _BINFLOAT, _BININT, _BININT1, _BININT2 = b"GJKM"
 #: For each opcode: its length with the number, and the array type of such numbers.
 _NUMBERS = {_BINFLOAT: (9, "d"), _BININT: (5, "i"), _BININT1: (2, "B"), _BININT2: (3, "H")}
@@ -151,16 +153,15 @@ def _joined(row: array[Any] | FlagRow, more: Items) -> Items | None:
     return row
 
 
-def words(row: Items) -> int:
-    """The memory of a row in words of eight bytes, without the objects that its items refer to."""
+def memory_of(row: Items) -> int:
+    """The price of a row in bytes of memory, without the objects that its items refer to."""
     if type(row) is list:
-        return len(row)
+        return ITEM * len(row)
     if isinstance(row, array):
-        return (len(row) * row.itemsize >> 3) + 1
+        return len(row) * row.itemsize
     if isinstance(row, FlagRow):
-        # more than it takes in memory, since as JSON each item takes six characters
-        return (len(row) >> 1) + 1
-    return len(row) + (len(row.others) if isinstance(row, MixedRow) else 0)
+        return _MEMORY_OF_FLAG * len(row)
+    return 9 * len(row) + (ITEM * len(row.others) if isinstance(row, MixedRow) else 0)
 
 
 def flags(data: bytes, at: int, end: int) -> Iterator[tuple[list[Node], int]]:

@@ -32,14 +32,13 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from operator import attrgetter, gt
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...manifest.device import may_be_tag
-from ...sources.budget import CONTAINERS, SHARES, STORAGES, TEXTS, TUPLES, VALUES, Budget
+from ...sources.budget import Budget
 from ..nodes import Global, Node, Text, Tuple
 from .machine import Machine
-from .marked_stack import MOST_MARKS
 from .memo import UNFILLED
 from .plain_tensors import Form, Names, PlainTensor, StorageForm, StorageReference
 
@@ -67,11 +66,8 @@ _PUTS = (4, 7, 9, 12, 14, 16, 17, 19)
 _WITHIN = {9: -1, 12: 2, 14: 3, 16: 5, 17: -2}
 _GETS = re.compile(_GET, re.DOTALL)
 _INTS = re.compile(_INT, re.DOTALL)
-#: The kinds that tensors count towards, in the order of a `_room`.
-_COUNTED = (CONTAINERS, TUPLES, TEXTS, STORAGES, VALUES)
 _LONGEST_KEY = 12
 _KEY_HEAD = 5  # bytes before the number of a storage: BINUNICODE and its length
-_LONGEST_ROW = 32  # more nodes than the sequence needs on the stack
 _MOST_RECENT = 4  # layouts that are tried before the pattern
 _NONE = Global("", "", -1)  # stands for a name that was not found yet
 _AT = attrgetter("at")
@@ -87,8 +83,6 @@ class _Usual(NamedTuple):
     recalled: tuple[tuple[int, Node], ...]
     #: the location, or None if a GET recalls it
     location: str | None
-    #: by kind, as for a budget
-    counts: tuple[int, int, int, int]
 
 
 class _Layout(NamedTuple):
@@ -127,8 +121,6 @@ class TensorMachine(Machine):
         self._known: dict[tuple[Any, ...], _Layout] = {}
         self._recent: list[_Layout] = []
         self._refilled = 0
-        # The limits for calls, tuples, texts, storages and values, as last computed.
-        self._room = (0, 0, 0, 0, 0)
 
     def push_global(self, module: str, name: str) -> None:
         """Like `Machine.push_global`; remembers the two names that the sequence needs."""
@@ -192,7 +184,7 @@ class TensorMachine(Machine):
                 return
             self.recalled.add(key)
             text = node
-        if not self._has_room(usual.counts, layout.has_key):
+        if not self.fits_sequence(layout.nbytes):
             return
         # From here on the sequence is taken.
         place = usual.recalled[-1][1] if usual.location is None else usual.location
@@ -210,7 +202,10 @@ class TensorMachine(Machine):
             filled[1 if key_put else 0] = here
         memo.take(slots, filled)
         self.shared_texts.add(usual.storage.word.at)
-        if not layout.has_key:
+        if layout.has_key:
+            self.named_at = at
+            self.allow_storage()
+        else:
             self.shared_texts.add(text.at)
         self.persistents.append(storage)
         self.calls.append(tensor)
@@ -281,33 +276,8 @@ class TensorMachine(Machine):
         numel, offset = counts
         names = Names(self._rebuild, self._hooks, self.empty_tuple)
         form = Form(names, offset, sizes, strides, hooks[0] == _TRUE)
-        marked = (shape[first.end()] == _MARK) * len(sizes) + (stride[0] == _MARK) * len(strides)
-        needed = (2, 2 + bool(sizes) + bool(strides), 1, 11 + marked)
         storage = StorageForm(word, kind, numel)
-        return _Usual(form, storage, tuple(recalled), place, needed)
-
-    def _has_room(self, counts: tuple[int, int, int, int], literal_key: bool) -> bool:
-        """Count what the opcodes would count; False if that comes near a limit."""
-        if len(self.below) > MOST_MARKS - _LONGEST_ROW:
-            return False
-        used, room = self.used, self._room
-        calls, tuples, texts, values = counts
-        calls += used[CONTAINERS]
-        tuples += used[TUPLES]
-        texts += used[TEXTS] + literal_key
-        storages = used[STORAGES] + 1
-        values += used[VALUES]
-        stacked = values + self.waiting + len(self.stack) + _LONGEST_ROW
-        needed = calls, tuples, texts, storages, stacked
-        if any(map(gt, needed, room)):
-            rooms, at = self.rooms, self.position
-            allowed = (rooms[kind] + at // SHARES[kind] for kind in _COUNTED)
-            self._room = room = tuple(allowed)  # type: ignore[assignment] # as many as are counted
-            if any(map(gt, needed, room)):
-                return False
-        used[CONTAINERS], used[TUPLES], used[TEXTS] = calls, tuples, texts
-        used[STORAGES], used[VALUES] = storages, values
-        return True
+        return _Usual(form, storage, tuple(recalled), place)
 
     def _inside(self, storage: StorageReference, slot: int) -> Node:
         """The node that a tensor's sequence put into a slot; not the tensor itself or its texts."""

@@ -17,7 +17,7 @@ from ..flag_row import FlagRow
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
 from ..opcodes.literals import may_be_checkpoint
 from ..opcodes.mixed_rows import MixedRow, is_worth_it, parts_of
-from ..opcodes.pairs import with_pairs
+from ..opcodes.pairs import Pairs, Records, with_pairs
 from ..opcodes.rows import packed
 from .spelling import MAX_BITS, Term, are_terms, has_surrogates, shareable
 
@@ -58,6 +58,7 @@ class _Reading:
         self.kinds_met = kinds_met
         self.places = count(base)
         self.empty = Tuple([], next(self.places))
+        self.records = Records()
         #: the nodes that may occur again, by their numbers
         self.shared: list[Node] = []
         #: the numbers of nodes that are not yet complete
@@ -143,6 +144,10 @@ class _Reading:
                 return self.leaf(term)
             self.kinds_met.add(kind)
             return known(term)
+        if isinstance(term, Pairs):
+            node = Dict()
+            node.pairs = term
+            return node
         if isinstance(term, _ROWS):
             return List(self.row(term))
         if term is None or isinstance(term, bool):
@@ -235,7 +240,8 @@ class _Reading:
         """Give a node its pairs, once all keys and values exist."""
 
         def pair(flat: Items) -> None:
-            node.pairs = with_pairs([], list(flat))
+            record = self.records.pairs_of(flat) if type(node) is Dict else None
+            node.pairs = with_pairs([], list(flat)) if record is None else record
 
         self.todo.append((pair, _LATER, flat))
 

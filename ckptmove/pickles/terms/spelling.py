@@ -17,8 +17,9 @@ from ...errors import UnsupportedError
 from ..flag_row import FlagRow
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Tuple, are_plain
 from ..opcodes.mixed_rows import MixedRow, parts_of
+from ..opcodes.pairs import record_of
 
-#: A plain JSON value, or an array of numbers.
+#: A plain JSON value, an array of numbers, or the pairs of a record.
 Term: TypeAlias = Any
 #: Returns the term of a call, a persistent id or a blob that the caller knows; else None.
 Leaf: TypeAlias = Callable[[Node], "dict[str, Any] | None"]
@@ -51,18 +52,21 @@ def to_terms(
     leaf: Leaf,
     most_characters: int | None = None,
     foretelling: Foretelling | None = None,
+    *,
+    records: bool = False,
 ) -> Term:
     """The term of a graph, which may be cyclic and of any depth.
 
-    The term must not be changed: rows of numbers are those of the graph, not copies. `leaf` is
+    The term must not be changed: rows and records are those of the graph, not copies. `leaf` is
     called for each call, persistent id and blob, once and in order. Its result is the term, and
     everything below the node is ignored; if it returns None, the node is spelled like any other.
     `foretelling` is called before anything is spelled, if many nodes occur again, and may raise.
+    `records`: whether the term may have the pairs of records instead of objects.
 
     TooLong if the term has more text than `most_characters`; UnsupportedError if the graph has
     bytes that were skipped, or names or calls that no loadable pickle has.
     """
-    spelling = _Spelling(root, leaf, most_characters, counting=foretelling is not None)
+    spelling = _Spelling(root, leaf, most_characters, foretelling is not None, records)
     if foretelling is not None and spelling.met_again_count > _MANY_AGAIN:
         foretelling(*spelling.foretold())
     return spelling.run()
@@ -141,10 +145,10 @@ class _Spelling:
     """A graph while it is written as terms."""
 
     def __init__(
-        self, root: Node, leaf: Leaf, most_characters: int | None, *, counting: bool
+        self, root: Node, leaf: Leaf, most_characters: int | None, counting: bool, records: bool
     ) -> None:
         """`counting`: whether to estimate the length of the JSON."""
-        self.root, self.counting = root, counting
+        self.root, self.counting, self.records = root, counting, records
         self.room = most_characters
         #: `id()` of a node → the term that `leaf` returned
         self.leaves: dict[int, Term] = {}
@@ -186,6 +190,12 @@ class _Spelling:
                     self.leaves[id(node)] = term
                     continue
             self.note(node)
+            record = record_of(node)
+            if record is not None and are_terms(record.values):
+                for key in record.keys:
+                    self.note(key)
+                self.most += _MOST_OF_NUMBER * len(record)
+                continue
             inside = _inside(node)
             others = [] if are_terms(inside) else parts_of(inside)
             self.most += _MOST_OF_NUMBER * (len(inside) - len(others))
@@ -342,6 +352,11 @@ class _Spelling:
         return _scalar(node)
 
     def dictionary(self, node: Dict) -> Term:
+        record = record_of(node) if self.records else None
+        if record is not None and all(map(self.is_name, record.keys)) and are_terms(record.values):
+            for key in record.keys:
+                self.spend(key)
+            return record  # as rows of numbers
         keys = [key for key, _ in node.pairs if isinstance(key, str) and self.is_name(key)]
         term: dict[str, Term] = dict.fromkeys(map(str, keys))
         if len(term) != len(node.pairs):

@@ -8,14 +8,15 @@ from array import array
 from collections.abc import Callable, Iterator
 from itertools import accumulate, chain
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import CorruptError, UnsupportedError
 from ..flag_row import FlagRow
 from ..nodes import Items
 from ..opcodes.mixed_rows import MixedRow, is_worth_it
+from ..opcodes.pairs import Pairs, Records
 from ..opcodes.rows import extended, packed
-from .spelling import Term
+from .spelling import Term, are_terms, has_surrogates
 
 #: The deepest nesting of the text: `json` recurses, and Python's stack is 1000 calls.
 MAX_DEPTH = 500
@@ -41,6 +42,7 @@ _LONG_RUN = re.compile(
 )
 _OF_NUMBERS_ALONE = re.compile("[-+.,0-9eE]+")
 _PART = 1 << 16  # numbers of a row, or characters, that are converted at once
+_Aside: TypeAlias = "array[Any] | FlagRow | MixedRow | Pairs"
 _ROW = "NaN"  # a constant that Python reads but JSON does not have; stands for a row
 #: A text that occurs in no term; it stands for a row as well.
 _NO_TEXT, _NO_TEXT_ESCAPED = "\ud800", "\\ud800"
@@ -55,7 +57,7 @@ def term_json(term: Term) -> str:
 
     UnsupportedError if it is too deep or too large.
     """
-    text = "".join(json_parts(term, bounded=True))
+    text = "".join(_joined_parts(json_parts(term, bounded=True)))
     excess = _excess(text, _runs_within(text))
     if excess is not None:
         raise UnsupportedError(excess)
@@ -65,12 +67,12 @@ def term_json(term: Term) -> str:
 def json_parts(term: Term, *, bounded: bool = False) -> Iterator[str]:
     """The JSON of `term_json` in parts, however large.
 
-    Rows of numbers are converted piece by piece. `bounded`: UnsupportedError if it has too many
+    Rows and records are converted piece by piece. `bounded`: UnsupportedError if it has too many
     texts, before the parts are joined.
     """
-    rows: list[array[Any] | FlagRow | MixedRow] = []
+    rows: list[_Aside] = []
 
-    def set_aside(row: array[Any] | FlagRow | MixedRow) -> str:
+    def set_aside(row: _Aside) -> str:
         rows.append(row)
         return _NO_TEXT
 
@@ -85,20 +87,36 @@ def json_parts(term: Term, *, bounded: bool = False) -> Iterator[str]:
     del parts
     others = text.split(f'"{_NO_TEXT_ESCAPED}"') if rows else [text]
     del text
+    encode = _encoder().encode
     for before, row in zip(others, rows, strict=False):
+        if isinstance(row, Pairs):
+            yield before + encode(dict(iter(row)))
+            continue
         yield f"{before}["
         for at in range(0, len(row), _PART):
-            yield ("," if at else "") + _encoder().encode(list(row[at : at + _PART]))[1:-1]
+            yield ("," if at else "") + encode(list(row[at : at + _PART]))[1:-1]
         yield "]"
     yield others[-1]
+
+
+def _joined_parts(parts: Iterator[str]) -> Iterator[str]:
+    """The same text in fewer parts: that of a record is no longer than a string object."""
+    held, length = list[str](), 0
+    for part in parts:
+        held.append(part)
+        length += len(part)
+        if length > _CHUNK:
+            yield "".join(held)
+            held, length = [], 0
+    yield "".join(held)
 
 
 def parse_term(text: str) -> Term:
     """Parse JSON text that all readers read alike; long rows of numbers become arrays.
 
-    Rows that mix numbers with other values become `MixedRow`. CorruptError if an object has a key
-    twice, if a number is invalid or fits neither a double nor a 64-bit integer, or if the text is
-    too deep or too large.
+    Rows that mix numbers with other values become `MixedRow`, and objects within others that are
+    records become their pairs. CorruptError if an object has a key twice, if a number is invalid or
+    fits neither a double nor a 64-bit integer, or if the text is too deep or too large.
     """
     runs = _runs_within(text)
     excess = _excess(text, runs)
@@ -116,7 +134,7 @@ def parse_term(text: str) -> Term:
     try:
         term = json.loads(
             _ROW.join(others),
-            object_pairs_hook=_unique,
+            object_pairs_hook=_Objects().unique,
             parse_int=_integer_parser(others),
             parse_float=_finite,
             parse_constant=constant,
@@ -125,11 +143,13 @@ def parse_term(text: str) -> Term:
         raise CorruptError(_too_deep()) from None
     except ValueError:
         raise CorruptError("the saved tree is not JSON") from None
+    if isinstance(term, Pairs):
+        return dict(iter(term))
     return term if all(run.is_row for run in runs) else _joined(term)
 
 
 def _encoder(
-    default: Callable[[array[Any] | FlagRow | MixedRow], str] | None = None,
+    default: Callable[[_Aside], str] | None = None,
 ) -> json.JSONEncoder:
     return json.JSONEncoder(
         separators=(",", ":"), allow_nan=False, check_circular=False, default=default
@@ -299,11 +319,21 @@ def _without_escapes(content: bytes) -> bytes:
     return content.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
-def _unique(pairs: list[tuple[str, Term]]) -> dict[str, Term]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise CorruptError("the saved tree has an object that says something twice")
-    return found
+class _Objects:
+    """The objects of one text."""
+
+    def __init__(self) -> None:
+        self._records = Records()
+
+    def unique(self, pairs: list[tuple[str, Term]]) -> dict[str, Term] | Pairs:
+        """An object, or the pairs of a record."""
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise CorruptError("the saved tree has an object that says something twice")
+        record = self._records.pairs_of(list(chain.from_iterable(pairs)))
+        if record is None or "$" in found or any(map(has_surrogates, found)):
+            return found
+        return record if are_terms(record.values) else found
 
 
 def _integer_parser(parts: list[str]) -> Callable[[str], int] | None:

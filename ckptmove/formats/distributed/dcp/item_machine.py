@@ -9,15 +9,13 @@ both ways.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import gt
 from typing import NamedTuple
 
 from ....manifest.device import may_be_tag
 from ....pickles.nodes import NOTHING, Call, Dict, Global, List, Node, Text, Tuple
-from ....pickles.opcodes.marked_stack import MOST_MARKS
 from ....pickles.opcodes.memo import UNFILLED
 from ....pickles.walk import Pickle, walk
-from ....sources.budget import CONTAINERS, PAIRS, SHARES, TEXTS, TUPLES, VALUES, Budget
+from ....sources.budget import Budget
 from ..boxes import Box
 from .item_patterns import ANY, CHUNK_CLASS, INTS, MEMOIZE, PATTERNS, SIZE, Pattern
 from .metadata_walk import (
@@ -32,13 +30,9 @@ from .metadata_walk import (
     text_of,
 )
 
-_LONGEST_ROW = 64  # more nodes than a sequence needs on the stack, without its chunks
 _LONGEST_KNOWN, _MOST_KNOWN = 1 << 12, 8  # bytes of a tensor that is cached; how many are cached
-_COUNTED = (CONTAINERS, TUPLES, TEXTS, PAIRS, VALUES)
 _LONG1, _SHORT_TEXT = 0x8A, b"\x8c"
 _MARK, _APPEND, _APPENDS, _CLOSE = b"(", b"a", b"e", b"ub"
-#: The numbers of containers, tuples, texts, pairs and values.
-_Counts = tuple[int, int, int, int, int]
 
 
 class _Size(NamedTuple):
@@ -46,8 +40,6 @@ class _Size(NamedTuple):
 
     sizes: tuple[int, ...]
     nodes: tuple[Node, ...]  # nodes that are put into slots
-    tuples: int  # how many tuples are closed
-    values: int  # how many values are within marks
 
 
 class _Found(NamedTuple):
@@ -64,7 +56,6 @@ class _Sequence(NamedTuple):
     end: int
     content: Content
     nodes: list[Node]  # nodes that are put into slots, after the object itself
-    counts: _Counts
 
 
 class _Tensor(NamedTuple):
@@ -75,12 +66,11 @@ class _Tensor(NamedTuple):
     before: list[Node]  # nodes that are put into slots before the list of chunks
     chunks: list[Record]
     after: list[Node]
-    counts: _Counts
 
     def at(self, start: int) -> _Sequence:
         """The sequence at the offset `start`."""
         nodes = [*self.before, List([*self.chunks]), *self.after]  # type: ignore[list-item]
-        return _Sequence(start + len(self.raw), self.content, nodes, self.counts)
+        return _Sequence(start + len(self.raw), self.content, nodes)
 
 
 def walk_metadata(data: bytes, budget: Budget) -> Pickle:
@@ -106,7 +96,6 @@ class ItemMachine(MetadataMachine):
         self._tensors: list[_Tensor] = []  # the most recent ones
         self._gets: dict[str, bytes] = {}  # the GETs of the classes of usual objects
         self._refilled = 0
-        self._room = [0] * len(_COUNTED)
         self._patterns = PATTERNS[b""]
         self._size_class: Node = None
 
@@ -153,35 +142,13 @@ class ItemMachine(MetadataMachine):
         found = _READERS[kind](self, start)
         if found is None or found.end > self.frame_end >= 0 or not memo.is_row:
             return None
-        if not self._has_room(found.counts):
+        if not self.fits_sequence(found.end - start):
             return None
         record = Record(kind, found.content)
         if put == MEMOIZE:
             memo.memoize([record, *found.nodes])  # type: ignore[list-item]
         self.position = found.end
         return record
-
-    def _has_room(self, counts: _Counts) -> bool:
-        """Count what the opcodes would count; False if that comes near a limit."""
-        if len(self.below) > MOST_MARKS - _LONGEST_ROW:
-            return False
-        used = self.used
-        containers, tuples, texts, pairs, values = counts
-        stacked = self.waiting + len(self.stack) + values + _LONGEST_ROW
-        containers += used[CONTAINERS]
-        tuples += used[TUPLES]
-        texts += used[TEXTS]
-        pairs += used[PAIRS]
-        values += used[VALUES]
-        needed = containers, tuples, texts, pairs, values + stacked
-        if any(map(gt, needed, self._room)):
-            rooms, at = self.rooms, self.position
-            self._room = [rooms[kind] + at // SHARES[kind] for kind in _COUNTED]
-            if any(map(gt, needed, self._room)):
-                return False
-        used[CONTAINERS], used[TUPLES], used[TEXTS] = containers, tuples, texts
-        used[PAIRS], used[VALUES] = pairs, values
-        return True
 
     # -- the sequences of objects ----------------------------------------------------------------
 
@@ -193,9 +160,8 @@ class ItemMachine(MetadataMachine):
         offsets, sizes = map(self._size, found.numbers)
         if offsets is None or sizes is None:
             return None
-        counts = (4, offsets.tuples + sizes.tuples, 0, 2, 4 + offsets.values + sizes.values)
         box, put = Box(offsets.sizes, sizes.sizes), [_EMPTIED, *offsets.nodes, *sizes.nodes]
-        return _Sequence(found.end, box, put, counts)
+        return _Sequence(found.end, box, put)
 
     def read_index(self, start: int) -> _Sequence | None:
         """The sequence of an index."""
@@ -211,8 +177,7 @@ class ItemMachine(MetadataMachine):
             return None
         is_new = isinstance(text, Text) and text.at >= self.at
         put = [_EMPTIED, text, *offsets.nodes] if is_new else [_EMPTIED, *offsets.nodes]
-        counts = (3, offsets.tuples, int(is_new), 3, 6 + offsets.values)
-        return _Sequence(found.end, Index(text_of(text), offsets.sizes), put, counts)
+        return _Sequence(found.end, Index(text_of(text), offsets.sizes), put)
 
     def read_place(self, start: int) -> _Sequence | None:
         """The sequence of the place of an item."""
@@ -222,9 +187,7 @@ class ItemMachine(MetadataMachine):
         (at, nbytes), name = map(_integer, found.numbers), found.nodes[1]
         if type(name) is not Text or may_be_tag(name) or at < 0 or nbytes < 0:
             return None
-        return _Sequence(
-            found.end, ItemRange(file_of(name), at, nbytes), [_EMPTIED], (2, 0, 0, 3, 6)
-        )
+        return _Sequence(found.end, ItemRange(file_of(name), at, nbytes), [_EMPTIED])
 
     def read_tensor(self, start: int) -> _Sequence | None:
         """The sequence of a tensor, with those of its chunks."""
@@ -244,21 +207,18 @@ class ItemMachine(MetadataMachine):
         shape, chunks = self._size(found.numbers[0]), self._chunks(found.end)
         if not isinstance(dtype, Global) or dtype.module != "torch" or not shape or not chunks:
             return None
-        end, records, after, counts = chunks
-        is_new = len(before) > 1
-        own = 4 + is_new, shape.tuples + is_new, 0, 3, 6 + 5 * is_new + shape.values
+        end, records, after = chunks
         boxes = tuple(each.content for each in records if isinstance(each.content, Box))
         content = Description(dtype, shape.sizes, boxes)
-        raw, counts = self.data[start:end], _sum(own, counts)
-        known = _Tensor(raw, content, [*before, *shape.nodes], records, after, counts)
+        raw = self.data[start:end]
+        known = _Tensor(raw, content, [*before, *shape.nodes], records, after)
         if len(raw) <= _LONGEST_KNOWN:
             self._tensors = [known, *self._tensors[: _MOST_KNOWN - 1]]
         return known.at(start)
 
-    def _chunks(self, at: int) -> tuple[int, list[Record], list[Node], _Counts] | None:
+    def _chunks(self, at: int) -> tuple[int, list[Record], list[Node]] | None:
         """The chunks that are added to a list from an offset on, up to the end of its object."""
         data, records, put = self.data, list[Record](), list[Node]()
-        counts: _Counts = (0, 0, 0, 0, 0)
         while not data.startswith(_CLOSE, at):
             is_marked = data.startswith(_MARK, at)
             at, before = at + is_marked, len(records)
@@ -268,12 +228,12 @@ class ItemMachine(MetadataMachine):
                     break
                 records.append(Record(CHUNK_CLASS, chunk.content))
                 put += (records[-1], *chunk.nodes)  # type: ignore[arg-type] # as `MetadataMachine`
-                counts, at = _sum(counts, chunk.counts), chunk.end
+                at = chunk.end
             added = len(records) - before
             if not added or not data.startswith(_APPENDS if is_marked else _APPEND, at):
                 return None
-            counts, at = _sum(counts, (0, 0, 0, 0, added)), at + 1
-        return at + len(_CLOSE), records, put, counts
+            at += 1
+        return at + len(_CLOSE), records, put
 
     # -- parts of sequences ------------------------------------------------------------------------
 
@@ -328,7 +288,6 @@ class ItemMachine(MetadataMachine):
         if found is None:
             numbers = tuple(map(_integer, INTS.findall(raw)))
             width = {0x85: 1, 0x86: 2, 0x87: 3}.get(raw.removesuffix(MEMOIZE)[-1])
-            is_marked = raw.startswith(_MARK)
             if (numbers and min(numbers) < 0) or width not in (None, len(numbers)):
                 return None
             known = self.sizes.get(numbers)
@@ -337,15 +296,8 @@ class ItemMachine(MetadataMachine):
                 known = self.sizes[numbers] = Sizes(self._size_class, args, numbers, self.at)
             is_new = raw != b")"
             nodes = (*known.row[:is_new], known.args, known)
-            values = len(numbers) if is_marked else 0
-            found = self._sizes_of[raw] = _Size(numbers, nodes, 1 + is_new, values)
+            found = self._sizes_of[raw] = _Size(numbers, nodes)
         return found
-
-
-def _sum(one: _Counts, other: _Counts) -> _Counts:
-    a, b, c, d, e = one
-    f, g, h, i, j = other
-    return a + f, b + g, c + h, d + i, e + j
 
 
 def _get(slot: int) -> bytes:

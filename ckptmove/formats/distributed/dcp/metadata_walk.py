@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from ....errors import CorruptError, UnsupportedError
 from ....pickles.nodes import NOTHING, Call, Dict, Global, List, Node, Tuple
 from ....pickles.opcodes.machine import Machine
-from ....sources.budget import CONTAINERS, VALUES, Budget
+from ....sources.budget import CONTAINER, ITEM, Budget
 from ....torch_pickle.values.persistent_ids import is_size
 from ....torch_pickle.values.strided import MOST_DIMENSIONS
 from ..boxes import Box
@@ -119,7 +119,7 @@ class MetadataMachine(Machine):
         kind = self.kinds.get(id(stack[-2]))
         if kind is None or stack[-1] is not self.empty_tuple:
             return super().op_newobj()
-        self.count(CONTAINERS)
+        self.charge(CONTAINER)
         stack.pop()
         # Only `metadata` sees it: as a node it would be ten times as large.
         stack[-1] = Record(kind)  # type: ignore[call-overload]
@@ -154,7 +154,7 @@ class MetadataMachine(Machine):
         inner = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else None
         if not isinstance(inner, Tuple) or not isinstance(args, Tuple):
             return super().op_reduce()
-        self.count(CONTAINERS)
+        self.charge(CONTAINER)
         self._count_row(inner)
         sizes = sizes_of(inner)
         known = self.sizes.get(sizes)
@@ -168,7 +168,7 @@ class MetadataMachine(Machine):
     def _count_row(self, node: Node) -> None:
         """Count a long row that is copied: very many objects may share one."""
         if isinstance(node, (List, Tuple)) and len(node.items) > MOST_DIMENSIONS:
-            self.count(VALUES, len(node.items))
+            self.charge(ITEM * len(node.items))
 
 
 # -- nodes -----------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def fields_of(node: Node) -> dict[str, Node]:
     for key, _ in node.pairs:
         if not isinstance(key, str):
             raise malformed("a name is not a string")
-    return dict(node.pairs)  # type: ignore[arg-type] # its keys are strings
+    return dict(iter(node.pairs))  # type: ignore[arg-type] # its keys are strings
 
 
 def file_of(node: Node) -> str:

@@ -1,0 +1,143 @@
+"""What a file makes us build has a price, which is what it takes; who trusts it can insist."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.pickles.walk import walk
+from ckptmove.sources.budget import VARIABLE, Boundless, Budget, Excess
+from tests.conftest import RunCli
+from tests.making.bombs import FLOODS, zipped
+
+_LOGGED = ("epoch", "loss", "lr", "grad_norm", "eval_loss", "eval_runtime", "eval_accuracy")
+#: A tenth of what real programs keep beside tensors, and what is to be read.
+RIGHT: dict[str, Callable[[], object]] = {
+    "log": lambda: [
+        {"epoch": n, "step": 3 * n, "loss": n / 7, "lr": n / 9, "time": n / 11}
+        for n in range(10_000)
+    ],
+    "log of eight": lambda: [{"step": n, **dict.fromkeys(_LOGGED, n / 9)} for n in range(9_000)],
+    "vocabulary": lambda: {f"word{n}": n for n in range(25_000)},
+    "merges": lambda: [(f"a{n}", f"b{n}") for n in range(10_000)],
+    "numbers": lambda: [37 * n for n in range(100_000)],
+    "file names": lambda: [f"images/{n:08}.jpg" for n in range(35_000)],
+}
+SHARE_OF_FLOOR = 0.1
+
+
+def memory_of(data: bytes) -> tuple[int, int]:
+    """The bytes that the walk of a pickle takes, and the price of it."""
+    budget = Budget()
+    budget._room = 1 << 50
+    walk(data, budget=Boundless())  # what is made once is there
+    tracemalloc.start()
+    found = walk(data, budget=budget)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del found
+    return taken, (1 << 50) + len(data) - budget.room
+
+
+@pytest.mark.parametrize("name", sorted(set(FLOODS) - {"blobs", "marks", "tuple_keys"}))
+def test_the_price_is_no_less_than_what_is_taken(name: str) -> None:
+    first, again, last = FLOODS[name]
+    taken, price = memory_of(b"\x80\2" + first + again * 3000 + last)
+    assert taken < price + 2 * 3000 * len(again) + 100_000
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_programs_keep_is_within(name: str) -> None:
+    data = pickle.dumps(RIGHT[name](), 2)
+    budget = Budget()
+    floor = budget.room
+    walk(data, budget=budget)
+    assert floor - budget.room <= SHARE_OF_FLOOR * floor
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("zip_format", [True, False])
+def test_tensors_make_the_budget_grow(protocol: int, zip_format: bool, tmp_path: Path) -> None:
+    state = {f"layer.{n}.weight": torch.zeros(1) for n in range(300)}
+    moments = {n: {"step": n, "exp_avg": torch.zeros(1)} for n in range(300)}
+    out = io.BytesIO()
+    torch.save(
+        {"model": state, "optimizer": {"state": moments}},
+        out,
+        pickle_protocol=protocol,
+        _use_new_zipfile_serialization=zip_format,
+    )
+    path = tmp_path / "run.pt"
+    path.write_bytes(out.getvalue())
+    floor, budgets = Budget().room, list[Budget]()
+
+    class Noted(Budget):
+        def __init__(self) -> None:
+            super().__init__()
+            budgets.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckptmove.formats.session.Budget", Noted)
+        ckptmove.inspect(path)
+    assert all(each.room >= floor for each in budgets)
+
+
+def dense(folder: Path) -> Path:
+    path = folder / "log.pt"
+    data = pickle.dumps([{"a": n, "b": n / 2} for n in range(300_000)], 2)
+    path.write_bytes(zipped(data))
+    return path
+
+
+def test_a_dense_file_is_refused_unless_one_insists(run_cli: RunCli, tmp_path: Path) -> None:
+    """The line says what it would take, and how to insist; that reaches the workers of a batch."""
+    (tmp_path / "runs").mkdir()
+    path = dense(tmp_path / "runs")
+    (line,) = run_cli("inspect", path, exit=3).stderr.splitlines()
+    assert "far denser than what libraries write" in line
+    assert f"if you trust it: {VARIABLE}=1G" in line
+    trusting = {VARIABLE: "1G"}
+    run_cli("inspect", path, env=trusting, exit=0)
+    out = tmp_path / "out"
+    run_cli("batch", "relocate", path.parent, out, "--to", "cpu", env=trusting, exit=0)
+    assert (out / "log.pt").exists()
+
+
+def test_in_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dense(tmp_path)
+    with pytest.raises(Excess) as raised:
+        ckptmove.inspect(path)
+    assert raised.value.hint == f"if you trust it: {VARIABLE}=1G"
+    monkeypatch.setenv(VARIABLE, "1G")
+    assert not ckptmove.inspect(path).tensors
+
+
+@pytest.mark.parametrize("said", ["much", "-1", "2 G", "1e9", "G"])
+def test_a_size_that_is_none_is_said(said: str, run_cli: RunCli, tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    torch.save({"w": torch.zeros(1)}, path)
+    done = run_cli("inspect", path, env={VARIABLE: said}, exit=2)
+    assert f"is not a size (for example {VARIABLE}=2G)" in done.stderr
+
+
+@pytest.mark.parametrize("said", ["200000000", "200M", "200m", "200MB", "200MiB"])
+def test_sizes(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, said)
+    assert Budget().room in (200_000_000, 200 << 20)
+
+
+def test_a_smaller_size_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Budget().room
+    monkeypatch.setenv(VARIABLE, "1K")
+    assert Budget().room == before
+
+
+def test_ours_have_no_limit() -> None:
+    assert Boundless().room > 1 << 60

@@ -21,7 +21,7 @@ from ..display.phrases import plural
 from ..live.inventory.holdings import Ownership, holdings
 from ..live.tracing.causes.background import background
 from ..live.tracing.causes.costs import ran_elsewhere
-from ..live.tracing.causes.training_causes import stale_copies
+from ..live.tracing.causes.training_causes import gradients_of_copies, stale_copies
 from ..live.tracing.program.source_lines import error_line, raised_at
 from ..live.tracing.recording.history import History
 from ..live.tracing.recording.operations import is_table
@@ -31,7 +31,7 @@ from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.facts import Facts, facts
 from ..system.signals import HAS_TIMER, timer
 from .program_history import told_to
-from .script_causes import gradient_of_copy, models_never_called, optimizers_without_state
+from .script_causes import models_never_called, optimizers_without_state
 from .simulation.device_memory import NotSimulated
 from .simulation.script_host import call, hosting
 from .stage_fake import excused
@@ -42,6 +42,7 @@ _FEW_CALLS = 16
 _SPARE = 10  # the pause after a diagnosis, as a multiple of its duration
 _AGAIN = 1.0  # seconds after which a script that goes on is stopped again
 _UNWAITED = "not checked: whether the host waits before it uses pinned memory again after the copy"
+_IDLE = ": gradients were computed, and nothing that was watched was changed by them"
 _LIMIT = "the simulation can't continue"
 #: Exceptions that are the script's own fault, even if the text looks like one of the simulation.
 _OWN = (ModuleNotFoundError, FileNotFoundError, SyntaxError, NameError, EOFError, KeyboardInterrupt)
@@ -119,12 +120,8 @@ class _Run:
         due = few or last or ends or not between or now > self._due
         if recorder.steps <= self._wanted and due:
             self._look(now)
-        if not ends:
-            return
-        self._enough += 1
-        if self._enough > 2:  # the script catches every exception and goes on
-            tell(self.enough().to_json())
-        raise _Enough
+        if ends:
+            self._time_is_up()
 
     _stop_timer: Callable[[], None] | None = None
 
@@ -134,7 +131,7 @@ class _Run:
         if seconds and main and HAS_TIMER:
             self._stop_timer = timer(seconds, _AGAIN, self._time_is_up)
 
-    def _time_is_up(self, number: int, frame: object) -> None:
+    def _time_is_up(self, *signal: object) -> None:
         if self.is_fork:
             return
         self._enough += 1
@@ -240,7 +237,9 @@ class _Run:
             return self.diagnosed()
         if self.recorder.steps >= self._wanted:
             return self.diagnosis
-        return replace(self.diagnosis, trace=self.recorder.trace())
+        found = replace(self.diagnosis, trace=self.recorder.trace())
+        lost = gradients_of_copies(self.recorder.updates.reads.values(), self._device)
+        return found if found.is_wrong else replace(found, verdicts=(*found.verdicts, *lost))
 
     def enough(self) -> Diagnosis:
         """The diagnosis after the run was ended."""
@@ -268,8 +267,8 @@ class _Run:
 
     def _with_stale(self, found: Diagnosis) -> Diagnosis:
         """The diagnosis of a script that ended, plus its stale copies, which were not renewed."""
-        stale = () if found.is_wrong else stale_copies(self.recorder.stale.stale, self._device)
-        return replace(found, verdicts=(*found.verdicts, *stale))
+        stale = stale_copies(self.recorder.stale.stale, self._device)
+        return found if found.is_wrong else replace(found, verdicts=(*found.verdicts, *stale))
 
     def _not_run(self) -> tuple[str, ...]:
         """The parts of the script that were not run: later steps, evaluation, saving."""
@@ -289,9 +288,9 @@ class _Run:
             return _noted(replace(self._latest(), not_simulated=True), note)
         line = self._call(error_line(error))
         found = replace(self.diagnosed(line, error), not_run=self._not_run())
-        lost = gradient_of_copy(error, self._device, self.recorder.line_of_node)
-        if lost is not None:
-            return replace(found, verdicts=(replace(lost, evidence=(line,)),))
+        reads = self.recorder.updates.reads.values()
+        for lost in gradients_of_copies(reads, self._device) if "NoneType" in line else ():
+            return replace(found, verdicts=(replace(lost, evidence=(line, *lost.evidence)),))
         copied = self._copied_at(error) if found.is_wrong else ""
         if copied:
             first = found.verdicts[0]
@@ -339,7 +338,7 @@ class _Run:
             return _wrong(found, title, "read its output")
         if failed:
             return _noted(found, f"it exited with {code}")
-        if not failed and not recorder.steps and recorder.models.count >= self._wanted:
+        if not (recorder.steps or recorder.is_idle) and recorder.models.count >= self._wanted:
             found = _noted(replace(found, complete=True), self._short())  # all of it was run
         if found.complete or caught is not None:
             return self._with_stale(self._with_later(found)) if found.complete else found
@@ -359,7 +358,8 @@ class _Run:
             return f"the script ended after {times}; it should run at least {self._wanted:,}"
         if calls:
             times = "once" if calls == 1 else f"{calls:,} times"
-            return f"the script called its model {times}, and no optimizer took a step"
+            said = f"the script called its model {times}, and no optimizer took a step"
+            return f"{said}{_IDLE}" if self.recorder.is_idle else said
         if own := self.recorder.backwards:
             passes = f"{own:,} backward pass{'es' if own > 1 else ''}"
             return f"the script ended after {passes}, and no optimizer took a step"

@@ -267,6 +267,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "live.tracing.recording.tensor_names",
         "live.tracing.recording.operand_code",
         "live.tracing.recording.unused_copies",
+        "live.tracing.recording.updates",
         "live.tracing.recording.sampling",
         "live.tracing.recording.cut_gradients",
         "live.tracing.recording.stale_copies",

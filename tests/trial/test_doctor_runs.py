@@ -121,11 +121,46 @@ def test_a_loop_without_an_optimizer_ends(tmp_path: Path) -> None:
     assert "backward passes" in found.notes[0]
 
 
-def test_a_script_without_an_optimizer_is_watched_to_its_end(tmp_path: Path) -> None:
-    found = run(tmp_path, "for _ in range(3): model(torch.ones(3, 4)).sum().backward()")
+BY_HAND = {
+    "in place": "with torch.no_grad(): each -= 0.1 * each.grad",
+    "of its data": "each.data.sub_(0.1 * each.grad)",
+    "by new data": "each.data = each.data - 0.1 * each.grad",
+}
+
+
+@pytest.mark.parametrize("update", BY_HAND.values(), ids=BY_HAND)
+def test_a_script_without_an_optimizer_is_watched_to_its_end(tmp_path: Path, update: str) -> None:
+    loop = f"""
+        for _ in range(3):
+            model(torch.ones(3, 4)).sum().backward()
+            for each in model.parameters():
+                {update}
+    """
+    found = run(tmp_path, loop)
     assert found.complete
     assert headline(found).startswith("no device fault in 3 calls of a model")
-    assert "no optimizer took a step" in found.notes[0]
+    assert found.notes[0].endswith("no optimizer took a step")
+
+
+IDLE = {
+    "nothing": "pass",
+    "only read": "print(model.weight.grad.norm(), model.weight.norm())",
+    "gradients": "model.weight.grad.zero_()",
+    "moved": "model.to(torch.float64).to(torch.float32)",
+}
+
+
+@pytest.mark.parametrize("rest", IDLE.values(), ids=IDLE)
+def test_gradients_that_change_nothing_are_not_a_clean_run(tmp_path: Path, rest: str) -> None:
+    loop = f"""
+        for _ in range(3):
+            model(torch.ones(3, 4)).sum().backward()
+            {rest}
+    """
+    found = run(tmp_path, loop)
+    assert (found.complete, causes(found)) == (False, [])
+    assert headline(found).startswith("nothing wrong was found in the part that was watched")
+    assert "gradients were computed, and nothing that was watched was changed" in found.notes[0]
 
 
 @without_gpu

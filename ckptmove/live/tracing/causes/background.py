@@ -16,6 +16,7 @@ from ..program.syntax import line_of_data
 from ..recording.history import Copied, History, Loaded
 from ..recording.operations import indexed
 from ..recording.recorder import Recorder
+from ..recording.updates import Read
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Background:
     stale: Sequence[Copied] = ()  #: trained tensors that are used only as an old copy
     #: Lines that cut values from the graph, with the parameters that get no gradient then.
     cuts: Sequence[tuple[str, Sequence[str]]] = ()
+    reads: Sequence[Read] = ()  #: lines that read the gradient of a copy, which stays None
     #: Parameters that are a copy of another parameter, the other one, and the line of the copy.
     lost_ties: Sequence[tuple[str, str, str]] = ()
     #: Parameters that shared their values with another one before they were moved, the other one,
@@ -79,6 +81,7 @@ def background(
         loaded_early=names.optimizers.loaded_early,
         stale=_stale(recorder),
         cuts=recorder.cuts.cuts(names.models),
+        reads=tuple(recorder.updates.reads.values()),
         lost_ties=[
             *recorder.stale.lost_ties(names.models),
             *history.lost_ties(modules),

@@ -12,6 +12,7 @@ from ...inventory.ownership import Unregistered
 from ..recording.history import with_code
 from ..recording.operations import COPY
 from ..recording.stale_copies import StaleCopy
+from ..recording.updates import Read
 from .evidence import MOST_LINES, Evidence
 from .operand_causes import code_of_state
 
@@ -58,6 +59,20 @@ def stale_copies(found: Iterable[StaleCopy], device: str) -> Iterator[Verdict]:
             f"{each.line}, of what {each.changed} changes on cpu: it never sees the changes",
             f"keep and change one tensor, on {device}; or make the copy again where it is used",
             (with_code(each.line), with_code(each.changed)),
+        )
+
+
+def gradients_of_copies(reads: Iterable[Read], device: str) -> Iterator[Verdict]:
+    """Copies whose gradients are read, and stay None: only what was copied has a gradient."""
+    for each in {read.copied: read for read in reads}.values():
+        name = each.name or "a tensor"
+        yield Verdict(
+            "parameter-moved",
+            f"{name} is a copy of what is trained, made at {each.copied or 'an unknown line'}: "
+            f"{name}.grad stays None",
+            f"make it on the device at once, with device={device!r} and requires_grad=True; or "
+            "add .detach().requires_grad_() after the copy",
+            tuple(filter(None, (with_code(each.copied), with_code(each.line)))),
         )
 
 
@@ -108,6 +123,8 @@ def lost_gradients(case: Evidence) -> Iterator[Verdict]:
             "move it by .to alone, which keeps the graph: no .detach(), torch.no_grad() or NumPy",
             (with_code(line),),
         )
+    if case.works:
+        yield from gradients_of_copies(case.known.reads, case.device)
     for copy, name, line in case.known.separated if case.works else ():
         yield Verdict(
             "parameter-moved",

@@ -54,6 +54,7 @@ class Kind(NamedTuple):
     """Properties of an operation, known from its name."""
 
     text: str  #: such as `aten.add.Tensor`
+    name: str  #: such as `add`
     asks: bool  #: whether it only reads properties of a tensor
     is_plain: bool  #: whether it only computes: no copy, wait, factory or alias
     func: Any  #: the operation itself, so that its id stays unique
@@ -68,7 +69,7 @@ def kind_of_operation(func: Any) -> Kind:
     name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
     makes = name.startswith("new_") or name.endswith("_like")
     special = name in COPIES or name in SYNCS or name in NAMES
-    found = Kind(str(func), func.namespace == "prim", not (makes or special), func)
+    found = Kind(str(func), name, func.namespace == "prim", not (makes or special), func)
     if len(KINDS) < _MOST_KINDS:
         KINDS[id(func)] = found
     return found

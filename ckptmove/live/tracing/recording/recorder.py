@@ -61,6 +61,7 @@ from .stale_copies import StaleCopies
 from .tally import Noted, Place, Tally, happened
 from .tensor_names import Names
 from .unused_copies import Copies, Copy
+from .updates import Updates
 
 
 class Recorder(TorchDispatchMode):
@@ -97,6 +98,7 @@ class Recorder(TorchDispatchMode):
         self._copies = Copies()
         self.cuts = GradientCuts(self.names.optimizers.fed)  #: on the way to another device
         self.stale = StaleCopies()  #: copies whose sources change
+        self.updates = Updates(self.line_of_node)  #: changes of trained tensors
         self._sampling = Sampling(every, self)
         self.callers = Callers(self.history)  #: of models on another device
         known = self.names, self.callers, self._tally, self.home, call
@@ -154,7 +156,7 @@ class Recorder(TorchDispatchMode):
                 steps.register_optimizer_step_post_hook(self._leave_step),
             ):
                 stack.callback(handle.remove)
-            known = self.names, self.history, self.home, self._where
+            known = self.names, self.history, self.updates, self.home, self._where
             calls = TorchCalls(self.failed, self._sampling, *known)
             stack.enter_context(calls)
             self._sampling.begin(calls)
@@ -227,6 +229,11 @@ class Recorder(TorchDispatchMode):
         return self._places.lines.get(number, ("", ""))[1]
 
     @property
+    def is_idle(self) -> bool:
+        """Whether gradients were computed, and changed nothing that was watched."""
+        return self.backwards > 0 and not (self.steps or self.updates.found)
+
+    @property
     def _repeats(self) -> int:
         """How often the program's loop ran: the optimizer steps, else the calls of models."""
         return self.steps if self.names.optimizers.known else self.models.count
@@ -278,6 +285,9 @@ class Recorder(TorchDispatchMode):
         place = self._place(func, kind.text)
         if self.cuts.is_watching:
             self.cuts.look(kind.text, taken, place.site)
+        if not (self.steps or self.updates.found):
+            trained = self.backwards > 0 and not self._is_backward
+            self.updates.look(kind.name, taken, trained=trained)
         try:
             out = func(*args, **kwargs)
         except BaseException as error:
@@ -292,7 +302,7 @@ class Recorder(TorchDispatchMode):
                 self.stale.use(taken, self._repeats, place.site.source)
             self._tally.use(place, self._called_home, bytes_of(made))
         else:
-            self._record(place, func, taken, seen or list(map(Facts.of, taken)), made, kwargs)
+            self._record(place, kind.name, taken, seen or list(map(Facts.of, taken)), made, kwargs)
         return out
 
     def _place(self, func: Any, text: str) -> Place:
@@ -309,14 +319,13 @@ class Recorder(TorchDispatchMode):
     def _record(
         self,
         place: Place,
-        func: Any,
+        name: str,
         taken: list[torch.Tensor],
         seen: list[Facts],
         out: list[torch.Tensor],
         kwargs: Any,
     ) -> None:
         site, made = place.site, [Facts.of(each) for each in out]
-        name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
         self._count(place, seen, made)
         if name in NAMES:
             if name.startswith("lift"):  # the last operation of torch.tensor

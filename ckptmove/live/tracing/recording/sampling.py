@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ..program.source_lines import frame_outside, line_of, made_site, user_frame
 from .history import History
 from .operations import COPY, indexed, is_big, operands_of
 from .tensor_names import Names
+from .updates import Updates
 
 #: How many steps are watched before the first one is left out.
 FIRST = 4
@@ -155,6 +157,7 @@ class TorchCalls(TorchFunctionMode):
         sampling: Sampling,
         names: Names,
         history: History,
+        updates: Updates,
         home: torch.device,
         where: Callable[[], tuple[str, str]],
     ) -> None:
@@ -168,6 +171,7 @@ class TorchCalls(TorchFunctionMode):
         self._sampling = sampling
         self._names = names
         self._history = history
+        self._updates = updates
         self._home = home
         self._where = where
 
@@ -181,12 +185,22 @@ class TorchCalls(TorchFunctionMode):
         except Exception as error:
             self._tell(error, f"torch.{getattr(func, '__name__', func)}", (args, kwargs))
             raise
+        if out is None and args:
+            self._see_attribute(func, args[0], sys._getframe(1))
         if args and out is args[0] and func in _MOVES and out.device != self._home:
             to = args[1] if len(args) > 1 else (kwargs or {}).get("device")
             self._history.note_left(out, to, sys._getframe(1))
         if self._sampling.paused and isinstance(out, torch.Tensor) and out.device != self._home:
             self._remember(func, args, kwargs or {}, out)
         return out
+
+    def _see_attribute(self, func: Any, tensor: torch.Tensor, frame: FrameType) -> None:
+        """See a tensor's attribute that is set, or is None."""
+        attribute, name = getattr(func, "__self__", None), getattr(func, "__name__", "")
+        if attribute is torch.Tensor.grad and name == "__get__":
+            self._updates.read_gradient(tensor, frame)
+        elif attribute is torch.Tensor.data and name == "__set__":
+            self._updates.set_values(tensor, frame)
 
     def _remember(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: torch.Tensor

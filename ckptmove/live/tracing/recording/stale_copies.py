@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from torch import nn
 from .remembered import Remembered, key_of, shape_of
 
 _MOST_COPIES = 256
+_MOST_FRAMES = 32  # between a copy and the call of `.to` that makes it
 
 
 class StaleCopy(NamedTuple):
@@ -27,6 +29,7 @@ class _Copy:
     def __init__(self, made: int, line: str) -> None:
         self.made = made
         self.line = line
+        self.is_of_move = _is_of_move()
         self.changed = ""
         self.steps: set[int] = set()  # the steps in which its source was changed
         self.used = ""
@@ -44,9 +47,8 @@ class StaleCopies:
         # By the key of the source's storage: by the place in it.
         self._copies: OrderedDict[int, dict[int, _Copy]] = OrderedDict()
         self._again: set[tuple[int, int]] = set()  # sources that were copied more than once
-        self._twins: list[
-            tuple[int, int]
-        ] = []  # the first copies of the same source, by their keys
+        # The first copies of the same source by `.to` of a module, by their keys.
+        self._twins: list[tuple[int, int]] = []
         self._changed: dict[int, _Copy] = {}  # by the key of the copy
         self._ties = Remembered()  # the parameter that a copy was made of, and its line
         self.is_watching = False
@@ -61,7 +63,8 @@ class StaleCopies:
         self._kept.note(made, None)
         if before is not None or (key, at) in self._again:
             self._again.add((key, at))
-            if before is not None and len(self._twins) < _MOST_COPIES:
+            of_move = before is not None and before.is_of_move and _is_of_move()
+            if before is not None and of_move and len(self._twins) < _MOST_COPIES:
                 self._twins.append((before.made, own))
             self._changed.pop(before.made if before is not None else own, None)
             return
@@ -97,7 +100,7 @@ class StaleCopies:
         return [StaleCopy(*lines, at) for lines, at in reversed(found.items())]
 
     def separated(self, model: nn.Module) -> list[tuple[str, str]]:
-        """Tensors of a model that were copied from the same memory, and have their own since then.
+        """Tensors of a model that `.to` copied from the same memory, and have their own since then.
 
         Each item is the name of the second one, and of the first; one of them is trained.
         """
@@ -123,3 +126,13 @@ class StaleCopies:
                 if of and tie is not None:
                     found.setdefault(tie[1], (name, of, tie[1]))
         return list(found.values())
+
+
+def _is_of_move() -> bool:
+    """Whether the copy that is being made is one of a module's tensors, by a call that moves it."""
+    frame = sys._getframe(1).f_back
+    for _ in range(_MOST_FRAMES):
+        if frame is None or frame.f_code is nn.Module._apply.__code__:
+            return frame is not None
+        frame = frame.f_back
+    return False

@@ -19,7 +19,7 @@ from .file import File
 from .source import Piece, Source, check_range
 
 _BLOCK = 1 << 20  # bytes interleaved at once; more than the processor's cache is slower
-_FAR = 1 << 22  # … if files lie in a store, where few requests matter more
+_LARGE_BLOCK = 1 << 22  # … if not all lie in files here: it takes fewer requests
 _ALIGNMENT = 64
 #: The type codes of Python's integers, by size in bytes.
 FORMATS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -143,13 +143,13 @@ class Joined(Source):
         """As `Source.chunks`; the next block of files here is read while one is used.
 
         Two buffers take turns: allocating a new one takes longer than filling it. From a store, one
-        saves memory.
+        saves memory; what is decompressed is read by one thread.
         """
         within = self._within(start, start + nbytes)
-        is_far = any(_far_source(strip) for n, *_ in within for strip in self._strips_of(n))
-        size = _FAR if is_far else _BLOCK
+        is_here = all(_is_file(strip) for n, *_ in within for strip in self._strips_of(n))
+        size = _BLOCK if is_here else _LARGE_BLOCK
         count, scratch = -(-nbytes // size), bytearray()
-        buffers = [bytearray(min(size, nbytes)) for _ in range(1 if is_far else min(2, count))]
+        buffers = [bytearray(min(size, nbytes)) for _ in range(min(2, count) if is_here else 1)]
 
         def block(n: int) -> tuple[int, memoryview]:
             at = start + n * size
@@ -264,18 +264,17 @@ def weave(
             read(strip, source_at, view[low - start : high - start])
         return
     rows: Iterable[tuple[int, int, int]] = _rows_of_runs(strip, start, start + len(view))
-    source = _far_source(strip)
-    if source is not None:  # one request for all of them, not one for each row
-        rows = list(rows)
+    source = strip.source
+    if isinstance(source, Source) and source.fetch_stats is not None:
+        rows = list(rows)  # one request for all of them, not one for each row
         source.expect((source_at, count * strip.run) for source_at, _, count in rows)
     for source_at, at, count in rows:
         _put_runs(strip, source_at, at - start, count, view, scratch, read)
 
 
-def _far_source(strip: Strip) -> Source | None:
-    """Return the source of a strip if it lies in a store."""
-    source = strip.source
-    return source if isinstance(source, Source) and not isinstance(source, File) else None
+def _is_file(strip: Strip) -> bool:
+    """Whether a strip's source is a file here, which any thread can read."""
+    return isinstance(strip.source, File)
 
 
 def _rows_of_runs(strip: Strip, start: int, end: int) -> Iterator[tuple[int, int, int]]:

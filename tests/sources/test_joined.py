@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from functools import partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from ckptmove.errors import CkptmoveError
 from ckptmove.formats.distributed.boxes import Box, check_tiling, division_of, runs_of
 from ckptmove.formats.distributed.dcp.items import in_order
 from ckptmove.sources.file import File
-from ckptmove.sources.joined import Joined, Strip
+from ckptmove.sources.joined import Filler, Joined, Strip
 from tests.conftest import examples
 from tests.making.distributed import boxes_of
 
@@ -31,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("joined")
 
 
-def strip(source: File, at: int, shape: tuple[int, ...], box: Box, width: int) -> Strip:
+def strip(source: Filler, at: int, shape: tuple[int, ...], box: Box, width: int) -> Strip:
     runs = runs_of(shape, box)
     pitches = tuple(each * width for each in runs.pitches)
     return Strip(source, at, runs.at * width, runs.length * width, runs.counts, pitches)
@@ -196,3 +198,26 @@ def test_large_columns_are_read_block_by_block(tmp_path: Path) -> None:
     assert list(joined.chunks(start, 0)) == []
     for file in files:
         file.close()
+
+
+class Streamed(NamedTuple):
+    """Bytes that only one thread may read, as what is decompressed."""
+
+    content: bytes
+
+    def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        memoryview(buffer)[:] = self.content[start : start + len(buffer)]
+
+
+def test_only_files_are_read_by_another_thread() -> None:
+    rows, width = 5000, 2000
+    whole = np.frombuffer(Random(1).randbytes(rows * width), np.uint8).reshape(rows, width)
+    boxes = [Box((0, 0), (rows, 1500)), Box((0, 1500), (rows, 500))]
+    joined = Joined("joined")
+    strips = [
+        strip(Streamed(whole[box_slices(box)].tobytes()), 0, whole.shape, box, 1) for box in boxes
+    ]
+    start = joined.add(whole.nbytes, lambda: strips)
+    read = b"".join(bytes(data) for _, data in joined.chunks(start, whole.nbytes))
+    assert read == whole.tobytes()

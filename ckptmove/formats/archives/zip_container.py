@@ -50,16 +50,12 @@ class ArchiveContainer(Container):
         self.archive = archive
         self.session = session
         self.folder = session.folder()  #: the prefix of the ids of its storages
-        self._held: dict[str, str] = {}  # storage id → the name of its record, unless it is usual
+        self._held: dict[str, str] = {}  # storage id → the name of its record
         archive.check_layout()
 
     def content(self, storage: str) -> bytes:
-        record = self.archive.records[self.record_of(storage)]
+        record = self.archive.records[self._held[storage]]
         return self.archive.read(record, at_most=MAX_NBYTES)
-
-    def record_of(self, storage: str) -> str:
-        """The name of the record that holds a storage."""
-        return self._held[storage]
 
     def records(self) -> Iterator[HeldRecord]:
         for record, kind in self._others():
@@ -68,7 +64,7 @@ class ArchiveContainer(Container):
 
     def _others(self) -> Iterator[tuple[Record, RecordKind]]:
         """The records other than pickles, storages and those that only describe the layout."""
-        read = {*map(self.record_of, self.storages), *self.container_records()}
+        read = {*self._held.values(), *self.container_records()}
         for name in self.archive.records:
             if name in read:
                 continue
@@ -137,7 +133,7 @@ class ArchiveContainer(Container):
         return damage(self.archive, report)
 
     def crc32(self, storage: str) -> int:
-        return self.archive.records.stored_crc32(self.record_of(storage))
+        return self.archive.records.stored_crc32(self._held[storage])
 
 
 def content_of(archive: Archive, record: Record) -> Readable:
@@ -214,8 +210,7 @@ class ZipContainer(ArchiveContainer):
         records, start = self.archive.records, self.source.start
         usual = records.stored_at(name, nbytes)
         if usual and start is not None:
-            if suffix:
-                self._held[known] = name
+            self._held[known] = name
             return tuple.__new__(Extent, (start + usual, nbytes, 0))
         record = records.get(name)
         if record is None:
@@ -229,9 +224,6 @@ class ZipContainer(ArchiveContainer):
         if self.source.start is None or record.method != STORED:
             return None
         return Extent(self.source.start + self.archive.data_at(record), record.nbytes)
-
-    def record_of(self, storage: str) -> str:
-        return self._held.get(storage) or self.prefix + storage[len(self.folder) :]
 
     def may_be_left_out(self, storage: StorageId, record: Record) -> bool:
         """Whether the bytes of a storage may be missing."""

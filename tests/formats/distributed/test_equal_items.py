@@ -14,6 +14,9 @@ from torch.distributed.tensor import Shard
 import ckptmove
 from ckptmove import formats
 from ckptmove.errors import CkptmoveError, CorruptError
+from ckptmove.formats.distributed.dcp.equal_items import _layouts
+from ckptmove.formats.distributed.dcp.metadata import SavedState
+from ckptmove.formats.distributed.dcp.metadata_walk import ItemRange
 from tests.making.distributed import save_dcp
 from tests.making.ranks import divided as divided_rows
 from tests.making.ranks import save_dcp_ranks
@@ -98,6 +101,18 @@ def test_a_copy_cut_to_the_size_of_another_ranks_file_is_told(verb: str, tmp_pat
     size = (folder / "__1_0.distcp").stat().st_size
     (folder / "__1_0.distcp").write_bytes((folder / "__0_0.distcp").read_bytes()[:size])
     assert told_by(verb, folder).count(said) == 1
+
+
+def test_layouts_are_compared_in_proportion_to_the_items() -> None:
+    """Each of many files has all places of the one before; two of very many others are alike."""
+    places = {f"nested{n}": [(100 * k, 100) for k in range(n + 1)] for n in range(200)}
+    places |= {f"apart{n}": [(0, 100), (100, n)] for n in range(1, 1100)}
+    places |= {"one": [(0, 77)], "other": [(0, 77)]}
+    spans = [ItemRange(file, *place) for file, each in places.items() for place in each]
+    saved = SavedState(blobs={str(n): span for n, span in enumerate(spans)})
+    found = _layouts(saved, places)
+    assert sum(len(each.places) * len(each.files) for each in found) < 10 * len(spans)
+    assert ["one", "other"] in [each.files for each in found]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -20,7 +20,8 @@ from .metadata import SavedState
 from .metadata_walk import ItemRange
 
 _MOST_NAMED = 3
-_MOST_LAYOUTS = 1 << 10  # compared with each other
+_MOST_LAYOUTS = 1 << 10  # that are looked for within each other
+_MOST_WITHIN = 8  # times the number of items: places that are compared for that
 _MOST_LOOKED_AT = 64  # parts of tensors that are checked in a file
 _STEP = 1 << 20  # bytes that are compared at once
 
@@ -78,7 +79,7 @@ def same_files(
         ranks = [name for name in layout.files if rank_of(name) is not None]
         for name in ranks:
             if held[name].keys() == layout.places:
-                _check_rest(name, files, held)
+                _check_rest(name, layout.files, files, held)
         for *others, last in _groups((_held_at(layout.places, held[name]), name) for name in ranks):
             apart = (name for name in others if rank_of(name) != rank_of(last))
             same = [name for name in apart if _are_same(files[last], files[name], held[last])]
@@ -102,8 +103,12 @@ class _Layout(NamedTuple):
     files: list[str]  #: those that have items there; last those that have no others
 
 
-def _layouts(saved: SavedState, files: Mapping[str, Source]) -> list[_Layout]:
-    """The places of all items of a file, if there are items in the same places of other files."""
+def _layouts(saved: SavedState, files: Iterable[str]) -> list[_Layout]:
+    """The places of all items of a file, if there are items in the same places of other files.
+
+    Files with the same places are always found; those with more places only as far as that takes
+    time in proportion to the items.
+    """
     places: dict[str, set[tuple[int, int]]] = {name: set() for name in files}
     for span in _spans(saved):
         if span.file in places:
@@ -111,11 +116,17 @@ def _layouts(saved: SavedState, files: Mapping[str, Source]) -> list[_Layout]:
     alike: dict[frozenset[tuple[int, int]], list[str]] = {}
     for name, each in places.items():
         alike.setdefault(frozenset(each), []).append(name)
-    largest = sorted(filter(None, alike), key=len, reverse=True)[:_MOST_LAYOUTS]
-    found = (
-        _Layout(each, [name for more in largest if each <= more for name in alike[more]])
-        for each in largest
-    )
+    largest = sorted(filter(None, alike), key=len, reverse=True)
+    room = _MOST_WITHIN * sum(map(len, places.values()))
+    found = list[_Layout]()
+    for n, layout in enumerate(largest):
+        larger = list[str]()
+        for more in largest[: n if n < _MOST_LAYOUTS else 0]:
+            cost = len(layout) * len(alike[more])
+            if cost <= room and layout <= more:
+                room -= cost
+                larger += alike[more]
+        found.append(_Layout(layout, [*larger, *alike[layout]]))
     return [each for each in found if len(each.files) > 1]
 
 
@@ -129,13 +140,16 @@ def _held_at(places: Iterable[tuple[int, int]], held: _Held) -> int:
     return hash(frozenset((place, held[place]) for place in places))
 
 
-def _check_rest(name: str, files: Mapping[str, Source], held: Mapping[str, _Held]) -> None:
+def _check_rest(
+    name: str, others: Sequence[str], files: Mapping[str, Source], held: Mapping[str, _Held]
+) -> None:
     """CorruptError if a file is a copy of another: it ends with items that belong only there."""
     file, items = files[name], held[name]
     end = max((at + nbytes for at, nbytes in items), default=0)
     if not end < file.nbytes:
         return
-    for other, more in held.items():
+    for other in others:
+        more = held[other]
         if files[other].nbytes == file.nbytes and items.items() < more.items():
             places = [place for place in more if not more[place] or place not in items]
             if _are_same(file, files[other], dict.fromkeys(places, 0)):

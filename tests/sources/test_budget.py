@@ -89,6 +89,27 @@ def test_tensors_make_the_budget_grow(protocol: int, zip_format: bool, tmp_path:
     assert all(each.room >= floor for each in budgets)
 
 
+def test_a_storage_that_is_named_again_adds_nothing() -> None:
+    """Else a file of one storage could name it a million times, and take a gigabyte."""
+    head = b"\x80\2(X\7\0\0\0storageq\0ctorch\nFloatStorage\nq\1X\3\0\0\0cpuq\2"
+    named = b"(h\0h\1X\1\0\0\0%ch\2K\1tQ"
+    budget = Budget()
+    floor = budget.room
+    walk(head + b"".join(named % (97 + n % 2) for n in range(10_000)) + b"l.", budget=budget)
+    assert budget.room < 0.95 * floor
+
+
+def test_devices_are_moved_beside_a_long_log(tmp_path: Path) -> None:
+    """The log takes most of the budget; each use of the tag is still told apart."""
+    log = [{"step": n, **dict.fromkeys(_LOGGED[:4], n / 9)} for n in range(85_000)]
+    model = {f"layer.{n}.weight": torch.zeros(1) for n in range(3)}
+    path = tmp_path / "run.pt"
+    torch.save({"log": log, "model": model}, path, pickle_protocol=4)
+    ckptmove.relocate(path, tmp_path / "gpu.pt", to="cuda:0")
+    ckptmove.relocate(tmp_path / "gpu.pt", tmp_path / "moved.pt", to="cuda:1")
+    assert {each.device for each in ckptmove.inspect(tmp_path / "moved.pt").tensors} == {"cuda:1"}
+
+
 def dense(folder: Path) -> Path:
     path = folder / "log.pt"
     data = pickle.dumps([{"a": n, "b": n / 2} for n in range(300_000)], 2)

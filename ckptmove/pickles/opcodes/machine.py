@@ -59,7 +59,6 @@ class Machine(MarkedStack):
         self.memo = Memo()
         self.globals: list[Global] = []
         self.persistents: list[Persistent] = []
-        self.named_at = -1  # where the last storage was named that has a key of its own
         self.calls: list[Call] = []
         self.records = Records()
         self.textual = False  # whether a persistent id is a line of text, as in protocol 0
@@ -333,9 +332,8 @@ class Machine(MarkedStack):
         self.charge(STORAGE)
         node = Persistent(pid, self.at)
         key = pid.items[2] if isinstance(pid, Tuple) and len(pid.items) > 2 else None
-        if isinstance(key, Text) and key.at > self.named_at:  # it was spelled for this one
-            self.named_at = self.at
-            self.allow_storage()
+        if isinstance(key, Text):
+            self.allow_storage(key)
         self.persistents.append(node)
         self.push(node)
 
@@ -356,7 +354,7 @@ class Machine(MarkedStack):
         if type(node) is Text:
             if node is UNFILLED:
                 raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
-            if may_be_tag(node) and self.has_half(TEXT + getsizeof(node)):
+            if may_be_tag(node) and self.can_copy(TEXT + getsizeof(node)):
                 node = Text(node, self.at)
             else:  # it is never rewritten, and a copy for each use would take too much memory
                 self.shared_texts.add(node.at)

@@ -37,6 +37,8 @@ class MarkedStack(Literals, ABC):
         #: the bytes of memory that the pickle may take in addition to its length, and that it took
         self.room, self.spent = budget.room, 0
         self.allowed = 0  # the part of the room that named storages added
+        self.named: set[str] = set()  # the storages that were named
+        self.copied = 0  # what copies of recalled texts took
         #: the stacks that marks set aside, and how many nodes they have
         self.below: list[list[Node]] = []
         self.waiting = 0
@@ -51,8 +53,11 @@ class MarkedStack(Literals, ABC):
         if spent > self.room and spent > self.room + self.position:
             raise self.excess(spent)
 
-    def allow_storage(self) -> None:
+    def allow_storage(self, name: str) -> None:
         """Add what a tensor may need to the room, for a storage with a new name."""
+        if name in self.named:
+            return
+        self.named.add(name)
         more = min(PER_STORAGE, MOST_PER_BYTE * self.position - self.allowed)
         self.allowed += more
         self.room += more
@@ -60,11 +65,14 @@ class MarkedStack(Literals, ABC):
     def excess(self, spent: int) -> Excess:
         return self.budget.excess(spent, self.position, len(self.data))
 
-    def has_half(self, nbytes: int) -> bool:
-        """Whether half of the room is still left with this object; if so, count it."""
-        fits = 2 * (self.spent + nbytes) <= self.room + self.position
-        self.spent += fits * nbytes
-        return fits
+    def can_copy(self, nbytes: int) -> bool:
+        """Whether copies of texts take at most half of the room with this one; if so, count it."""
+        copied = self.copied + nbytes
+        if 2 * copied > self.room + self.position:
+            return False
+        self.copied = copied
+        self.charge(nbytes)
+        return True
 
     def fits_sequence(self, nbytes: int) -> bool:
         """Whether a sequence of opcodes that becomes one compact node fits in; if so, count it.

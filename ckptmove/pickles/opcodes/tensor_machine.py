@@ -203,8 +203,7 @@ class TensorMachine(Machine):
         memo.take(slots, filled)
         self.shared_texts.add(usual.storage.word.at)
         if layout.has_key:
-            self.named_at = at
-            self.allow_storage()
+            self.allow_storage(text)
         else:
             self.shared_texts.add(text.at)
         self.persistents.append(storage)

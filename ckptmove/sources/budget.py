@@ -28,7 +28,7 @@ NO_MEMORY = "needs more memory than this process can get"
 #: The environment variable that allows a file to take more, such as 2G.
 VARIABLE = "CKPTMOVE_MAX_MEMORY"
 
-_FLOOR = 118_000_000  # bytes of memory for any file
+_FLOOR = 200_000_000  # bytes of memory for any file: prices of what real programs save fit in
 _UNPACKED_FLOOR = 1 << 18  # bytes of all records that are packed more tightly than usual
 _UNPACKED_SHARE = 32  # bytes for each stored one; a repetitive pickle of real tensors has ten
 _CONTENT_FLOOR = 32 << 20  # bytes of tensors that are inflated in memory
@@ -84,6 +84,7 @@ class Budget:
         self._content = _CONTENT_FLOOR
         self._key_items = _KEY_ITEMS
         self._following = MOST_PICKLES - 1
+        self._storages: int | None = None  # how many may add to the budget, if that is known
 
     @property
     def room(self) -> int:
@@ -93,6 +94,17 @@ class Budget:
     def allow_small_objects(self, nbytes: int) -> None:
         """Allow a pickle of this size to consist of small objects, as an index of items does."""
         self._room += nbytes * _SHARE_OF_INDEX
+
+    def hold_storages(self, records: int) -> None:
+        """Let no more storages add to the budget than the zips of the file have records."""
+        self._storages = (self._storages or 0) + records
+
+    def take_storage(self) -> bool:
+        """Whether one more storage may add to the budget; if so, count it."""
+        if self._storages is None:
+            return True
+        self._storages -= 1
+        return self._storages >= 0
 
     def take(self, walked: int, spent: int) -> None:
         """Count the memory that a pickle took, and its bytes."""

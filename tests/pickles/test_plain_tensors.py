@@ -296,18 +296,18 @@ def test_before_any_empty_tuple() -> None:
 
 def test_tensors_of_one_storage_are_of_the_budget_too() -> None:
     """Those that name a storage of their own make it grow instead."""
-    named = tensor([b""] * 7)
-    recalled = tensor([b""] * 7, key=b"h\6")
+    named = b"".join(tensor([b""] * 7, key=b"X\2\0\0\0%02d" % n) for n in range(100))
+    recalled = tensor([b""] * 7, key=b"h\6") * 100
     left = []
     for each in (named, recalled):
         budget = Budget()
         before = budget.room
-        walk(HEAD + b"X\1\0\0\0007q\6" + each * 100 + b"e.", budget=budget)
+        walk(HEAD + b"X\1\0\0\0007q\6" + each + b"e.", budget=budget)
         left.append(budget.room - before)
     assert left[1] < 0 < left[0]
     budget._room = 0
     with pytest.raises(Excess):
-        walk(HEAD + b"X\1\0\0\0007q\6" + recalled * 100 + b"e.", budget=budget)
+        walk(HEAD + b"X\1\0\0\0007q\6" + recalled + b"e.", budget=budget)
 
 
 @given(st.randoms(use_true_random=False))

@@ -52,6 +52,7 @@ class ArchiveContainer(Container):
         self.folder = session.folder()  #: the prefix of the ids of its storages
         self._held: dict[str, str] = {}  # storage id → the name of its record
         archive.check_layout()
+        session.budget.hold_storages(len(archive.records))
 
     def content(self, storage: str) -> bytes:
         record = self.archive.records[self._held[storage]]

@@ -58,6 +58,8 @@ class MarkedStack(Literals, ABC):
         if name in self.named:
             return
         self.named.add(name)
+        if not self.budget.take_storage():
+            return
         more = min(PER_STORAGE, MOST_PER_BYTE * self.position - self.allowed)
         self.allowed += more
         self.room += more

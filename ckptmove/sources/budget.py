@@ -28,7 +28,7 @@ NO_MEMORY = "needs more memory than this process can get"
 #: The environment variable that allows a file to take more, such as 2G.
 VARIABLE = "CKPTMOVE_MAX_MEMORY"
 
-_FLOOR = 200_000_000  # bytes of memory for any file: prices of what real programs save fit in
+_FLOOR = 128_000_000  # bytes of memory for any file
 _UNPACKED_FLOOR = 1 << 18  # bytes of all records that are packed more tightly than usual
 _UNPACKED_SHARE = 32  # bytes for each stored one; a repetitive pickle of real tensors has ten
 _CONTENT_FLOOR = 32 << 20  # bytes of tensors that are inflated in memory
@@ -39,7 +39,9 @@ _SHARE_OF_INDEX = 32  # bytes of memory for each of an index, which is all small
 
 #: Prices in bytes of memory: of a list, dict or set; of an object that a call makes; of a tuple; of
 #: a string in addition to its characters; of an item of a row that is no array, and of a set.
-CONTAINER, CALL, TUPLE, TEXT, ITEM, MEMBER = 500, 900, 560, 236, 24, 460
+CONTAINER, CALL, TUPLE, TEXT, ITEM, MEMBER = 500, 900, 560, 236, 120, 460
+#: Of an item of a short tuple; of a value of bytes; of an integer of more than 64 bits.
+TUPLE_ITEM, BYTES, LONG = 24, 450, 700
 #: Of a key with its value, and in addition of a key that is no text.
 PAIR, OTHER_KEY = 146, 300
 #: Of a short dict of numbers whose keys others share, of each of its pairs, and of each character

@@ -27,14 +27,12 @@ RIGHT: dict[str, Callable[[], object]] = {
     ],
     "log of eight": lambda: [{"step": n, **dict.fromkeys(_LOGGED, n / 9)} for n in range(9_000)],
     "vocabulary": lambda: {f"word{n}": n for n in range(25_000)},
-    "merges": lambda: [(f"a{n}", f"b{n}") for n in range(10_000)],
+    "merges": lambda: [(f"a{n}", f"b{n}") for n in range(9_000)],
     "numbers": lambda: [37 * n for n in range(100_000)],
-    "log with a text": lambda: [
-        {"step": n, "loss": n / 7, "phase": "train"} for n in range(10_000)
-    ],
+    "log with a text": lambda: [{"step": n, "loss": n / 7, "phase": "train"} for n in range(8_000)],
     "ranks of merges": lambda: {(f"a{n}", f"b{n}"): n for n in range(5_000)},
-    "numbers of numpy": lambda: [np.float64(n / 7) for n in range(6_000)],
-    "file names": lambda: [f"images/{n:08}.jpg" for n in range(35_000)],
+    "numbers of numpy": lambda: [np.float64(n / 7) for n in range(3_500)],
+    "file names": lambda: [f"images/{n:08}.jpg" for n in range(30_000)],
 }
 SHARE_OF_FLOOR = 0.1
 

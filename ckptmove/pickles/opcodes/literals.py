@@ -11,12 +11,13 @@ from sys import getsizeof
 
 from ...errors import UnsupportedError
 from ...manifest.device import may_be_tag
-from ...sources.budget import BLOB, TEXT
+from ...sources.budget import BLOB, BYTES, LONG, TEXT
 from ..nodes import Blob, Node, Text
 from .reader import Reader
 from .rows import flags, numbers, repeats
 
 _LONG_ROW = 1 << 6  # values in a list or dict that is being filled
+_USUAL_NBYTES, _USUAL_DIGITS = 8, 20  # of an integer of at most 64 bits
 _SHORTEST = 32  # bytes; a shorter pickle has nothing to relocate
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = frozenset(b"\n\\'\"abfnrtvx01234567")
@@ -134,16 +135,28 @@ class Literals(Reader, ABC):
 
     def op_int(self) -> None:
         line = self.line()
-        self.push({"00": False, "01": True}[line] if line in ("00", "01") else self.decimal(line))
+        self.push({"00": False, "01": True}[line] if line in ("00", "01") else self.spelled(line))
 
     def op_long(self) -> None:
-        self.push(self.decimal(self.line().removesuffix("L")))
+        self.push(self.spelled(self.line().removesuffix("L")))
+
+    def spelled(self, line: str) -> int:
+        """The integer that a line spells."""
+        if len(line) > _USUAL_DIGITS:
+            self.charge(LONG)
+        return self.decimal(line)
 
     def op_long1(self) -> None:
-        self.push(int.from_bytes(self.take(self.byte()), "little", signed=True))
+        self.push(self.integer(self.byte()))
 
     def op_long4(self) -> None:
-        self.push(int.from_bytes(self.take(self.word()), "little", signed=True))
+        self.push(self.integer(self.word()))
+
+    def integer(self, nbytes: int) -> int:
+        """The next `nbytes` bytes as an integer."""
+        if nbytes > _USUAL_NBYTES:
+            self.charge(LONG)
+        return int.from_bytes(self.take(nbytes), "little", signed=True)
 
     def op_binfloat(self) -> None:
         self.push(struct.unpack(">d", self.take(8))[0])
@@ -200,6 +213,7 @@ class Literals(Reader, ABC):
         if passed_over is not None:
             return self.blob(passed_over, None)
         content = self.take(nbytes)
+        self.charge(BYTES)
         return self.blob(nbytes, content) if may_be_checkpoint(content) else content
 
     def blob(self, nbytes: int, content: bytes | None) -> Blob:

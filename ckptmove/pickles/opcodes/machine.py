@@ -19,7 +19,6 @@ from ...sources.budget import (
     CONTAINER,
     FIELD,
     IDLE,
-    ITEM,
     KEY_CHARACTER,
     MEMBER,
     NAME,
@@ -30,6 +29,7 @@ from ...sources.budget import (
     STORAGE,
     TEXT,
     TUPLE,
+    TUPLE_ITEM,
     Budget,
 )
 from ..hash_costs import check_added
@@ -155,17 +155,17 @@ class Machine(MarkedStack):
         self.close(self.row_to_mark())
 
     def op_tuple1(self) -> None:
-        self.charge(ITEM)
+        self.charge(TUPLE_ITEM)
         self.close([self.stack.pop()])
 
     def op_tuple2(self) -> None:
         second, first = self.stack.pop(), self.stack.pop()
-        self.charge(2 * ITEM)
+        self.charge(2 * TUPLE_ITEM)
         self.close([first, second])
 
     def op_tuple3(self) -> None:
         third, second, first = self.stack.pop(), self.stack.pop(), self.stack.pop()
-        self.charge(3 * ITEM)
+        self.charge(3 * TUPLE_ITEM)
         self.close([first, second, third])
 
     def op_empty_list(self) -> None:

@@ -12,6 +12,7 @@ from ...sources.budget import (
     MOST_PER_BYTE,
     PER_STORAGE,
     STACKED,
+    TUPLE_ITEM,
     Budget,
     Excess,
 )
@@ -21,6 +22,7 @@ from .rows import memory_of, packed
 
 #: The most marks that are open at one time.
 MOST_MARKS = 100_000
+_SHORT = 16  # items of a short tuple
 _LONGEST_ROW = 32  # more nodes than a sequence that is taken at once needs on the stack
 
 
@@ -107,7 +109,7 @@ class MarkedStack(Literals, ABC):
     def row_to_mark(self) -> Items:
         """The items above the mark as a row, counted with the memory that it takes."""
         row = packed(self.to_mark())
-        self.charge(memory_of(row))
+        self.charge(TUPLE_ITEM * len(row) if len(row) <= _SHORT else memory_of(row))
         return row
 
     def loose_to_mark(self) -> list[Node]:

@@ -32,7 +32,7 @@ _TYPES = [kind for kind, _, _ in _INTEGERS]
 _FLAGS = frozenset((bool, type(None)))
 _PACKED = frozenset((int, float, *_FLAGS))
 _FLAG_OPCODES = {ord("N"): None, 0x88: True, 0x89: False}
-_MEMORY_OF_FLAG = 12  # more than it takes in memory, since as JSON each takes six characters
+_MEMORY_OF_FLAG = 25  # more than it takes in memory, since as JSON each takes six characters
 _BINFLOAT, _BININT, _BININT1, _BININT2 = b"GJKM"
 #: For each opcode: its length with the number, and the array type of such numbers.
 _NUMBERS = {_BINFLOAT: (9, "d"), _BININT: (5, "i"), _BININT1: (2, "B"), _BININT2: (3, "H")}

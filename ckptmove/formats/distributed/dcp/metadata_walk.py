@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from ....errors import CorruptError, UnsupportedError
 from ....pickles.nodes import NOTHING, Call, Dict, Global, List, Node, Tuple
 from ....pickles.opcodes.machine import Machine
-from ....sources.budget import CONTAINER, ITEM, Budget
+from ....sources.budget import CONTAINER, TUPLE_ITEM, Budget
 from ....torch_pickle.values.persistent_ids import is_size
 from ....torch_pickle.values.strided import MOST_DIMENSIONS
 from ..boxes import Box
@@ -168,7 +168,7 @@ class MetadataMachine(Machine):
     def _count_row(self, node: Node) -> None:
         """Count a long row that is copied: very many objects may share one."""
         if isinstance(node, (List, Tuple)) and len(node.items) > MOST_DIMENSIONS:
-            self.charge(ITEM * len(node.items))
+            self.charge(TUPLE_ITEM * len(node.items))
 
 
 # -- nodes -----------------------------------------------------------------------------------------

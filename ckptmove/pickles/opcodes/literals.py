@@ -135,12 +135,14 @@ class Literals(Reader, ABC):
 
     def op_int(self) -> None:
         line = self.line()
-        self.push({"00": False, "01": True}[line] if line in ("00", "01") else self.spelled(line))
+        self.push(
+            {"00": False, "01": True}[line] if line in ("00", "01") else self.integer_of_line(line)
+        )
 
     def op_long(self) -> None:
-        self.push(self.spelled(self.line().removesuffix("L")))
+        self.push(self.integer_of_line(self.line().removesuffix("L")))
 
-    def spelled(self, line: str) -> int:
+    def integer_of_line(self, line: str) -> int:
         """The integer that a line spells."""
         if len(line) > _USUAL_DIGITS:
             self.charge(LONG)

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from ..manifest.device import names_device
 from ..manifest.paths import Key, Path
 from ..pickles.nodes import (
+    TEXTS,
     Blob,
     Call,
     Dict,
@@ -18,7 +19,6 @@ from ..pickles.nodes import (
     Node,
     Persistent,
     Set,
-    Text,
     Tuple,
 )
 from ..pickles.opcodes.pairs import Pairs
@@ -32,7 +32,6 @@ from .traversal import Composite
 
 COMPOSITE = (Tuple, List, Set, Dict, Call, Persistent)
 _SETS = {"builtins.set": "set", "builtins.frozenset": "frozenset"}
-_TEXTS = frozenset((str, Text))
 _LATIN_1 = ("latin1", "latin-1")
 _SAFE_BITS = 60  # largest number that is its own hash
 
@@ -66,7 +65,7 @@ def have_same_keys(old: Dict, new: Dict) -> bool:
     if not isinstance(old.pairs, Pairs) or not isinstance(new.pairs, Pairs):
         return False
     keys = old.pairs.keys
-    texts = _TEXTS.issuperset(map(type, keys)) and _TEXTS.issuperset(map(type, new.pairs.keys))
+    texts = TEXTS.issuperset(map(type, keys)) and TEXTS.issuperset(map(type, new.pairs.keys))
     return texts and keys == new.pairs.keys and len(set(keys)) == len(keys)
 
 

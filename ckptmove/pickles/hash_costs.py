@@ -13,13 +13,12 @@ from contextlib import suppress
 
 from ..errors import CorruptError
 from ..sources.budget import Budget
-from .nodes import Call, Dict, List, Node, Set, Text, Tuple
+from .nodes import TEXTS, Call, Dict, List, Node, Set, Tuple
 from .nodes import Mapping as MappingNode
 from .opcodes.pairs import keys_of
 
 _MOST_ALIKE = 100  # the most different keys with the same hash; by accident there are not even two
 _LEAST_BUCKETS = 1 << 12
-_TEXTS = frozenset((str, Text))
 _LARGEST_KEY = 4096  # the most items of a key; an item of a shared tuple counts at each use
 _OF_ITEMS = {
     *("builtins.set", "builtins.frozenset", "builtins.dict"),
@@ -63,7 +62,7 @@ def check_added(every: Sequence[Node], added: int, budget: Budget) -> None:
 
 
 def _check(keys: Sequence[Node], budget: Budget) -> None:
-    if isinstance(keys, array) or _TEXTS.issuperset(map(type, keys)):
+    if isinstance(keys, array) or TEXTS.issuperset(map(type, keys)):
         # at most eight integers of 63 bits have the same hash; text hashes are not predictable
         return
     if len(keys) <= _MOST_ALIKE:

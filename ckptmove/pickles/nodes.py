@@ -35,6 +35,10 @@ class Text(str):
         return Text, (str(self), self.at)
 
 
+#: The types of strings: with the offset of a use, or without.
+TEXTS = frozenset((str, Text))
+
+
 class Global:
     """A name that unpickling would import. `at` is the offset of its opcode."""
 

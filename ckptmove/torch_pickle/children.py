@@ -8,6 +8,7 @@ from typing import TypeGuard
 from ..manifest.device import names_device
 from ..manifest.paths import Key, Path, spell
 from ..pickles.nodes import (
+    TEXTS,
     Blob,
     Call,
     Dict,
@@ -33,7 +34,6 @@ TRANSPARENT = {
     "torch.jit._pickle.restore_type_tag",
 }
 _HOLDING = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
-_TEXTS = frozenset((str, Text))
 _LONGEST_COPY = 1000  # characters of a key
 _LONGEST_IN_KEY = 64  # characters of a text in a key tuple that is spelled in full
 _MOST_IN_KEY = 8  # items of a key tuple that is spelled in full
@@ -116,7 +116,7 @@ def _is_entry(node: Node) -> bool:
     if type(node) is not Dict or len(node.pairs) > _MOST_OF_ENTRY:
         return False
     return all(
-        type(key) in _TEXTS
+        type(key) in TEXTS
         and (type(value) in _PLAIN or (type(value) is Text and not names_device(value)))
         for key, value in node.pairs
     )
@@ -140,7 +140,7 @@ def _leads_on(node: Node, leads: dict[int, bool], opened: Container[int]) -> boo
 def _pairs(node: MappingNode) -> Iterator[tuple[Path, Node]]:
     """The pairs that a dict keeps: for equal keys, the last one."""
     keys = keys_of(node.pairs)
-    if _TEXTS.issuperset(map(type, keys)) and len(set(keys)) == len(keys):
+    if TEXTS.issuperset(map(type, keys)) and len(set(keys)) == len(keys):
         for key, value in node.pairs:
             assert isinstance(key, str)
             yield (str(key) if len(key) <= _LONGEST_COPY else key,), value

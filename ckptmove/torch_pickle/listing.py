@@ -11,7 +11,19 @@ from ..manifest.manifest import Role, Section
 from ..manifest.other_records import Alias, NamedDevice
 from ..manifest.paths import Path
 from ..pickles.hash_costs import check_keys
-from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from ..pickles.nodes import (
+    TEXTS,
+    Blob,
+    Call,
+    Dict,
+    Global,
+    List,
+    Node,
+    Persistent,
+    Set,
+    Text,
+    Tuple,
+)
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.pairs import keys_of
 from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form, is_compact
@@ -57,7 +69,6 @@ from .values.tensors import Recogniser, device_text
 _EXAMPLES = ("traced_inputs",)
 #: The sections within which another section may begin.
 _OPEN = (Section.OTHER, Section.MODEL, Section.EMA)
-_TEXTS = frozenset((str, Text))
 _SETS = ("builtins.set", "builtins.frozenset")
 _LATER = Global("", "", 0)  # stands for everything in `later`
 
@@ -339,7 +350,7 @@ class _Listing(TensorListing):
             return False
         children = [child for _, child in pairs]
         for (key, child), name in zip(pairs, names, strict=True):
-            if type(key) not in _TEXTS or key != name or compact_form(child) is None:
+            if type(key) not in TEXTS or key != name or compact_form(child) is None:
                 return False
         if any(map(is_cpu_generator_state, children)):
             return False
@@ -358,7 +369,7 @@ class _Listing(TensorListing):
         """
         keys, depth = list(keys_of(node.pairs)), len(path)
         generator = any(map(is_cpu_generator_state, children))
-        if generator or len(children) != len(keys) or not _TEXTS.issuperset(map(type, keys)):
+        if generator or len(children) != len(keys) or not TEXTS.issuperset(map(type, keys)):
             return self.within(node, path, context, children)
         last = self.slots
         if last is None or last.around is not context or last[1:3] != (depth, keys):

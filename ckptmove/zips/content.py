@@ -62,7 +62,7 @@ def _read(archive: Archive, at: int, nbytes: int) -> Iterator[bytes]:
         yield archive.source.read(at + done, min(_STEP, nbytes - done))
 
 
-def places_of(archive: Archive) -> Mapping[str, int]:
+def _places_of(archive: Archive) -> Mapping[str, int]:
     """Return the offset of the first byte of each record, by name."""
     records, places = archive.records, archive.records.places()
     if all(places.values()):
@@ -71,13 +71,14 @@ def places_of(archive: Archive) -> Mapping[str, int]:
 
 
 def checksums_that_stay(
-    archive: Archive, new: dict[str, Content], places: Mapping[str, int]
+    archive: Archive, new: dict[str, Content], places: Mapping[str, int] | None = None
 ) -> Iterator[Checksum]:
     """Return the checksums of unchanged records, and of parts that plans keep of the others.
 
-    `places`: the name of a record → the new offset of its content.
+    `places`: the name of a record → the new offset of its content; by default, where it is.
     """
-    start, old = archive.source.start or 0, places_of(archive)
+    start, old = archive.source.start or 0, _places_of(archive)
+    places = old if places is None else places
     for name, nbytes, crc32 in archive.records.checksums():
         if name not in new:
             yield Checksum(places[name], nbytes, crc32, name, start + old[name])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..plans.plan import Copy, Edit, Plan, Write, apply_edits
 from .archive import DESCRIPTOR_MAGIC, HAS_DESCRIPTOR, LOCAL, STORED, Archive
-from .content import Content, checksum_of, checksums_that_stay, nbytes_of, places_of
+from .content import Content, checksum_of, checksums_that_stay, nbytes_of
 from .layout import Member, directory, lay_out
 from .members import Record
 
@@ -47,7 +47,7 @@ def patch(archive: Archive, new: Mapping[str, Content]) -> Plan:
         for edit in _edits(archive, archive.records[name], content)
     ]
     plan = apply_edits(start, archive.source.nbytes, edits)
-    checksums = checksums_that_stay(archive, dict(new), places_of(archive))
+    checksums = checksums_that_stay(archive, dict(new))
     return plan._replace(checksums=tuple(sorted(checksums)))
 
 

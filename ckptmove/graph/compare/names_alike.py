@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence, Set
 
-from ...pickles.nodes import Blob, Call, Dict, Global, List, Node, Text, Tuple, are_plain
+from ...pickles.nodes import TEXTS, Blob, Call, Dict, Global, List, Node, Text, Tuple, are_plain
 from ...pickles.opcodes.pairs import keys_of
 from ...pickles.opcodes.plain_tensors import PlainTensor, compact_form
 from ..canonical import Graph
 from ..draft import CheckpointGraph
 
 _LEAVES = frozenset((type(None), bool, int, float, str, Text, bytes, Blob, Global))
-_TEXTS = frozenset((str, Text))
-_KEYS = frozenset((*_TEXTS, int))
+_KEYS = frozenset((*TEXTS, int))
 _SAFE_BITS = 60  # largest number that is its own hash
 _MOST_CHARACTERS = 1 << 26  # of all names
 _MOST_AGAIN = 1000  # repeated tensors

@@ -33,7 +33,7 @@ from ...sources.budget import (
     Budget,
 )
 from ..hash_costs import check_added
-from ..nodes import Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
+from ..nodes import TEXTS, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
 from .marked_stack import MarkedStack
 from .memo import UNFILLED, Memo
 from .pairs import Records, keys_of, with_pairs
@@ -41,7 +41,6 @@ from .python2_names import from_python2
 from .rows import extended, memory_of, packed
 from .table import NAMES as OPCODE_NAMES
 
-_TEXTS = frozenset((str, Text))
 _LONGEST_NAME = 2000  # characters of a module and a name together
 
 
@@ -66,7 +65,6 @@ class Machine(MarkedStack):
         self.room_for_pairs = len(data) >> 3
         self.empty_tuple: Tuple | None = None
         self.recalled: set[int] = set()
-        self.is_usual = True
 
     def run(self) -> Node:
         """Run all opcodes up to STOP; return the root."""
@@ -127,20 +125,6 @@ class Machine(MarkedStack):
         if nbytes > len(self.data) - self.position:
             raise self.fault("the pickle has a frame longer than itself")
         self.frame_end = self.position + nbytes
-
-    # -- taking from the stack ---------------------------------------------------------------
-
-    def op_pop(self) -> None:
-        self.is_usual = False
-        super().op_pop()
-
-    def op_pop_mark(self) -> None:
-        self.is_usual = False
-        super().op_pop_mark()
-
-    def op_dup(self) -> None:
-        self.is_usual = False
-        super().op_dup()
 
     # -- containers --------------------------------------------------------------------------
 
@@ -235,7 +219,7 @@ class Machine(MarkedStack):
                 self.charge(RECORD - CONTAINER + FIELD * len(record) + KEY_CHARACTER * characters)
                 target.pairs = record
                 return
-        others = sum(type(key) not in _TEXTS for key in flat[::2])
+        others = sum(type(key) not in TEXTS for key in flat[::2])
         self.charge(PAIR * (len(flat) // 2) + OTHER_KEY * others)
         target.pairs = with_pairs(target.pairs, flat)
         check_added(keys_of(target.pairs), len(flat) // 2, self.budget)

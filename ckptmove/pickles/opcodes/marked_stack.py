@@ -46,6 +46,7 @@ class MarkedStack(Literals, ABC):
         self.waiting = 0
         self.longest_row = self.room // STACKED
         self.dropped: list[Node] = []
+        self.is_usual = True
         #: offsets of strings with several uses
         self.shared_texts: set[int] = set()
 
@@ -128,6 +129,7 @@ class MarkedStack(Literals, ABC):
 
     def op_pop(self) -> None:
         self.charge(IDLE)
+        self.is_usual = False
         if self.stack:
             self.dropped.append(self.stack.pop())
         else:
@@ -135,10 +137,12 @@ class MarkedStack(Literals, ABC):
 
     def op_pop_mark(self) -> None:
         self.charge(IDLE)
+        self.is_usual = False
         self.dropped += self.loose_to_mark()
 
     def op_dup(self) -> None:
         self.charge(IDLE)
+        self.is_usual = False
         top = self.stack[-1]
         if isinstance(top, Text):
             self.shared_texts.add(top.at)

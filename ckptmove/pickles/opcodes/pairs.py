@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableSequence, Seque
 from typing import Any, TypeAlias, overload
 
 from ...manifest.device import may_be_tag
-from ..nodes import Dict, Items, Node, Text, are_plain
+from ..nodes import TEXTS, Dict, Items, Node, Text, are_plain
 from .mixed_rows import MixedRow
 from .rows import extended, packed
 
@@ -20,7 +20,6 @@ _SHORT = 64  # characters; shorter keys are stored as plain text
 _LARGEST_RECORD = 64  # pairs
 _LEAST_PACKED = 3  # values of one type
 _MOST_KINDS = 1 << 10  # kinds of records whose keys are stored once
-_TEXTS = frozenset((str, Text))
 
 Pair: TypeAlias = "tuple[Node, Node]"
 
@@ -98,7 +97,7 @@ class Records:
         if not 4 <= len(flat) <= 2 * _LARGEST_RECORD:
             return None
         values, keys = flat[1::2], tuple(flat[::2])
-        if not are_plain(values) or not _TEXTS.issuperset(map(type, keys)):
+        if not are_plain(values) or not TEXTS.issuperset(map(type, keys)):
             return None
         known = self._kinds.get(keys)
         if known is None:

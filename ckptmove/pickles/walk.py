@@ -86,7 +86,7 @@ def walk_at(source: Readable, start: int, base: int, budget: Budget) -> tuple[Fe
     the pickle fetched first, so that the same bytes always give the same error.
     """
     if not start and isinstance(source, Memory) and is_bare(source.content):
-        with contextlib.suppress(InputError):
+        with contextlib.suppress(InputError), budget.attempt():
             pickle = walk(source.content, base, None, budget)
             return Fetched(source.content[: pickle.nbytes], []), pickle
     from .fetch import fetch  # most pickles are bare

@@ -16,10 +16,12 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from mmap import mmap
 
-from ..errors import CorruptError, UsageError
+from ..errors import CorruptError, InputError, UsageError
 
 #: Pickles that follow each other in the same bytes; of all bytes of a file together.
 MOST_PICKLES = 10_000
@@ -111,6 +113,16 @@ class Budget:
     def take(self, walked: int, spent: int) -> None:
         """Count the memory that a pickle took, and its bytes."""
         self._room += walked - spent
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Count what is read within, unless it fails: it is then read again."""
+        before = self.__dict__.copy()
+        try:
+            yield
+        except InputError:
+            self.__dict__.update(before)
+            raise
 
     def excess(self, spent: int, walked: int, nbytes: int) -> Excess:
         """Return the error for a pickle of `nbytes` that spent so much memory on those walked.

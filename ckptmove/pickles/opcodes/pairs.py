@@ -101,12 +101,11 @@ class Records:
             return None
         known = self._kinds.get(keys)
         if known is None:
-            plain = tuple(map(_plain_key, keys))
-            if Text in map(type, plain) or len(set(plain)) < len(plain):
+            if not all(map(_can_be_plain, keys)) or len(set(keys)) < len(keys):
                 return None
             if len(self._kinds) == _MOST_KINDS:
                 self._kinds.clear()
-            known = self._kinds[keys] = plain  # type: ignore[assignment] # as just told
+            known = self._kinds[keys] = tuple(map(str, keys))
         found = Pairs()
         found.keys, found.values = known, packed(list(values), _LEAST_PACKED)
         return found
@@ -166,11 +165,14 @@ def change_each(row: Items, change: Callable[[Node], Node]) -> None:
                 row[n] = new
 
 
+def _can_be_plain(key: Node) -> bool:
+    """Whether a short key can't name a device: only device names need their offset."""
+    return isinstance(key, str) and len(key) <= _SHORT and not may_be_tag(key)
+
+
 def _plain_key(key: Node) -> Node:
-    """A key as plain text, unless it may name a device: only such keys need their offset."""
-    if type(key) is Text and len(key) <= _SHORT and not may_be_tag(key):
-        return str(key)
-    return key
+    """A key as plain text, if it can be."""
+    return str(key) if _can_be_plain(key) else key
 
 
 def keys_of(pairs: Iterable[Pair]) -> Sequence[Node]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableSequence, Seque
 from typing import Any, TypeAlias, overload
 
 from ...manifest.device import may_be_tag
-from ..nodes import TEXTS, Dict, Items, Node, Text, are_plain
+from ..nodes import TEXTS, Dict, Items, Node, are_plain
 from .mixed_rows import MixedRow
 from .rows import extended, packed
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove import DeviceError, UsageError, inspect, relocate
-from ckptmove.manifest.device import TagMap, kind_of, names_device, parse
+from ckptmove.manifest.device import TagMap, kind_of, parse
+from ckptmove.pickles.device_tags import names_device
 from tests.making.checkpoints import save
 from tests.oracles.readers import labels, pid_locations
 

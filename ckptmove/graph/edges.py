@@ -6,8 +6,8 @@ import struct
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 
-from ..manifest.device import names_device
 from ..manifest.paths import Key, Path
+from ..pickles.device_tags import names_device
 from ..pickles.nodes import (
     TEXTS,
     Blob,

@@ -1,37 +1,23 @@
-"""Device tags such as `cuda:0`: their grammar, and the rules that map one tag to another.
-
-A tag is the string that torch writes as the location of a storage. The grammar is that of torch's
-own readers (torch/serialization.py, `register_package`): `cpu` and `meta` have no index, `mps` is
-written without one, the others are written with one.
-"""
+"""Device tags such as `cuda:0`: what a user may ask for, and the rules that map one to another."""
 
 from __future__ import annotations
 
-import re
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import DeviceError
+from ..pickles.device_tags import INDEXED, PLAIN, RENAMED, TAG
 
 #: A device from the user: its text, or an object with such a text.
 Device = object
 
-_INDEXED = ("cuda", "xpu", "hpu", "mtia", "privateuseone")
-#: Names that out-of-tree backends give `privateuseone`; their tags need that backend to load.
-_RENAMED = ("npu", "mlu", "musa", "gcu", "sdaa", "maca", "supa", "rbln", "tpu", "vacc", "openreg")
-_PLAIN = ("cpu", "mps", "meta")
 #: Devices whose tensors torch saves through the CPU: no storage ever carries their tag.
 _THROUGH_CPU = ("xla", "maia", "lazy", "vulkan", "ipu", "ort")
 _MAX_INDEX = 127  # c10::DeviceIndex is a signed byte
-_LONGEST_TAG = 64  # characters; no location of a storage is as long
 _MOST_KNOWN = 1 << 10  # cached strings
 _MOST_DIGITS = 3  # Python itself refuses to read a number of thousands
 
-#: Names of devices without an index.
-_NAMES = frozenset((*_PLAIN, *_INDEXED, *_RENAMED, "xla"))
-
-_TAG = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]*))?")
 _WRITTEN_LIKE = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "amd": "cuda"}
 
 
@@ -50,28 +36,28 @@ def parse(device: object) -> str:
             f"{device!r} is not a device", hint=f"did you mean cuda:{device}?" if number else None
         )
     text = str(device)
-    match = _TAG.fullmatch(text)
+    match = TAG.fullmatch(text)
     kind, index = (match[1], match[2]) if match else (text.partition(":")[0], None)
     if kind in _THROUGH_CPU:
         raise DeviceError(
             f"'{text}' can't be a device tag: torch saves {kind} tensors as CPU tensors",
             hint="use --to cpu",
         )
-    if kind not in _PLAIN + _INDEXED + _RENAMED:
+    if kind not in PLAIN + INDEXED + RENAMED:
         meant = _WRITTEN_LIKE.get(kind.lower(), kind.lower())
-        known = meant in _PLAIN + _INDEXED + _RENAMED
+        known = meant in PLAIN + INDEXED + RENAMED
         raise DeviceError(
             f"'{text}' is not a device type of torch",
-            hint=f"did you mean {meant}{'' if meant in _PLAIN else ':0'}?"
+            hint=f"did you mean {meant}{'' if meant in PLAIN else ':0'}?"
             if known
             else "devices are written like cpu, cuda:0, mps, xpu:0, npu:0, meta",
         )
     if match is None:
         raise DeviceError(
             f"'{text}' is not a device: the index must be a plain number",
-            hint=f"did you mean {kind if kind in _PLAIN else f'{kind}:0'}?",
+            hint=f"did you mean {kind if kind in PLAIN else f'{kind}:0'}?",
         )
-    if kind in _PLAIN and index is not None:
+    if kind in PLAIN and index is not None:
         if kind == "mps" and index == "0":
             return "mps"
         raise DeviceError(
@@ -99,33 +85,12 @@ def with_index(device: object) -> str:
     tag = parse(device)
     if tag == "meta":
         raise DeviceError("the device meta cannot compute anything")
-    return tag if tag in _PLAIN or ":" in tag else f"{tag}:0"
+    return tag if tag in PLAIN or ":" in tag else f"{tag}:0"
 
 
 def kind_of(tag: str) -> str:
     """`cuda:1` → `cuda`."""
     return tag.partition(":")[0]
-
-
-def names_device(text: str) -> bool:
-    """Whether a string of user data spells a device. `meta` alone is too common a word."""
-    if len(text) > 20 or text == "meta":
-        return False
-    match = _TAG.fullmatch(text)
-    return match is not None and match[1] in _NAMES
-
-
-def may_be_tag(text: str) -> bool:
-    """Whether a string in a pickle may be the location of a storage, or name a device."""
-    if len(text) > _LONGEST_TAG or not (":" in text or text in _NAMES):
-        return False
-    return _is_like_a_tag(text)
-
-
-@lru_cache(_MOST_KNOWN)
-def _is_like_a_tag(text: str) -> bool:
-    match = _TAG.fullmatch(text)
-    return match is not None and (match[2] is not None or text == "meta" or names_device(text))
 
 
 class TagMap(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from typing import TypeGuard
 
-from ..manifest.device import names_device
 from ..manifest.paths import Key, Path, spell
+from ..pickles.device_tags import names_device
 from ..pickles.nodes import (
     TEXTS,
     Blob,

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptError
-from ..manifest.device import names_device
 from ..manifest.manifest import Role, Section
 from ..manifest.other_records import Alias, NamedDevice
 from ..manifest.paths import Path
+from ..pickles.device_tags import names_device
 from ..pickles.hash_costs import check_keys
 from ..pickles.nodes import (
     TEXTS,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..errors import CorruptError
-from ..manifest.device import names_device
+from ..pickles.device_tags import names_device
 
 #: The tokens to recognize: comments, and strings in Python's four kinds of quotes. The last
 #: alternative matches a quote that is never closed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import chain
 
-from ..manifest.device import names_device
+from ..pickles.device_tags import names_device
 from ..pickles.nodes import Call, Global, Mapping, Node, Persistent, Tuple, named
 from ..pickles.nodes import List as ListNode
 from ..pickles.nodes import Set as SetNode

@@ -35,7 +35,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "display.page",
         "display.report",
         "version",
-        "manifest.device",
         "plans.plan",
         "plans.crc32",
         "plans",
@@ -68,6 +67,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sources",
     ),
     (
+        "pickles.device_tags",
         "pickles.flag_row",
         "pickles.nodes",
         "pickles.opcodes.table",
@@ -115,6 +115,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "zips",
     ),
     (
+        "manifest.device",
         "manifest.dtypes",
         "manifest.paths",
         "manifest.other_records",

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...manifest.device import names_device
 from ...manifest.paths import Path, spell
+from ...pickles.device_tags import names_device
 from ..archives.documents import Json
 
 _MAJOR = 8

@@ -22,10 +22,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...errors import CorruptError, UnsupportedError, WriteError
-from ...manifest.device import names_device
 from ...manifest.manifest import Manifest, TensorEntry
 from ...manifest.other_records import NamedDevice, RecordKind
 from ...manifest.paths import Path, spell
+from ...pickles.device_tags import names_device
 from ...pickles.nodes import Call, Dict, List, Node, Tuple
 from ...placement.place import Moves
 from ...plans.plan import Plan

@@ -18,10 +18,10 @@ from torch import nn
 
 from ...display.phrases import class_name
 from ...errors import UsageError
-from ...manifest.device import names_device
 from ...manifest.manifest import Role, Section
 from ...manifest.other_records import Alias
 from ...manifest.paths import Path, spell
+from ...pickles.device_tags import names_device
 from ...torch_pickle.sections.sections import Rng, is_rng_state
 from .arguments import are_optimizers, check_others, optimizers_at
 from .object_walk import (

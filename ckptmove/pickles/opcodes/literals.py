@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from sys import getsizeof
 
 from ...errors import UnsupportedError
-from ...manifest.device import may_be_tag
 from ...sources.budget import BLOB, BYTES, LONG, TEXT
+from ..device_tags import may_be_tag
 from ..nodes import Blob, Node, Text
 from .reader import Reader
 from .rows import flags, numbers, repeats

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from sys import getsizeof
 
 from ...errors import UnsupportedError
-from ...manifest.device import may_be_tag
 from ...sources.budget import (
     CALL,
     CONTAINER,
@@ -32,6 +31,7 @@ from ...sources.budget import (
     TUPLE_ITEM,
     Budget,
 )
+from ..device_tags import may_be_tag
 from ..hash_costs import check_added
 from ..nodes import TEXTS, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
 from .marked_stack import MarkedStack

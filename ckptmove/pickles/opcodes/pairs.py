@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeAlias, overload
 
-from ...manifest.device import may_be_tag
+from ..device_tags import may_be_tag
 from ..nodes import TEXTS, Dict, Items, Node, are_plain
 from .mixed_rows import MixedRow
 from .rows import extended, packed

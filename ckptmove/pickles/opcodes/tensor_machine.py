@@ -35,8 +35,8 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ...manifest.device import may_be_tag
 from ...sources.budget import Budget
+from ..device_tags import may_be_tag
 from ..nodes import Global, Node, Text, Tuple
 from .machine import Machine
 from .memo import UNFILLED

@@ -12,7 +12,7 @@ from math import isfinite, isnan
 from typing import Any
 
 from ...errors import CorruptError
-from ...manifest.device import may_be_tag
+from ..device_tags import may_be_tag
 from ..flag_row import FlagRow
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
 from ..opcodes.literals import may_be_checkpoint

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ....manifest.device import may_be_tag
+from ....pickles.device_tags import may_be_tag
 from ....pickles.nodes import NOTHING, Call, Dict, Global, List, Node, Text, Tuple
 from ....pickles.opcodes.memo import UNFILLED
 from ....pickles.walk import Pickle, walk

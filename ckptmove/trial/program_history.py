@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 
 from ..live.tracing.program.source_lines import user_line
 from ..live.tracing.recording.history import History
+from ..live.tracing.recording.host_copies import PendingCopies
 from ..live.tracing.recording.operations import LOAD, tensors_of
+from ..live.tracing.recording.recorder import Recorder
 from ..live.tracing.recording.tensor_names import Names
 from ..reports.events import Site
 from .simulation.torch_answers import replaced
@@ -24,10 +26,24 @@ from .simulation.torch_answers import replaced
 _MOVES = ("to", "cuda", "cpu", "xpu", "to_empty")
 
 
+def _waits() -> Iterator[tuple[Any, str]]:
+    """What waits for the device: each owner, and the name of its function."""
+    yield from ((of, "synchronize") for of in (torch.cuda, torch.cuda.Stream))
+    yield from ((torch.cuda.Event, name) for name in ("synchronize", "query"))
+    if hasattr(torch, "accelerator"):
+        yield torch.accelerator, "synchronize"
+
+
 @contextmanager
-def told_to(history: History, names: Names) -> Iterator[None]:
-    """A context that records the program's actions in a history, and loaded tensors in `names`."""
+def told_to(recorder: Recorder) -> Iterator[None]:
+    """A context that tells a recorder what the program makes, loads, moves and waits for."""
+    history, names = recorder.history, recorder.names
     with ExitStack() as stack:
+        for target, name in _waits():
+            real = getattr(target, name, None)
+            if real is not None:
+                waits = _noting_waits(real, recorder.pending)
+                stack.enter_context(replaced(target, name, waits))
         stack.enter_context(replaced(torch, "load", _noting_tensors(torch.load, names)))
         for target, name, after in _calls(history):
             real = vars(target).get(name)
@@ -129,6 +145,18 @@ def _noting_tensors(real: Any, names: Names) -> Any:
         return found
 
     return load
+
+
+def _noting_waits(real: Any, pending: PendingCopies) -> Any:
+    """Wrap a function that waits for the device, to record the wait."""
+
+    @functools.wraps(real)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        pending.waited()
+        return found
+
+    return wait
 
 
 def _noting_devices(real: Any, history: History) -> Any:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..display.phrases import plural
 from ..live.inventory.holdings import Ownership, holdings
 from ..live.tracing.causes.background import background
-from ..live.tracing.causes.costs import ran_elsewhere
+from ..live.tracing.causes.costs import copies_to_host, ran_elsewhere
 from ..live.tracing.causes.training_causes import gradients_of_copies, stale_copies
 from ..live.tracing.program.source_lines import error_line, raised_at
 from ..live.tracing.recording.history import History
@@ -41,7 +41,7 @@ from .subprocess_call import tell, tell_so_far
 _FEW_CALLS = 16
 _SPARE = 10  # the pause after a diagnosis, as a multiple of its duration
 _AGAIN = 1.0  # seconds after which a script that goes on is stopped again
-_UNWAITED = "not checked: whether the host waits before it uses pinned memory again after the copy"
+_UNWAITED = "not checked: whether the host waits before NumPy reads memory after the copy"
 _IDLE = ": gradients were computed, and nothing that was watched was changed by them"
 _LIMIT = "the simulation can't continue"
 #: Exceptions that are the script's own fault, even if the text looks like one of the simulation.
@@ -253,17 +253,18 @@ class _Run:
         return _noted(found, f"the script was stopped: no optimizer took a step in {waited}")
 
     def _with_later(self, found: Diagnosis) -> Diagnosis:
-        """A diagnosis plus the models that ran on another device after the diagnosed steps."""
+        """A diagnosis plus what came after the diagnosed steps: models elsewhere, copies."""
         told = " ".join(each.title for each in found.verdicts)
         later = [
             each
             for each in self.recorder.trace().of("apart")
             if each.site.source not in told and f" {each.site.module} " not in f" {told} "
         ]
-        if found.is_wrong or not later:
+        if found.is_wrong:
             return found
         elsewhere = ran_elsewhere(later, self._device, "after the first steps")
-        return replace(found, verdicts=(*found.verdicts, *elsewhere))
+        copies = copies_to_host(self.recorder.pending, self.recorder.trips, self._device)
+        return replace(found, verdicts=(*found.verdicts, *elsewhere, *copies))
 
     def _with_stale(self, found: Diagnosis) -> Diagnosis:
         """The diagnosis of a script that ended, plus its stale copies, which were not renewed."""
@@ -414,7 +415,7 @@ def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
                 stack.enter_context(hosting(run.home))
             except NotSimulated as error:
                 return run.raised(error).to_json()
-        stack.enter_context(told_to(run.history, run.recorder.names))
+        stack.enter_context(told_to(run.recorder))
         stack.enter_context(run.recorder)
         try:
             # Keep the script's variables, so that its model stays alive.
@@ -433,6 +434,6 @@ def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         else:
             found = run.ended(None, defined)
             del defined
-    if (line := run.recorder.unwaited) and not found.is_wrong:
+    if (line := run.recorder.pending.unjudged) and not found.is_wrong:
         found = _noted(found, f"{_UNWAITED} at {line} (non_blocking=True)")
     return found.to_json()

@@ -269,6 +269,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "live.tracing.recording.operand_code",
         "live.tracing.recording.unused_copies",
         "live.tracing.recording.updates",
+        "live.tracing.recording.host_copies",
         "live.tracing.recording.sampling",
         "live.tracing.recording.cut_gradients",
         "live.tracing.recording.stale_copies",

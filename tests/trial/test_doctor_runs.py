@@ -163,20 +163,6 @@ def test_gradients_that_change_nothing_are_not_a_clean_run(tmp_path: Path, rest:
     assert "gradients were computed, and nothing that was watched was changed" in found.notes[0]
 
 
-@without_gpu
-def test_a_copy_that_is_not_waited_for_is_said_not_to_be_checked(tmp_path: Path) -> None:
-    rest = """
-        model.cuda()
-        stage = torch.ones(3, 4).pin_memory()
-        for _ in range(3):
-            model(stage.to("cuda", non_blocking=True)).sum().backward()
-    """
-    found = run(tmp_path, rest, "cuda:0")
-    assert any(each.startswith("not checked: whether the host waits") for each in found.notes)
-    found = run(tmp_path, rest.replace("non_blocking", "copy"), "cuda:0")
-    assert not any("not checked" in each for each in found.notes)
-
-
 SHORT = {
     "": ("no model was called", "before it called a model"),
     "step()": (

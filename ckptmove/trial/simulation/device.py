@@ -118,6 +118,7 @@ def _register(library: torch.library.Library) -> None:
         library.impl(op, special[name](kernel) if name in special else kernel, KEY)
     library.impl("resize_", resize, KEY)
     library.impl("set_", unset, KEY)
+    library.impl("_to_copy", functools.partial(kernels.copy, operation("_to_copy")), KEY)
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::_foreach_") and not name.endswith("out"):
             op = operation(name.removeprefix("aten::"))

@@ -120,6 +120,12 @@ def move(op: Op, *args: Any, **kwargs: Any) -> Any:
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
+def copy(op: Op, *args: Any, **kwargs: Any) -> Any:
+    """`Tensor._to_copy`, which would make a tensor in pinned memory if it does not block."""
+    kwargs["non_blocking"] = False
+    return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
 def for_each(kernel: Kernel) -> Callable[..., Any]:
     """A `_foreach_` operation: as one call, or tensor by tensor if devices mix, as in torch."""
 

@@ -10,6 +10,7 @@ from ....manifest.device import kind_of
 from ....reports.doctor import SLOW, Verdict
 from ....reports.events import Happening, Site
 from ..program.syntax import code_at
+from ..recording.host_copies import PendingCopies, RoundTrips
 from .evidence import MOST_LINES, Evidence
 
 #: Code that puts a module on the CPU, whatever else it chooses.
@@ -44,6 +45,32 @@ def ran_elsewhere(calls: Iterable[Happening], device: str, when: str) -> Iterato
             f"{the} runs on {where} {when}, beside the model on {device}, at {lines}",
             f'{name}.to("{device}") before that, and give it what is there{leave}',
             (f"it was called {plural(count, 'time')} after the first step", *made),
+            SLOW,
+        )
+
+
+def copies_to_host(pending: PendingCopies, trips: RoundTrips, device: str) -> Iterator[Verdict]:
+    """Copies that the host does not wait for, and tensors that go back and forth."""
+    for copied, used, fills in pending.races:
+        code, done = f"`{code_at(used)}` at {used}", "reads" if fills else "changes"
+        start = f"the copy that `{code_at(copied)}` at {copied} starts"
+        wait = "torch.cuda.synchronize() before it reads the memory"
+        if not fills:
+            wait = "record an event after the copy, and event.synchronize() before that line"
+        yield Verdict(
+            "copy-not-waited-for",
+            f"{code} {done} pinned memory without a wait for {start} with non_blocking=True: the "
+            f"values may be wrong",
+            f"{wait}; or drop non_blocking=True at {copied}",
+        )
+    for trip in trips.found:
+        yield Verdict(
+            "kept-elsewhere",
+            f"{trip.name} stays on cpu: {trip.filled} fills it from {device}, and {trip.brought} "
+            f"copies it back, {plural(trip.times, 'time')}",
+            f"make it on {device}, and drop both copies; or leave it there, if the device has no "
+            "memory for it",
+            (f"it was made by {trip.made}",) if trip.made else (),
             SLOW,
         )
 

@@ -14,6 +14,9 @@ _MOST_TREES = 64  # the most trees that are kept
 _LONGEST = 100  # the most characters of code that are shown
 
 
+#: Attributes of arrays that are views, and functions that keep an array as it is.
+_VIEWS = ("T", "reshape", "view", "ravel", "squeeze", "transpose")
+_KEEPS = ("append", "extend", "add", "insert", "put", "from_numpy", "asarray", "as_tensor")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _trees: dict[str, tuple[list[str], ast.Module | None]] = {}  # by file, with the parsed lines
 
@@ -213,6 +216,24 @@ def code_at(line: str) -> str:
     """The code of the line `train.py:12`, shortened; "" if it is not known."""
     file, number = file_of(line)
     return shortened(linecache.getline(file, number)) if file else ""
+
+
+def reads_at_once(line: str, method: str) -> bool:
+    """Whether the code of a line reads what `x.numpy()` gives, and does not only keep it."""
+    if method != "numpy":
+        return True  # `tolist` copies
+    file, number = file_of(line)
+    calls = {id(each) for each in calls_at(file, number)} if file else set()
+    tree = tree_of(file) if calls else None
+    for each in () if tree is None else ast.walk(tree):
+        for part in ast.iter_child_nodes(each):
+            if id(part) not in calls or not ast.unparse(part).endswith(f".{method}()"):
+                continue
+            if isinstance(each, ast.Attribute):
+                return each.attr not in _VIEWS
+            keeps = isinstance(each, ast.Call) and ast.unparse(each.func).endswith(_KEEPS)
+            return isinstance(each, (ast.BinOp, ast.Compare, ast.Call)) and not keeps
+    return False
 
 
 def shortened(code: str) -> str:

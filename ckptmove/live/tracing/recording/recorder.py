@@ -36,6 +36,7 @@ from .call_sites import Places
 from .cut_gradients import GradientCuts
 from .device_choice import Callers
 from .history import History, own_lines
+from .host_copies import PendingCopies, RoundTrips
 from .model_calls import ModelCalls
 from .operand_code import codes_of, discarded, given_at
 from .operations import (
@@ -55,7 +56,7 @@ from .operations import (
     runs_for,
     tensors_of,
 )
-from .remembered import Remembered, key_of
+from .remembered import key_of
 from .sampling import FIRST, Sampling, TorchCalls
 from .stale_copies import StaleCopies
 from .tally import Noted, Place, Tally, happened
@@ -103,9 +104,8 @@ class Recorder(TorchDispatchMode):
         self.callers = Callers(self.history)  #: of models on another device
         known = self.names, self.callers, self._tally, self.home, call
         self.models = ModelCalls(*known, self._note)  #: the calls of models
-        #: The line of a copy whose pinned memory is used again, perhaps before it ends; or "".
-        self.unwaited = ""
-        self._staged = Remembered()  # pinned memory that was copied to the device
+        self.pending = PendingCopies()  #: copies that the host does not wait for
+        self.trips = RoundTrips(self.names)  #: tensors copied to the host and back
         self._stepping = False
         self._hooked: ExitStack | None = None
         #: The site of the last operation that failed, or None.
@@ -157,7 +157,7 @@ class Recorder(TorchDispatchMode):
             ):
                 stack.callback(handle.remove)
             known = self.names, self.history, self.updates, self.home, self._where
-            calls = TorchCalls(self.failed, self._sampling, *known)
+            calls = TorchCalls(self.failed, self._sampling, self.pending, *known)
             stack.enter_context(calls)
             self._sampling.begin(calls)
             super().__enter__()  # type: ignore[no-untyped-call]
@@ -221,6 +221,7 @@ class Recorder(TorchDispatchMode):
         self._sampling.finish_step(self.steps)
         if self._sampling.paused:
             self._copies.forget()  # their use would not be seen
+            self.pending.waited()
         if self._turn is not None:
             self._turn(self)
 
@@ -302,6 +303,8 @@ class Recorder(TorchDispatchMode):
                 self.stale.use(taken, self._repeats, place.site.source)
             self._tally.use(place, self._called_home, bytes_of(made))
         else:
+            if kind.name == "copy_" and True in args[2:]:
+                kwargs = {"non_blocking": True}
             self._record(place, kind.name, taken, seen or list(map(Facts.of, taken)), made, kwargs)
         return out
 
@@ -337,8 +340,12 @@ class Recorder(TorchDispatchMode):
         self._copies.use(taken, moved=is_copy)
         if name in SYNCS and must_wait((seen or made)[0].device, self.home, site.phase):
             self._note("sync", site, self._call((seen or made)[0].device), 0, taken[:1])
+            self.pending.waited()
+        if self.pending.is_pending and len({each.device for each in (*seen, *made)}) == 1:
+            changed = taken[0] if name.endswith("_") and taken else kwargs.get("out")
+            self.pending.use(taken, out, changed, site.source)
         if is_copy:
-            self._copied(site, taken, out[0], kwargs)
+            self._copied(site, taken, out[0], is_blocking=not kwargs.get("non_blocking"))
             return
         away = [n for n, each in enumerate(made) if each.is_big and each.device != self.home]
         others = [n for n, each in enumerate(seen) if each.is_big and each.device != self.home]
@@ -365,7 +372,7 @@ class Recorder(TorchDispatchMode):
             self._tally.use(place, self._call(where), sum(each.nbytes for each in made))
 
     def _copied(
-        self, site: Site, taken: list[torch.Tensor], made: torch.Tensor, blocking: Any
+        self, site: Site, taken: list[torch.Tensor], made: torch.Tensor, *, is_blocking: bool
     ) -> None:
         source = taken[-1] if site.op.startswith("aten.copy") and len(taken) > 1 else taken[0]
         here, there = indexed(source.device), indexed(made.device)
@@ -379,10 +386,17 @@ class Recorder(TorchDispatchMode):
         self._note("transfer", site, devices, nbytes, [source])
         if source.requires_grad and source.is_leaf and torch.is_grad_enabled():
             self.history.note_copied(source, self.steps, frame_outside(__file__))
-        if blocking.get("non_blocking"):
-            self._unwaited(source, made, site.source)
-        elif there.type == "cpu":
-            self._note("sync", site, self._call(here), 0, [source])
+        new = not site.op.startswith("aten.copy_")
+        if not is_blocking:
+            self.pending.started(source, made, site.source, new=new)
+        else:
+            self.pending.waited()
+            if there.type == "cpu":
+                self._note("sync", site, self._call(here), 0, [source])
+        if here == self.home and not new:
+            self.trips.filled(made, site.source, user_frame(frame_outside(__file__)))
+        elif there == self.home:
+            self.trips.brought(source, site.source)
         if here == self.home and is_big(made):
             self.names.made(made, site._replace(op=COPY))
         if there == self.home and is_big(made):
@@ -392,14 +406,6 @@ class Recorder(TorchDispatchMode):
             site = site._replace(source=line or site.source)
             copied = self._operands([source], [code])[0], key_of(source)
             self._copies.watch(made, source, Copy(site, devices, nbytes, *copied, bool(line)))
-
-    def _unwaited(self, source: torch.Tensor, made: torch.Tensor, line: str) -> None:
-        """Remember a copy that the host does not wait for, and may use its memory too early."""
-        if not made.is_pinned() and not source.is_pinned():
-            return
-        used = made.device.type == "cpu" or self._staged.about(source) is not None
-        self._staged.note(source, line)
-        self.unwaited = self.unwaited or (line if used else "")
 
     def _created(self, site: Site, out: list[torch.Tensor], made: list[Facts]) -> None:
         for tensor, each in zip(out, made, strict=True):

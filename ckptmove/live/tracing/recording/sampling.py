@@ -20,6 +20,7 @@ from ....errors import UsageError
 from ....reports.events import Site, Trace
 from ..program.source_lines import frame_outside, line_of, made_site, user_frame
 from .history import History
+from .host_copies import HOST_READS, PendingCopies
 from .operations import COPY, indexed, is_big, operands_of
 from .tensor_names import Names
 from .updates import Updates
@@ -155,6 +156,7 @@ class TorchCalls(TorchFunctionMode):
         self,
         tell: Callable[[BaseException, str, Any], None],
         sampling: Sampling,
+        pending: PendingCopies,
         names: Names,
         history: History,
         updates: Updates,
@@ -169,6 +171,7 @@ class TorchCalls(TorchFunctionMode):
         self.place = Removable(self)
         self._tell = tell
         self._sampling = sampling
+        self._pending = pending
         self._names = names
         self._history = history
         self._updates = updates
@@ -187,6 +190,9 @@ class TorchCalls(TorchFunctionMode):
             raise
         if out is None and args:
             self._see_attribute(func, args[0], sys._getframe(1))
+        if self._pending.is_pending and func in HOST_READS:
+            line = line_of(user_frame(sys._getframe(1)))
+            self._pending.read(args[0], str(getattr(func, "__name__", func)), line)
         if args and out is args[0] and func in _MOVES and out.device != self._home:
             to = args[1] if len(args) > 1 else (kwargs or {}).get("device")
             self._history.note_left(out, to, sys._getframe(1))

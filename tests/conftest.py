@@ -35,8 +35,8 @@ ALL = bool(os.environ.get("CKPTMOVE_TEST_ALL"))
 
 
 def examples(most: int) -> int:
-    """So many random examples with `scripts/test --all`, else a fifth of them."""
-    return most if ALL else max(3, most // 5)
+    """So many random examples with `scripts/test --all`, else a tenth of them."""
+    return most if ALL else max(3, most // 10)
 
 
 settings.register_profile("dev", deadline=None, max_examples=examples(100))

@@ -94,6 +94,7 @@ FAULTS: dict[str, tuple[int, str]] = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("command", FAULTS)
 def test_an_error_is_one_line_and_a_code(
     command: str, run_pt: Path, tmp_path: Path, run_cli: RunCli
@@ -158,6 +159,7 @@ TWINS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("command", TWINS)
 def test_the_library_does_the_same(
     command: str, run_pt: Path, tmp_path: Path, run_cli: RunCli
@@ -284,6 +286,7 @@ def test_plain_layouts_need_neither_torch_nor_numpy(run_pt: Path, tmp_path: Path
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and reads its address space")
 @pytest.mark.parametrize("strided", [False, True])
 def test_where_memory_is_too_little_to_cast_nothing_stays(strided: bool, tmp_path: Path) -> None:
@@ -585,6 +588,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float64": torch.float6
 DTYPES |= {"float8_e4m3fn": torch.float8_e4m3fn, "torch.float32": torch.float32}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 @pytest.mark.parametrize("deflated", [False, True])

@@ -110,6 +110,7 @@ def bert(transformers: Any) -> Any:
     return transformers.BertForMaskedLM(config)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("preset", [None, "hf", "deploy"])
 @pytest.mark.parametrize("make", [gpt2, llama, tied_llama, bert])
 def test_transformers_loads_it_and_computes_the_same(
@@ -253,6 +254,7 @@ class Training:
         torch.set_rng_state(saved["rng"])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_goes_on_as_if_nothing_had_been(name: str, tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]):

@@ -86,6 +86,7 @@ def same() -> tuple[Any, Any]:
     return one, two
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("write", WRITERS)
 def test_only_their_code_differs(
     write: Writer, same: tuple[Any, Any], tmp_path: Path, run_cli: RunCli

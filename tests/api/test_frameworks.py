@@ -33,6 +33,7 @@ def cannot_load(path: Path) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_hugging_face_trainer_resumes(tmp_path: Path) -> None:
     folder = hf_trainer_folder(tmp_path / "run", "cuda:0")
     assert cannot_load(folder / "optimizer.pt")

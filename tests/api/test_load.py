@@ -158,7 +158,7 @@ def test_a_script_is_a_dict_of_its_tensors(name: str, tmp_path: Path) -> None:
     assert all(isinstance(each, torch.Tensor) for each in made.values())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["model", "plain_zip", "pickled_weights"])
 def test_a_program_is_a_dict_of_its_tensors(name: str, tmp_path: Path) -> None:
     path = tmp_path / "saved.pt2"
@@ -404,6 +404,7 @@ def error_of(path: Path) -> CkptmoveError | None:
     return None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_damaged_files_are_refused_or_loaded(seed: int, tmp_path: Path) -> None:
     """Nothing but our errors, no hang, no memory that the file has not got."""

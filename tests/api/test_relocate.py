@@ -80,6 +80,7 @@ def test_all_but_the_tags_stays(
         assert cpp_unpickler_accepts(out) == cpp_unpickler_accepts(there)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("to", ["cuda:0", "privateuseone:15", "cpu"])
 @pytest.mark.parametrize("name", ["adamw_training", "cpu_string_last", "many_storages", "gan"])
 def test_a_squeezed_pickle_is_laid_out_anew(name: str, to: str, tmp_path: Path) -> None:

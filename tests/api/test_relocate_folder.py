@@ -59,7 +59,7 @@ def sharded(folder: Path, tag: str = "cuda:1") -> Path:
 # All of it
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_there_and_back_is_the_same(
     name: str, training_folder: TrainingFolder, tmp_path: Path
@@ -300,6 +300,7 @@ def test_links_are_followed_within_it_and_elsewhere_if_asked(
 # In place
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["accelerate", "meta", "mmengine"])
 def test_in_place_it_is_the_same_and_the_rest_is_not_touched(
     name: str, training_folder: TrainingFolder, tmp_path: Path

@@ -204,7 +204,7 @@ SCRIPTS = ("torchscript", "torchscript-lite", "torchscript-v1(json)")
 CORPUS = [each for kind in KINDS for each in corpus_files(kind)]
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", CORPUS)
 def test_a_public_file_comes_back(path: Path, tmp_path: Path) -> None:
     try:
@@ -241,6 +241,7 @@ def test_a_refusal_names_every_option_that_accepts_the_losses(tmp_path: Path) ->
     assert {loss.name for loss in convert(path, tmp_path / "out.pt", drop=drop).dropped} == {*drop}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("path", [each for kind in SCRIPTS for each in corpus_files(kind)])
 def test_a_public_program_is_refused_and_its_tensors_taken(path: Path, tmp_path: Path) -> None:
     there, back = tmp_path / "there.safetensors", tmp_path / "back.pt"

@@ -63,6 +63,7 @@ def run(verb: VerbName, *where: Path, **options: Any) -> dict[str, str]:
 # What is found, and what becomes of it
 
 
+@pytest.mark.slow
 def test_a_tree_is_converted_and_what_is_damaged_is_told(tree: Path, tmp_path: Path) -> None:
     before = contents(tree)
     batch = ckptmove.batch("convert", tree, tmp_path / "out", jobs=2)
@@ -318,6 +319,7 @@ def test_damage_without_a_trace_is_found_by_verify(tree: Path, tmp_path: Path) -
     assert (found["a/last.ckpt"], list(found.values()).count("skipped")) == ("refused", 4)
 
 
+@pytest.mark.slow
 def test_another_source_or_other_options_are_another_job(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run("relocate", tree, out, to="cpu", include="*/last.ckpt")
@@ -367,7 +369,7 @@ def test_what_killed_runs_left_is_removed_but_nothing_else(tree: Path, tmp_path:
 # Who does it
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["jobs-1", "jobs-2", "threads", "processes"])
 def test_whoever_does_it_the_tree_is_the_same(kind: str, tree: Path, tmp_path: Path) -> None:
     run("relocate", tree, tmp_path / "expected", to="cpu")

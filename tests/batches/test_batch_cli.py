@@ -165,6 +165,7 @@ def test_the_command_to_retry_does_these_and_no_others(
     assert [each["name"] for each in said["failures"]] == sorted(names)
 
 
+@pytest.mark.slow
 def test_where_many_failed_the_same_command_does_the_rest(tmp_path: Path, run_cli: RunCli) -> None:
     tree = many(tmp_path / "tree", 2, 100)
     for n in range(12):

@@ -79,6 +79,7 @@ def test_links_that_lead_nowhere_are_told_and_the_rest_is_done(tree: Path, tmp_p
     assert sorted(few.plan.notes) == [f"{name} {said}" for name in names[:3]]
 
 
+@pytest.mark.slow
 def test_what_can_not_be_searched_or_read_fails_alone(tree: Path, tmp_path: Path) -> None:
     (tree / "closed").mkdir()
     save(tree / "closed" / "x.pt", torch.ones(2))
@@ -426,6 +427,7 @@ def test_a_dry_run_tells_that_nothing_can_be_written(tree: Path, tmp_path: Path)
                 ckptmove.batch("convert", tree, disk / "out", dry_run=dry_run)
 
 
+@pytest.mark.slow
 def test_a_dry_run_leaves_nothing_not_even_for_a_moment(tree: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     if shutil.which("strace") is None:

@@ -122,6 +122,7 @@ def test_in_place_all_files_of_a_folder_change_or_none(tree: Path) -> None:
     assert changed - {""} == {"a/checkpoint-2"}
 
 
+@pytest.mark.slow
 def test_in_place_a_map_is_not_applied_twice(tree: Path) -> None:
     swap = {"cuda:1": "cuda:0", "cuda:0": "cuda:1"}
     options: dict[str, Any] = {"map": swap, "in_place": True, "jobs": 1}
@@ -144,6 +145,7 @@ def test_a_pipeline_is_one_item_with_all_its_components(tmp_path: Path) -> None:
     assert contents(tmp_path / "out").keys() == before.keys()
 
 
+@pytest.mark.slow
 def test_the_epochs_of_torchtune_are_one_item_with_its_recipe(tmp_path: Path) -> None:
     model_folders.torchtune_run(tmp_path / "runs" / "tuned", "cuda:1")
     before = contents(tmp_path / "runs")
@@ -219,6 +221,7 @@ def test_a_model_beside_its_checkpoints_keeps_its_files(
         assert set(outcomes(batch).values()) == {"skipped"}
 
 
+@pytest.mark.slow
 def test_a_folder_of_dcp_is_one_item_that_is_copied(tree: Path, tmp_path: Path) -> None:
     save_dcp(tree / "step-1" / "dcp", {"w": torch.arange(6.0)})
     for dry in (True, False):
@@ -245,6 +248,7 @@ def test_a_folder_of_dcp_is_one_item_that_is_copied(tree: Path, tmp_path: Path) 
 # -- pickles that stay -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pickle_that_stays_is_named_and_foretold(tree: Path, run_cli: RunCli) -> None:
     (tree / "alone.pt").unlink()
     (tree / "a" / "checkpoint-1" / "labels.pkl").write_bytes(pickle.dumps({"a": torch.ones(2)}))

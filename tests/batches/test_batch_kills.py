@@ -132,7 +132,7 @@ def test_in_place_each_file_is_changed_exactly_once(tree: Path, tmp_path: Path) 
     assert len(inodes) == ITEMS
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["journal", "begun", "changed"])
 def test_in_place_a_change_that_was_interrupted_is_told_apart(
     state: str, tree: Path, tmp_path: Path
@@ -176,6 +176,7 @@ def test_two_runs_at_once_share_the_work(tree: Path, whole: Path, tmp_path: Path
     assert len(entered(out)) == ITEMS
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_in_place(tree: Path, tmp_path: Path) -> None:
     place = shutil.copytree(tree, tmp_path / "place")
     command = ("relocate", place, "--in-place", *SWAP, "--jobs", "2", "-q")
@@ -199,6 +200,7 @@ def big(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)  # pytest keeps what tests leave
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_fails_its_item_alone(big: Path, tmp_path: Path) -> None:
     def hunt() -> None:
         """Kill whoever has the unfinished file open."""
@@ -267,6 +269,7 @@ def test_a_signal_cleans_up_and_sums_up(number: signal.Signals, big: Path, tmp_p
     }
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_run_that_started_them(big: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start("relocate", big, out, "--to", "cpu", "--jobs", "1")

@@ -199,6 +199,7 @@ def test_sources_in_a_store_have_digests_of_what_was_read_of_them(
         assert store.front.nbytes("runs/") < most * (tree / "parts.pt").stat().st_size
 
 
+@pytest.mark.slow
 def test_what_is_uploaded_has_digests_without_being_read_again(
     tmp_path: Path, store: Store
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_dry_run_foretells_outcomes_sizes_and_nothing_else(
     assert plan.outcomes["failed"] >= 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_where_it_can_not_tell(tmp_path: Path, run_cli: RunCli) -> None:
     tree = many(tmp_path / "tree", 3, 10)
     said = json.loads(
@@ -269,6 +270,7 @@ def test_a_run_that_was_killed_before_it_removed_a_source_does_it_when_it_is_res
         ckptmove.batch("convert", tree, out, delete_source=True)
 
 
+@pytest.mark.slow
 def test_a_source_in_a_store_is_removed(tmp_path: Path, store: Store) -> None:
     source = store.put_folder("runs", many(tmp_path / "tree", 2, 10))
     with ThreadPoolExecutor(2) as executor:

@@ -45,6 +45,7 @@ def test_a_small_item_takes_four_requests(verb: VerbName, tmp_path: Path, store:
     assert len(store.front.seen) <= CONSTANT
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", OPTIONS)
 def test_of_a_few_small_items_what_was_read_to_recognize_them_is_not_read_again(
     verb: VerbName, tmp_path: Path, store: Store
@@ -109,6 +110,7 @@ def test_what_was_read_is_of_one_version_and_is_read_once_and_soon(
     assert kept.take("s3://b/a", "1") == b"one"
 
 
+@pytest.mark.slow
 def test_what_was_done_last_holds_though_the_clock_of_an_earlier_run_was_ahead(
     tmp_path: Path, store: Store
 ) -> None:
@@ -177,6 +179,7 @@ def test_what_appears_after_it_was_planned_is_kept(
     assert fs.cat_file(f"{root}/{name}.safetensors") == b"of somebody else"
 
 
+@pytest.mark.slow
 def test_a_ledger_that_can_not_be_written_is_told(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def test_without_a_ledger_what_is_there_is_compared(
     assert changed == {"a/run.safetensors"}
 
 
+@pytest.mark.slow
 def test_a_source_that_changed_is_done_anew(tmp_path: Path, store: Store) -> None:
     tree = many(tmp_path / "tree", 3, 100)
     source, out = store.put_folder("runs", tree), store.url("out")

@@ -81,6 +81,7 @@ def test_a_torn_log_goes_on(tmp_path: Path, run_cli: RunCli) -> None:
     assert json.loads(done.stdout)["outcomes"]["failed"] == 1
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_dropped_leaves_no_worker(tmp_path: Path) -> None:
     tree = many(tmp_path / "tree", 6, 20_000)
     before = children(os.getpid())

@@ -128,6 +128,7 @@ def record(store: Store, key: str, process: subprocess.Popen[bytes] | None = Non
     store.put(f"out/{OBJECT_LEDGER}/uploads/{name}.json", json.dumps(said).encode())
 
 
+@pytest.mark.slow
 def test_an_upload_whose_process_dies_meanwhile_is_left_to_the_next_time(store: Store) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         record(store, "out/a", process)

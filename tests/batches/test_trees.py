@@ -65,6 +65,7 @@ def test_an_output_is_known_by_its_stamp(full: Root) -> None:
     assert (after.crc32 != before.crc32) or after.crc32 == 0
 
 
+@pytest.mark.sample(1)
 def test_what_is_equal_and_what_is_taken(full: Root, tmp_path: Path) -> None:
     other = tmp_path / "other"
     for name in NAMES[1:]:

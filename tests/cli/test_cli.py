@@ -145,7 +145,7 @@ TOO_LONG = (
 )
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", TOO_LONG, ids=range(len(TOO_LONG)))
 def test_a_rejection_has_few_bytes(
     command: str,
@@ -241,7 +241,7 @@ def test_a_result_that_nobody_gets_is_code_5(command: str, run_pt: Path, tmp_pat
     assert done.returncode == 5
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", ">&- -q", ">&- 2>&- -q", "<&- >&- 2>&- -q"])
 def test_nobody_needs_to_listen(closed: str, run_pt: Path, tmp_path: Path) -> None:
     save(tmp_path / "module.pt", MAKERS["whole_module"]())  # there is something to warn of
@@ -253,6 +253,7 @@ def test_nobody_needs_to_listen(closed: str, run_pt: Path, tmp_path: Path) -> No
         assert ckptmove.inspect(tmp_path / f"{name}.out.pt").verdict == "uniform cpu"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("option", ["--tensors", "--json", "--tree"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_has_seen_enough_is_no_error(
@@ -265,6 +266,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_as_that_signal(number: signal.Signals, many: Path) -> None:
     with subprocess.Popen(
@@ -310,7 +312,7 @@ POINTS = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("as_script", [True, False])
 @pytest.mark.parametrize("point", POINTS)
 def test_an_interrupt_during_the_start_is_quiet(

@@ -52,6 +52,7 @@ def test_a_file_in_place_of_a_command(tmp_path: Path, run_cli: RunCli) -> None:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("wrong", "right"), [("convrt", "convert"), ("validat", "validate"), ("Inspect", "inspect")]
 )
@@ -60,6 +61,7 @@ def test_a_misspelled_command_names_the_right_one(wrong: str, right: str, run_cl
     assert "Did you mean" not in run_cli("zzz", exit=2).stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_completion(shell: str, tmp_path: Path) -> None:
     """click's scripts, by the variable that the README names; each knows our commands."""

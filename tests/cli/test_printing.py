@@ -100,6 +100,7 @@ def test_verbose_tells_all_that_stays(run_pt: Path, run_cli: RunCli) -> None:
 NASTY = ("a\nNEXT", "\x1b[31mred\x1b[0m", "\u202ertl", "bell\x07", "\r\x9b2J", "\x1b]0;title\x07")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("option", ["", "--tensors", "--tree", "--require=cpu", "--json"])
 def test_names_do_not_act_on_the_terminal(option: str, tmp_path: Path, run_cli: RunCli) -> None:
     saved: dict[str, Any] = {name: torch.ones(1) for name in NASTY}
@@ -114,6 +115,7 @@ def test_names_do_not_act_on_the_terminal(option: str, tmp_path: Path, run_cli: 
     assert "\nNEXT" not in done.stdout
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("option", ["-h", "--help"])
 @pytest.mark.parametrize("command", ["", "inspect", "relocate"])
 def test_help(command: str, option: str, run_cli: RunCli) -> None:
@@ -179,6 +181,7 @@ def test_a_terminal_shows_progress_and_then_the_result(run_pt: Path, tmp_path: P
     assert printed.endswith("verified\r\n")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("option", ["--no-progress", "--quiet", "--dry-run"])
 def test_no_progress_where_none_is_wanted(option: str, run_pt: Path, tmp_path: Path) -> None:
     printed = on_a_terminal(tmp_path, "relocate", "run.pt", "--to", "cpu", option)
@@ -186,6 +189,7 @@ def test_no_progress_where_none_is_wanted(option: str, run_pt: Path, tmp_path: P
     assert (printed == "") == (option == "--quiet")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arguments", [["inspect"], ["relocate", "--to", "cpu", "--no-progress"]])
 def test_no_colour_where_none_is_wanted(arguments: list[str], run_pt: Path, tmp_path: Path) -> None:
     printed = on_a_terminal(tmp_path, *arguments, "run.pt", NO_COLOR="1")
@@ -220,6 +224,7 @@ def test_color_for_what_is_wrong(run_pt: Path, tmp_path: Path, run_cli: RunCli) 
     assert _COLOR in forced
 
 
+@pytest.mark.slow
 def test_tables_fit_the_terminal(tmp_path: Path, run_cli: RunCli) -> None:
     name = "encoder." + "very_long_name." * 8 + "weight"
     path = save(tmp_path / "made.pt", {name: torch.ones(3), "short": torch.ones(2)})

@@ -59,6 +59,7 @@ def trained(model: str, optimizer: str, device: str) -> list[Tensor]:
     return [*module.state_dict().values(), *(each for each in state if isinstance(each, Tensor))]
 
 
+@pytest.mark.slow
 @apart
 def test_training_gives_the_same_bits_as_on_the_cpu() -> None:
     for model in MODELS:
@@ -92,6 +93,7 @@ def test_its_tensors_do_not_mix_with_those_of_the_cpu() -> None:
         torch.ones(3, device="privateuseone:1")
 
 
+@pytest.mark.slow
 @apart
 def test_views_share_a_storage() -> None:
     whole = torch.arange(6.0, device=DEVICE).view(2, 3)
@@ -146,6 +148,7 @@ def test_a_module_may_keep_its_parameters(monkeypatch: pytest.MonkeyPatch) -> No
             assert parameter.device == parameter.grad.device == torch.device(device)
 
 
+@pytest.mark.slow
 @apart
 def test_checkpoints_are_saved_and_loaded(tmp_path: Path) -> None:
     whole = torch.arange(6.0, device=DEVICE)
@@ -157,6 +160,7 @@ def test_checkpoints_are_saved_and_loaded(tmp_path: Path) -> None:
         assert loaded["part"].data_ptr() == loaded["whole"].data_ptr() + 8
 
 
+@pytest.mark.slow
 @apart
 def test_it_runs_out_of_memory() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))

@@ -81,6 +81,7 @@ def unpickled(text: str) -> list[object]:
     return found
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("spell", [spelled, escaped, spaced, deep, bare])
@@ -107,7 +108,7 @@ def test_they_count_after_white_space_of_any_length(method: int, tmp_path: Path)
     assert inspect(path).unknown_callables == ("builtins.eval",)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("spell", [spelled, escaped, spaced, deep, bare])
 def test_safetensors_become_no_bundle_that_runs_them(

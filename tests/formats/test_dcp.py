@@ -477,7 +477,7 @@ def test_nothing_is_run(folder: Path, tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_any_damaged_byte_is_told_or_harmless(seed: int, folder: Path, tmp_path: Path) -> None:
     random = Random(seed)

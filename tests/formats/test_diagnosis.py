@@ -94,6 +94,7 @@ def test_a_longer_file_behind_is_named_where_the_first_is_read(format: str, tmp_
     assert said.endswith(", as where two ranks wrote one file")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("format", ["torch-zip", "torch-legacy", "pickle"])
 @pytest.mark.parametrize("behind", [bytes(37), bytes(9000), b"signed"])
 def test_validate_and_salvage_say_the_same_of_bytes_behind_the_end(

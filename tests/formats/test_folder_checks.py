@@ -379,6 +379,7 @@ def test_an_adapter_is_no_copy_of_the_model(tmp_path: Path) -> None:
 # Limits
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_more_files_are_read_than_can_be_open(sharded: bool, tmp_path: Path) -> None:
     for n in range(1, 101):

@@ -417,6 +417,7 @@ def test_transformers_loads_it(name: str, tmp_path: Path) -> None:
             assert torch.equal(again.eval()(tokens).logits, expected)
 
 
+@pytest.mark.slow
 def test_a_trainer_resumes_from_it(tmp_path: Path) -> None:
     transformers: Any = pytest.importorskip("transformers")
     source = hf_trainer_folder(tmp_path / "run")

@@ -89,7 +89,7 @@ def test_protocols(protocol: int, tag: str, to: str, tmp_path: Path) -> None:
     assert_same_tree(saved, tree)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("to", ["cpu", LONG])
 @pytest.mark.parametrize("count", [1, 90, 400])
 @pytest.mark.parametrize("nbytes", [4, 16_000, 65_000, 65_536])
@@ -120,6 +120,7 @@ def tight(numel: int, tag: str = "cuda:1") -> bytes:
 FRAME = len(tight(0))  # of a storage, without its bytes
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("to", ["cpu", "cuda:12", LONG])
 @pytest.mark.parametrize("nbytes", range(243, 258))
 def test_short_bytes_become_long_ones(nbytes: int, to: str, tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def held_bytes(path: Path) -> list[tuple[str, int]]:
     return [(op.name, len(arg or b"")) for op, arg, _ in ops if op.name.endswith("BINBYTES")]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("to", ["cpu", LONG])
 @pytest.mark.parametrize("numels", [[1] * 500, [65_300] * 3, [70_000, 3] * 20, [65_536, 1, 200]])
 def test_frames_grow_with_what_is_in_them(numels: list[int], to: str, tmp_path: Path) -> None:
@@ -250,6 +251,7 @@ def test_bytes_that_only_look_like_checkpoints_stay(protocol: int, tmp_path: Pat
 # -- several pickles -------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("to", ["cpu", "cuda:3", LONG])
 @pytest.mark.parametrize("protocol", range(6))
 def test_several_pickles_in_a_file(protocol: int, to: str, tmp_path: Path) -> None:

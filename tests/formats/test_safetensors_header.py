@@ -348,6 +348,7 @@ def test_a_broken_frame_is_refused_as_by_the_library(content: bytes, tmp_path: P
         read(content)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("nbytes", "read"), [(100_000_000, True), (100_000_001, False)])
 def test_a_header_has_a_longest(nbytes: int, read: bool, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
@@ -534,7 +535,7 @@ def test_a_broken_header_is_refused_when_the_library_refuses_it(
     assert_like_the_library(content, tmp_path / "x.safetensors")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", "optimizer.state."])
 def test_many_scalars_of_the_library_pass(prefix: str) -> None:
     """However short their names."""

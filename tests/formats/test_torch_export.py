@@ -88,7 +88,7 @@ def documents(path: Path) -> dict[str, Any]:
         }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EXPORTED_MAKERS)
 @pytest.mark.parametrize("tag", ["cpu", CUDA])
 def test_everything_that_names_a_device_is_shown(name: str, tag: str, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_what_it_says_of_tensors_is_what_torch_finds(tmp_path: Path) -> None:
         assert said.items() >= devices.items()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @made_by
 def test_moved_to_the_cpu_it_runs_as_if_exported_there(name: str, tmp_path: Path) -> None:
     path, there = tmp_path / "in.pt2", tmp_path / "there.pt2"
@@ -171,7 +171,7 @@ def without_metadata(node: Any) -> Any:
     return node
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "to"),
     in_turn(
@@ -234,7 +234,7 @@ def on_host(path: Path, patch: pytest.MonkeyPatch) -> Any:
         return load_pt2(path).exported_programs["model"]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [CUDA, "cuda:3"])
 def test_torch_finds_the_whole_graph_there(
     to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -257,6 +257,7 @@ def test_torch_finds_the_whole_graph_there(
 # Anything at all
 
 
+@pytest.mark.slow
 def test_whatever_the_json_says_there_is_one_line(program: Path) -> None:
     original = program.read_bytes()
     dice = random.Random(0)
@@ -530,7 +531,7 @@ def test_missing_records_are_named(program: Path, gone: str) -> None:
         inspect(program)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EXPORTED_MAKERS)
 def test_truncated_files_are_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "in.pt2"

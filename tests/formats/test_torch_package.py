@@ -96,6 +96,7 @@ def test_classes_that_the_package_brings_are_unknown(tmp_path: Path) -> None:
     assert any(name.startswith("tests.") for name in inspect(path).unknown_callables)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("to", ["cpu", "cuda:0", "cuda:1", "privateuseone:15"])
 @pytest.mark.parametrize("tag", ["cpu", "cuda:1"])
 @pytest.mark.parametrize("name", WHOLE)

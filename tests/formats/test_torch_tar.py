@@ -110,7 +110,7 @@ def test_the_newer_form_of_a_parameter_is_known(tmp_path: Path) -> None:
     assert (entry.kind, entry.shape, entry.requires_grad) == ("parameter", (1,), True)
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("to", ["cpu", "cuda:1", "cuda:0", "privateuseone:15", "xpu:3"])
 @pytest.mark.parametrize("tag", TAGS)
 @pytest.mark.parametrize("name", TAR_MAKERS)

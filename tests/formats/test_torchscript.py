@@ -46,7 +46,7 @@ def code(path: Path) -> dict[str, str]:
 # -- what runs, runs -------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("to", TO)
 @pytest.mark.parametrize("tag", ["cpu", "cuda:1"])
 @pytest.mark.parametrize("name", SCRIPT_MAKERS)

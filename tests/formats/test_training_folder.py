@@ -125,6 +125,7 @@ WRITTEN: dict[str, tuple[Callable[[Path], Path], dict[str, tuple[str, set[str], 
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", WRITTEN)
 def test_each_file_of_a_librarys_folder_is_told(layout: str, tmp_path: Path) -> None:
     make, files = WRITTEN[layout]

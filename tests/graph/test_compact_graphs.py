@@ -47,6 +47,7 @@ def assert_same(path: Path) -> None:
     assert outcome(path, expand=False) == outcome(path, expand=True)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("legacy", [False, True])
 def test_graphs_of_torch_s_own_files(name: str, legacy: bool, tmp_path: Path) -> None:

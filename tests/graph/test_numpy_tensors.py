@@ -376,6 +376,7 @@ LIES: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("lie", LIES)
 def test_lies_about_arrays_are_refused(
     lie: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

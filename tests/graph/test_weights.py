@@ -192,6 +192,7 @@ def bare(path: Path, **options: Any) -> dict[str, torch.Tensor]:
     return load_file(out)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("make", SHAPES)
 def test_a_model_and_its_average_are_told_apart(make: Callable[[], Saved], tmp_path: Path) -> None:
     path = saved(make(), tmp_path)

@@ -157,7 +157,7 @@ def test_a_step_is_simulated(tmp_path: Path, optimizer: str) -> None:
     assert outcomes == ["passed"] * 3, report
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @absent
 @pytest.mark.parametrize("optimizer", VALUE_SEEKERS)
 def test_who_needs_values_is_not_blamed(tmp_path: Path, optimizer: str) -> None:

@@ -65,7 +65,7 @@ for _ in range(2):
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ASIDE)
 def test_what_is_beside_a_model_is_named_as_what_it_is(what: str, tmp_path: Path) -> None:
     before, after, title, fix = ASIDE[what]

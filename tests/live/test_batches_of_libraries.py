@@ -41,6 +41,7 @@ class Graph:
         return self
 
 
+@pytest.mark.slow
 @apart
 def test_what_moves_in_place_is_moved_and_the_original_stays() -> None:
     graph = Graph(x=torch.ones(3), edges=torch.zeros(2, 4))
@@ -58,6 +59,7 @@ def test_what_moves_in_place_and_is_there_is_itself() -> None:
     assert ckptmove.to_device(batch, "cpu") is batch
 
 
+@pytest.mark.slow
 @apart
 def test_graphs_of_torch_geometric() -> None:
     data = pytest.importorskip("torch_geometric.data")
@@ -70,6 +72,7 @@ def test_graphs_of_torch_geometric() -> None:
         assert ckptmove.to_device(each, "cpu") is each
 
 
+@pytest.mark.slow
 @apart
 def test_dictionaries_of_tensordict() -> None:
     library = pytest.importorskip("tensordict")

@@ -140,6 +140,7 @@ def test_every_program_on_a_played_gpu() -> None:
     check("simulated")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @needs_second_device
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -153,7 +154,7 @@ def test_every_program_on_a_gpu() -> None:
     check("cuda")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mended", [False, True])
 def test_doctor_says_it(mended: bool) -> None:
     """The way that users go, in whose process there may be nothing of all this."""

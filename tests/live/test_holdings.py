@@ -370,6 +370,7 @@ def test_names_that_are_the_models_own_are_refused() -> None:
         ckptmove.report(model, ema=nn.Linear(2, 2))
 
 
+@pytest.mark.slow
 def test_a_wrapped_model_goes_by_the_names_of_what_it_wraps() -> None:
     inner = nn.Sequential(nn.Linear(2, 2))
     wrapped: list[Any] = [torch.compile(inner), nn.DataParallel(inner)]

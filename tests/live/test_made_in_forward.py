@@ -68,7 +68,7 @@ def fix_of(script: Path, before: str, forward: str, batch: str) -> tuple[str, st
     return verdict.title, verdict.fix
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("what", LAYERS)
 def test_a_layer_made_in_forward_is_made_once_and_another_is_moved(
     what: str, tmp_path: Path

@@ -209,6 +209,7 @@ def test_parameters_of_the_optimizer_alone_stay() -> None:
     assert str(optimizer.state[other.weight]["exp_avg"].device) == DEVICE
 
 
+@pytest.mark.slow
 @apart
 def test_a_parameter_of_the_optimizer_that_shares_bytes_goes_with_them() -> None:
     weight = nn.Linear(2, 2).weight
@@ -224,6 +225,7 @@ def test_a_parameter_of_the_optimizer_that_shares_bytes_goes_with_them() -> None
     assert str(optimizer.state[master]["momentum_buffer"].device) == DEVICE
 
 
+@pytest.mark.slow
 @apart
 def test_gradients_of_another_dtype() -> None:
     model = nn.Linear(2, 2, bias=False).bfloat16()
@@ -236,6 +238,7 @@ def test_gradients_of_another_dtype() -> None:
     assert grad.dtype is model.weight.grad_dtype is torch.float32
 
 
+@pytest.mark.slow
 @apart
 def test_what_else_is_given_goes_too() -> None:
     model = nn.Linear(2, 2)
@@ -250,6 +253,7 @@ def test_what_else_is_given_goes_too() -> None:
     assert not report.unregistered
 
 
+@pytest.mark.slow
 @apart
 def test_results_and_chance_stay() -> None:
     model = nn.Linear(2, 2)
@@ -332,6 +336,7 @@ def test_lightning_and_transformers() -> None:
 # -- what is said ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @apart
 def test_a_dry_run_says_the_same() -> None:
     model, optimizer, schedule = moving.ready("AdamW tensor lr")
@@ -382,6 +387,7 @@ def test_any_model_is_the_same_after_it_was_there() -> None:
     check()
 
 
+@pytest.mark.slow
 @apart
 def test_a_jagged_tensor_as_a_plain_attribute() -> None:
     model = nn.Module()

@@ -49,6 +49,7 @@ def test_the_cpu_by_any_name(device: Any) -> None:
     assert not ckptmove.move(nn.Linear(1, 1), to=device).moved
 
 
+@pytest.mark.slow
 @apart
 def test_a_number_is_the_accelerator() -> None:
     model = nn.Linear(1, 1)
@@ -58,6 +59,7 @@ def test_a_number_is_the_accelerator() -> None:
     assert str(model.weight.device) == DEVICE
 
 
+@pytest.mark.slow
 @apart
 def test_a_generator_of_optimizers_is_read_once() -> None:
     model = nn.Linear(2, 2)
@@ -67,6 +69,7 @@ def test_a_generator_of_optimizers_is_read_once() -> None:
     assert str(rate.device) == DEVICE
 
 
+@pytest.mark.slow
 @apart
 def test_in_the_order_of_report() -> None:
     model = nn.Linear(2, 2)
@@ -79,6 +82,7 @@ def test_in_the_order_of_report() -> None:
     assert str(model.weight.device) == DEVICE
 
 
+@pytest.mark.slow
 @apart
 def test_names_of_a_compiled_model_are_its_own() -> None:
     inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -92,6 +96,7 @@ def test_names_of_a_compiled_model_are_its_own() -> None:
     assert str(inner[1].weight.device) == DEVICE
 
 
+@pytest.mark.slow
 @apart
 def test_by_globs() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -136,6 +141,7 @@ def test_all_of_a_model_may_be_made_empty() -> None:
 # -- values that name a device ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @apart
 def test_only_what_certainly_means_the_device_is_rewritten() -> None:
     class Named(nn.Module):
@@ -160,6 +166,7 @@ def test_only_what_certainly_means_the_device_is_rewritten() -> None:
 # -- what is not registered ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @apart
 def test_what_is_not_registered_is_advised_as_in_a_report() -> None:
     model, optimizer, _ = moving.ready("SGD")
@@ -216,6 +223,7 @@ def test_weights_that_a_hook_computes(kind: str) -> None:
     del reference
 
 
+@pytest.mark.slow
 @apart
 def test_a_result_that_is_in_the_way_is_named() -> None:
     model: Any = nn.Linear(2, 2)
@@ -231,6 +239,7 @@ def test_a_result_that_is_in_the_way_is_named() -> None:
 # -- what torch can't exchange ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @apart
 def test_what_holds_its_tensors_itself() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
@@ -278,6 +287,7 @@ def test_a_dry_run_refuses_what_a_move_does() -> None:
         ckptmove.move(model, to=DEVICE)
 
 
+@pytest.mark.slow
 @apart
 def test_a_chain_of_conjugates_moves_with_its_base() -> None:
     for look in (torch.conj, lambda base: base.conj().imag, lambda base: base.conj().conj().real):
@@ -289,6 +299,7 @@ def test_a_chain_of_conjugates_moves_with_its_base() -> None:
         assert ckptmove.move(model, to=DEVICE).moved == asked.moved
 
 
+@pytest.mark.slow
 @apart
 def test_conjugates_of_a_view_move_with_it() -> None:
     for conjugate in (torch.conj, lambda view: view.conj().imag, lambda view: view.conj().conj()):
@@ -325,6 +336,7 @@ def test_what_holds_a_view_is_told_and_nothing_moves() -> None:
     assert model.look.tolist() == held.tolist() == view.conj().tolist()
 
 
+@pytest.mark.slow
 @apart
 def test_a_dry_run_refuses_no_more() -> None:
     for model in (nn.LSTM(2, 2), AveragedModel(nn.Linear(2, 2)), moving.Tangled()):

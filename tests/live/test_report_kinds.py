@@ -154,6 +154,7 @@ def test_a_ring_of_modules_ends() -> None:
     assert registered(ckptmove.report(model)) == ["0.weight", "0.bias", "1.weight"]
 
 
+@pytest.mark.slow
 def test_a_model_of_many_parameters() -> None:
     model = nn.Module()
     for n in range(20_000):

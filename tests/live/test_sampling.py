@@ -226,6 +226,7 @@ def test_a_fault_that_raises_is_told_as_in_a_step_that_is_watched() -> None:
     assert _get_current_dispatch_mode_stack() == _get_current_function_mode_stack() == []
 
 
+@pytest.mark.slow
 @apart
 def test_state_of_an_optimizer_that_stays_behind_between_two_steps_that_are_watched() -> None:
     def moves_state(model: nn.Module, out: torch.Tensor, optimizer: Any) -> torch.Tensor:
@@ -238,6 +239,7 @@ def test_state_of_an_optimizer_that_stays_behind_between_two_steps_that_are_watc
     assert _get_current_dispatch_mode_stack() == _get_current_function_mode_stack() == []
 
 
+@pytest.mark.slow
 @apart
 def test_a_backward_pass_that_fails_is_not_said_to_have_nothing_to_do_with_devices() -> None:
     class Mixing(torch.autograd.Function):
@@ -254,6 +256,7 @@ def test_a_backward_pass_that_fails_is_not_said_to_have_nothing_to_do_with_devic
     assert causes(watch) == ["operand-elsewhere"]
 
 
+@pytest.mark.slow
 @apart
 def test_a_copy_is_not_called_unused_where_its_use_was_not_watched() -> None:
     model = Net().to(DEVICE)

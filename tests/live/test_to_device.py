@@ -463,6 +463,7 @@ def test_leaves_stay_leaves() -> None:
     assert moved[0].grad is None
 
 
+@pytest.mark.slow
 @apart
 def test_a_tensor_with_a_history_is_moved_differentiably() -> None:
     leaf = torch.ones(3, requires_grad=True)
@@ -589,6 +590,7 @@ def test_what_moves_itself_is_asked_and_not_changed() -> None:
     assert to_device([silent], "cpu")[0] is silent
 
 
+@pytest.mark.slow
 @apart
 def test_what_moves_itself_is_told_not_to_wait_where_that_is_safe() -> None:
     graph = Graph(torch.ones(2))

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +75,9 @@ def leaving_nothing(folder: Path) -> Iterator[None]:
     descriptors = Path("/dev/fd")
     start_commands()
     if "s3fs" in sys.modules:  # what tests before have let go of is closed now, not meanwhile
-        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # theirs, not of the test that begins
+            gc.collect()
     before = len(list(descriptors.iterdir()))
     yield
     assert len(list(descriptors.iterdir())) == before

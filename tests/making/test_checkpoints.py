@@ -52,6 +52,7 @@ def literals(path: Path) -> Counter[object]:
 # Makers
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_maker_saves_under_the_tags_given(name: str, tmp_path: Path) -> None:
     saved = MAKERS[name]()
@@ -60,6 +61,7 @@ def test_a_maker_saves_under_the_tags_given(name: str, tmp_path: Path) -> None:
     assert set(tags.values()) <= {"cpu", "cuda:0"}
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_maker_makes_the_same_each_time(name: str, tmp_path: Path) -> None:
     for turn in ("first", "second"):
@@ -69,7 +71,7 @@ def test_a_maker_makes_the_same_each_time(name: str, tmp_path: Path) -> None:
     assert first == second
 
 
-@pytest.mark.sample(35)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", MAKERS)
 def test_two_tags_of_one_object_are_the_same_checkpoint(name: str, tmp_path: Path) -> None:
     saved = MAKERS[name]()

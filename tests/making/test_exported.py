@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, Any]:
         return {"model": torch.export.load(path)}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("tag", ["cpu", "cuda:0", "cuda:1"])
 @pytest.mark.parametrize("name", EXPORTED_MAKERS)
 def test_torch_reads_what_is_expected(name: str, tag: str, tmp_path: Path) -> None:
@@ -66,6 +66,7 @@ def test_torch_reads_what_is_expected(name: str, tag: str, tmp_path: Path) -> No
     assert set(said) == set(expected.devices.values()) | ({"cpu"} & set(expected.elsewhere or ()))
 
 
+@pytest.mark.slow
 def test_autocast_and_host_are_named() -> None:
     named = expect({"model": everything()}, "cuda:1").elsewhere or ()
     assert "cuda" in named

@@ -14,7 +14,7 @@ from tests.oracles.readers import load
 
 
 @pytest.mark.filterwarnings("ignore:Couldn't retrieve source code", "ignore:source code of class")
-@pytest.mark.sample(61)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("tag", ["cpu", "cuda:1"])
 @pytest.mark.parametrize("name", LEGACY_MAKERS)
 def test_torch_reads_what_is_expected(name: str, tag: str, tmp_path: Path) -> None:

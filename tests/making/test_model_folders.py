@@ -11,6 +11,7 @@ from tests.oracles.model_folders import loaded
 from tests.oracles.sameness import assert_same_tree
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n == "diffusers" else n for n in FOLDERS]
 )

@@ -27,7 +27,7 @@ def unfolded(value: Any) -> Any:
     return value
 
 
-@pytest.mark.sample(61)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("tag", ["cpu", "cuda:1"])
 @pytest.mark.parametrize("name", PICKLED_MAKERS)
 @pytest.mark.filterwarnings("ignore:Couldn't retrieve source code", "ignore:source code of class")

@@ -48,6 +48,7 @@ def locations(pickled: bytes) -> list[str]:
     return [str(each) for each in found]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("tag", ["cpu", "cuda:0", "cuda:3"])
 @pytest.mark.parametrize("name", SCRIPT_MAKERS)
 def test_torch_reads_what_is_expected(name: str, tag: str, tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_devices_elsewhere(name: str, tmp_path: Path) -> None:
     assert Counter(in_code) <= Counter(expected.elsewhere or ())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SCRIPT_MAKERS)
 def test_retagged_and_relaid_with_nothing_changed(name: str, tmp_path: Path) -> None:
     SCRIPT_MAKERS[name](path := tmp_path / "made.pt", "cpu")

@@ -14,6 +14,7 @@ from tests.oracles.sameness import assert_same_tree
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".optim", ".randomstate")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_what_is_saved_names_the_device(name: str, training_folder: TrainingFolder) -> None:
     """By torch's own reading of the tags; steps and RNG states are on the CPU."""
@@ -27,6 +28,7 @@ def test_what_is_saved_names_the_device(name: str, training_folder: TrainingFold
     assert all("step" in key or "rng" in key or "cpu" in key for key in host), host
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", GOES_ON)
 def test_the_library_goes_on_from_it_the_same_each_time(
     name: str, training_folder: TrainingFolder, tmp_path: Path

@@ -100,7 +100,7 @@ def test_equal_short_numbers_of_a_long_tree_are_one() -> None:
     assert _taken(lambda: parse_term(text)) < 16 * count
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [70_000, 0.5])
 def test_numbers_of_a_long_row_take_eight_bytes(number: float, tmp_path: Path) -> None:
     """In a graph, and on the way to JSON and back."""
@@ -215,6 +215,7 @@ def test_a_row_is_looked_at_once_however_often_it_is_there(monkeypatch: pytest.M
         assert asked.count(len(inner)) == 1
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "parts",
     [
@@ -263,6 +264,7 @@ def test_a_row_of_numbers_is_its_own_term() -> None:
     assert _most_taken(lambda: to_terms(graph, lambda node: None)) < 3_000_000
 
 
+@pytest.mark.slow
 def test_rows_are_compared_in_parts() -> None:
     old: list[Node] = [768] * 600_000
     new = old[:]
@@ -303,7 +305,7 @@ def _labels() -> object:
     return [names[n % 10] for n in range(30_000)]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "saved",
     [

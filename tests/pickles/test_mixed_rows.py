@@ -74,7 +74,7 @@ def test_a_compact_row_is_like_a_list(kind: str) -> None:
         assert len(compact) == len(plain)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_long_values_come_back(protocol: int, tmp_path: Path) -> None:
     """From pickles, to pickles, to safetensors and back."""

@@ -181,7 +181,7 @@ def test_all_that_is_written_is_understood_by_torch() -> None:
     assert "MEMOIZE" not in understood_by_weights_only()
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", MAKERS)
 def test_what_torch_saves_has_room_for_every_device(name: str, tmp_path: Path) -> None:
     known = understood_by_weights_only()
@@ -204,6 +204,7 @@ def test_what_torch_saves_has_room_for_every_device(name: str, tmp_path: Path) -
 LITERAL = b"X\x03\x00\x00\x00cpu"
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("protocol", FREE_PROTOCOLS)
 @pytest.mark.parametrize("moved", [{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}])
 @pytest.mark.parametrize("user_at", range(4))

@@ -579,6 +579,7 @@ def test_what_is_long_is_spelled_once(pushed: bytes) -> None:
         assert_same(root, reading(text))
 
 
+@pytest.mark.slow
 def test_a_long_name_is_spelled_once() -> None:
     data = b"(cm\n" + b"f" * 1900 + b"\nq\x00" + b"h\x00h\x00)R" * 10_000 + b"l."
     root = walk(data).root

@@ -166,7 +166,7 @@ def test_what_is_pickled_is_walked(
     assert_walks_as_it_unpickles(pickletools.optimize(data) if optimized else data)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_many_frames_and_what_lies_between_them(protocol: int) -> None:
     shared = ["frame", 1.5]

@@ -36,6 +36,7 @@ PICKLES = {protocol: dumps(SAVED, protocol) for protocol in range(1, 6)}
 PICKLES[0] = pickle.dumps({**SAVED, "storages": None}, 0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("protocol", PICKLES)
 def test_cut_anywhere_it_is_corrupt(protocol: int) -> None:
     data = PICKLES[protocol]
@@ -250,6 +251,7 @@ def test_nothing_is_allocated_for_bytes_that_are_not_there(declared: bytes) -> N
 DEEP = 15_000  # fewer than any file may have of whatever it is
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("down", "up"),
     [

@@ -207,6 +207,7 @@ def test_a_generators_device_stays_with_its_state(paths: tuple[Path, Path]) -> N
     assert loaded["generator"].device == torch.device("cpu")
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("to", ["cuda:1", "privateuseone:15", "mps", "meta"])
 @pytest.mark.parametrize(
     "name",

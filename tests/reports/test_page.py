@@ -185,6 +185,7 @@ def test_what_is_wrong_stands_first_and_is_marked(tmp_path: Path) -> None:
     assert re.search(r'<main>\n<h1 class="wrong">[^<]*failed: against</h1>', page)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["inspect", "convert", "relocate", "validate"])
 def test_a_batch_is_one_table_with_what_failed_first(
     verb: str, tmp_path: Path, run_cli: RunCli
@@ -233,6 +234,7 @@ def experts() -> Columns:
     return Columns(head, columns, what="tensors", drawn=Drawing(0, (1,), (2, 1), 3))
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_tensors_stay_small() -> None:
     assert len(page_of("t", [experts()])) < 5e6
 

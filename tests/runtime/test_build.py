@@ -412,6 +412,7 @@ HOSTILE: dict[str, Callable[[], Node]] = {
 }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_graphs_are_errors(name: str) -> None:
     with at_most(20), pytest.raises(CkptmoveError):

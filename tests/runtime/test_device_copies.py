@@ -101,6 +101,7 @@ def test_a_file_that_shrank_is_refused(tmp_path: Path) -> None:
             copies.finish()
 
 
+@pytest.mark.slow
 @apart
 def test_ranges_that_overlap(tmp_path: Path) -> None:
     path, device = tmp_path / "x", torch.device(DEVICE)
@@ -115,6 +116,7 @@ def test_ranges_that_overlap(tmp_path: Path) -> None:
         assert torch.equal(torch.empty(0, dtype=torch.uint8).set_(found.cpu()), wanted)
 
 
+@pytest.mark.slow
 @apart
 def test_modes_memory_and_views(tmp_path: Path) -> None:
     made = tensors()

@@ -766,7 +766,7 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[int, Path]:
     return request.param, tmp_path
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch would load this driver")
 def test_the_driver_is_asked(driver: tuple[int, Path]) -> None:
     failed, folder = driver

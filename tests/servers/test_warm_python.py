@@ -44,6 +44,7 @@ def said(start: type[subprocess.Popen[Any]], program: str, folder: Path) -> tupl
     return process.returncode, out, err.splitlines()[-1] if err else ""
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("start", [WarmPopen, WarmCommand])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_ends_as_a_new_python_does(

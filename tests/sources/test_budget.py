@@ -50,6 +50,7 @@ def memory_of(data: bytes) -> tuple[int, int]:
     return taken, (1 << 50) + len(data) - budget.room
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", sorted(set(FLOODS) - {"blobs", "marks", "tuple_keys"}))
 def test_the_price_is_no_less_than_what_is_taken(name: str) -> None:
     first, again, last = FLOODS[name]
@@ -57,6 +58,7 @@ def test_the_price_is_no_less_than_what_is_taken(name: str) -> None:
     assert taken < price + 2 * 3000 * len(again) + 100_000
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_programs_keep_is_within(name: str) -> None:
     data = pickle.dumps(RIGHT[name](), 2)

@@ -122,6 +122,7 @@ def test_what_is_missing_or_overlaps_is_told(shape: tuple[int, ...], seed: int) 
                 check_tiling("t", shape, [*boxes[:n], other, *boxes[n + 1 :]])
 
 
+@pytest.mark.slow
 def test_many_chunks_are_checked_soon() -> None:
     many = 20_000  # compared with each other, they would take minutes
     rows = [Box((n, 0), (1, 2)) for n in range(many)]

@@ -22,6 +22,7 @@ def state() -> dict[str, torch.Tensor]:
     return {name: torch.randn(1024, 1024) for name in ("a", "b")}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("boxes", [ROWS, COLUMNS], ids=["rows", "columns"])
 def test_nothing_is_fetched_twice(
     boxes: list[tuple[tuple[int, ...], tuple[int, ...]]],

@@ -60,7 +60,7 @@ def again(fault: Fault) -> Fault:
     return replace(fault)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("name", PASSING)
 def test_what_passes_is_outlasted(name: str, store: Store, tmp_path: Path) -> None:
@@ -73,6 +73,7 @@ def test_what_passes_is_outlasted(name: str, store: Store, tmp_path: Path) -> No
     assert (tmp_path / "there.pt").read_bytes() == (tmp_path / "here.pt").read_bytes()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("name", PASSING)
 def test_what_passes_on_the_web_is_outlasted(name: str, web: Files, tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ LASTING = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("name", LASTING)
 def test_what_lasts_is_an_error(name: str, store: Store, tmp_path: Path) -> None:
@@ -160,6 +161,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("said", REFUSALS)
 def test_a_refusal_is_not_asked_for_again(
     said: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -179,6 +181,7 @@ def test_a_refusal_is_not_asked_for_again(
     assert len(store.front.asked(method)) <= most, store.front.seen
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("missing", ["fsspec", "s3fs"])
 def test_what_is_not_installed_is_named(missing: str, tmp_path: Path) -> None:
     script = (
@@ -211,7 +214,7 @@ VERBS: dict[str, Callable[[str, Path], object]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(
     ("verb", "skip"),
@@ -231,6 +234,7 @@ def test_an_object_that_is_replaced_is_an_error(
     assert names(tmp_path) == ["run.pt"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("kind", ["shorter", "removed", "longer"])
 def test_an_object_of_another_size_is_an_error(kind: str, store: Store, tmp_path: Path) -> None:
@@ -258,6 +262,7 @@ def test_a_file_of_the_web_that_is_replaced_is_an_error(web: Files, tmp_path: Pa
         ckptmove.relocate(web.put("run.pt"), tmp_path / "out.pt", to="cuda:0")
 
 
+@pytest.mark.slow
 def test_a_truncated_object_is_corrupt(store: Store, tmp_path: Path) -> None:
     content = saved(tmp_path).read_bytes()
     with pytest.raises(CorruptError, match="truncated or damaged"):
@@ -316,6 +321,7 @@ def test_a_server_that_falls_silent_is_given_up(
 MIB = 1 << 20
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_for_no_request(
     number: signal.Signals, store: Store, tmp_path: Path
@@ -340,6 +346,7 @@ def test_a_signal_waits_for_no_request(
     assert names(tmp_path) == ["run.pt"]
 
 
+@pytest.mark.slow
 def test_an_error_waits_for_no_other_request(store: Store, tmp_path: Path, run_cli: RunCli) -> None:
     """A piece of the tensors is refused while the one before it is still being waited for."""
     url = store.put("run.pt", saved(tmp_path, 20_000_000))
@@ -354,6 +361,7 @@ def test_an_error_waits_for_no_other_request(store: Store, tmp_path: Path, run_c
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", ["expected", "read in a row", "asked about"])
 def test_what_is_fetched_ahead_and_refused_is_told_at_once(way: str, store: Store) -> None:
     """As above, in whatever else asks for several things at a time: the first of two is held."""

@@ -96,7 +96,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_what_is_told_is_fetched(kind: str, store: Store, tmp_path: Path) -> None:
     make, most = KINDS[kind]
@@ -159,6 +159,7 @@ def test_what_is_between_many_tensors_is_fetched_together(store: Store, tmp_path
     assert len(store.front.asked("GET", "many.pt")) <= 7
 
 
+@pytest.mark.slow
 def test_headers_far_apart_are_fetched_several_at_a_time(store: Store, tmp_path: Path) -> None:
     torch.save({f"t{n}": torch.zeros(100_000) for n in range(40)}, tmp_path / "apart.pt")
     url = store.put("apart.pt", tmp_path / "apart.pt")

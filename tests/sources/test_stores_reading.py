@@ -237,6 +237,7 @@ def test_memory_is_bounded(verb: str, web: Files, tmp_path: Path) -> None:
     assert out.stat().st_size > 1 << 30
 
 
+@pytest.mark.slow
 @told
 def test_many_open_objects_take_little_memory(store: Store) -> None:
     urls = [store.put(f"{n}", CONTENT[n : n + (16 << 20)]) for n in range(12)]

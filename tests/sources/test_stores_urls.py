@@ -72,7 +72,7 @@ def test_secrets_are_masked(text: str, expected: str) -> None:
     assert mask_secrets(text) == expected
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["inspect", "validate", "relocate"])
 def test_secrets_are_printed_nowhere(
     verb: str, web: Files, tmp_path: Path, run_cli: RunCli
@@ -104,6 +104,7 @@ def test_secrets_are_in_no_message(web: Files, tmp_path: Path) -> None:
 KEYS = ["a b/run 1.pt", "100%/50%20.pt", "ünï/模型.pt", "a#b.pt", "a?b.pt", "a+b&c=d.pt", "[x]*.pt"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("key", KEYS)
 def test_keys_may_be_called_anything(key: str, store: Store, web: Files, tmp_path: Path) -> None:
     path = tmp_path / key

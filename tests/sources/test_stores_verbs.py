@@ -47,7 +47,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- relocate, convert -------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors", "sharded", "folder"])
 def test_converted_from_a_store_it_is_the_same(kind: str, store: Store, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
@@ -130,7 +130,7 @@ def test_only_what_is_selected_is_fetched(store: Store, tmp_path: Path, temporar
         assert not list(temporary.iterdir())
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_loaded_from_a_store_it_is_the_same(kind: str, store: Store, tmp_path: Path) -> None:
     path = KINDS[kind][0](tmp_path)
@@ -158,6 +158,7 @@ def test_what_is_valid_in_a_store(store: Store, tmp_path: Path, temporary: Path)
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_validate_against_a_url_compares_its_step(store: Store, tmp_path: Path) -> None:
     path = saved(tmp_path)
     url = store.put("a/run.pt", path)
@@ -200,6 +201,7 @@ def test_what_is_not_there_is_no_finding(store: Store, tmp_path: Path) -> None:
         ckptmove.validate(url)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["safetensors", "sharded", "folder", "torchscript"])
 def test_other_kinds_are_reloaded(kind: str, store: Store, tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "in").mkdir()
@@ -258,6 +260,7 @@ except ckptmove.RefusedError as error:
     assert second == f"{first} set TMPDIR to a folder with more room True"
 
 
+@pytest.mark.slow
 def test_what_fails_is_told_of_the_url(store: Store, tmp_path: Path, run_cli: RunCli) -> None:
     content = bytearray(saved(tmp_path).read_bytes())
     content[len(content) // 2] ^= 1
@@ -272,6 +275,7 @@ def test_what_fails_is_told_of_the_url(store: Store, tmp_path: Path, run_cli: Ru
 # -- the command line --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_bar_knows_how_much_there_is(web: Files, tmp_path: Path) -> None:
     fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))
     torch.save({"w": torch.zeros(10_000_000)}, tmp_path / "run.pt")

@@ -139,6 +139,7 @@ def serve_with_one_fork(pipe: Path) -> None:
     assert len(pids) == 1
 
 
+@pytest.mark.slow
 def test_where_a_fork_fails_a_new_python_serves(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")  # which is opened by two, or not at all
     code = f"from {__name__} import *; serve_with_one_fork(Path({str(pipe)!r}))"

@@ -75,6 +75,7 @@ with concurrent.futures.ThreadPoolExecutor(1) as executor:
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("system", "kept"), [("linux", 2), ("darwin", 0)])
 def test_two_outputs_that_differ_by_case(tmp_path: Path, system: str, kept: int) -> None:
     """Where case may be folded, neither takes the name of the other."""

@@ -105,6 +105,7 @@ LIES: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(44)
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("kind", OWN)
 def test_what_numpy_writes_is_known(kind: str, protocol: int, tmp_path: Path) -> None:

@@ -256,6 +256,7 @@ def test_moments_are_no_steps_and_steps_elsewhere_are_tensors(tmp_path: Path) ->
 # -- files of frameworks -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_files_of_a_hugging_face_trainer(tmp_path: Path) -> None:
     folder = hf_trainer_folder(tmp_path, "cuda:0")
     optimizer = inspect(folder / "optimizer.pt")
@@ -303,6 +304,7 @@ def test_scores_of_files_are_no_model(tmp_path: Path) -> None:
     assert sections == ["other", "other", "model"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("keeps", "role"), [(1, None), (2, Role.SCORE)])
 def test_the_score_to_beat_is_on_the_cpu_until_there_is_one(
     keeps: int, role: Role | None, tmp_path: Path

@@ -124,6 +124,7 @@ def transformers_fit(folder: Path, resumed: str | None = None) -> Any:
     return trainer
 
 
+@pytest.mark.slow
 def test_transformers_resume_from_one_file(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from ckptmove.training.transformers import folder_of

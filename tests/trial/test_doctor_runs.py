@@ -128,6 +128,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("update", BY_HAND.values(), ids=BY_HAND)
 def test_a_script_without_an_optimizer_is_watched_to_its_end(tmp_path: Path, update: str) -> None:
     loop = f"""
@@ -150,6 +151,7 @@ IDLE = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rest", IDLE.values(), ids=IDLE)
 def test_gradients_that_change_nothing_are_not_a_clean_run(tmp_path: Path, rest: str) -> None:
     loop = f"""
@@ -351,7 +353,7 @@ def test_what_a_script_leaves_behind_is_ended(quiet: bool, tmp_path: Path) -> No
     assert not is_running(int(left.read_text()))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @posix
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -51,7 +51,7 @@ def beside(tmp_path: Path) -> Path:
     return folder / "canary"
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", acts.ENDING)
 def test_an_act_ends_the_process(name: str, beside: Path) -> None:
     before = tree(beside.parent)
@@ -67,6 +67,7 @@ def test_an_act_ends_the_process(name: str, beside: Path) -> None:
     assert tree(beside.parent) == before
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", acts.HARMLESS)
 def test_what_stays_inside_is_let_be(name: str, beside: Path) -> None:
     before = tree(beside.parent)
@@ -79,7 +80,7 @@ def test_what_stays_inside_is_let_be(name: str, beside: Path) -> None:
 _PLACES = (1, 13, 18)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(3)
 @fenced
 @filtered
 @pytest.mark.parametrize(
@@ -102,6 +103,7 @@ def test_an_act_in_c_fails(kind: str, name: str, numbers: tuple[int, ...], besid
     assert tree(beside.parent) == before
 
 
+@pytest.mark.sample(3)
 @filtered
 @pytest.mark.parametrize("name", acts.ENDED)
 def test_an_act_in_c_ends_the_process(name: str, beside: Path) -> None:
@@ -115,6 +117,7 @@ def test_an_act_in_c_ends_the_process(name: str, beside: Path) -> None:
     assert tree(beside.parent) == before
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", acts.TELLING)
 def test_it_can_not_deceive_who_waits(
     name: str, beside: Path, monkeypatch: pytest.MonkeyPatch

@@ -79,6 +79,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_model_mid_training_passes_with_any_optimizer(tmp_path: Path, name: str) -> None:
     model = Recurrent()

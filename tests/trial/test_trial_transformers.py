@@ -66,7 +66,7 @@ def saved(kind: str, folder: Path) -> tuple[Path, Path]:
     return folder, path
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_models_from_their_configurations_pass(kind: str, tmp_path: Path) -> None:
     folder, path = saved(kind, tmp_path)

@@ -448,6 +448,7 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.cold
 @pytest.mark.parametrize("name", ["run.pt", "run.safetensors"])
 def test_without_torch_the_bytes_are_still_checked(made: Path, tmp_path: Path, name: str) -> None:
@@ -496,7 +497,7 @@ print(json.dumps(ckptmove.validate(sys.argv[1]).to_json()))
 
 
 @pytest.mark.cold
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize("megabytes", [420, 500, 400, 450, 550])
 @pytest.mark.parametrize("what", ["run.safetensors", "run.pt", "load", "doctor"])

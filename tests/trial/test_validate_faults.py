@@ -246,6 +246,7 @@ def test_what_a_model_prints_is_no_result(sound: Path, unruly: Path) -> None:
     assert b"written" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_simulation_imports_nothing_from_the_folder(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

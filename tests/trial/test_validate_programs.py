@@ -171,6 +171,7 @@ RIGHT: dict[str, tuple[torch.nn.Module, tuple[Any, ...], Any]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_program_that_computes_is_let_pass(name: str, tmp_path: Path) -> None:
     module, inputs, shapes = RIGHT[name]

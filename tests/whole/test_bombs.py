@@ -152,7 +152,7 @@ DENSE: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize("name", sorted(DENSE))
 def test_a_right_file_of_very_many_values_is_no_bomb(

@@ -106,6 +106,7 @@ def test_who_reads_what_changes_in_place_never_reads_wrong_tensors(
     record_property("reads", reads)
 
 
+@pytest.mark.slow
 def test_threads_make_what_one_makes(tmp_path: Path) -> None:
     """Sixteen at once, several at the same file; `scripts/matrix` does so without a GIL too."""
     for name in ("adamw_training", "sparse_csr", "quantized_qint8"):

@@ -86,7 +86,7 @@ def told(manifest: Manifest) -> Any:
     return replace(manifest, path="", nbytes=0, warnings=(), records=records).to_json()
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("to", ["xpu:3", "privateuseone:15", "mps"])
 def test_a_zip_goes_there_and_back(corpus_zip: Path, row: Row, to: str, tmp_path: Path) -> None:
     before = inspect(corpus_zip)
@@ -107,7 +107,7 @@ def test_a_zip_goes_there_and_back(corpus_zip: Path, row: Row, to: str, tmp_path
             assert_same_loads(corpus_zip, path, weights_only=True)
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("row", OTHERS, ids=lambda row: row["kind"] + " " + row["file"][-24:])
 @pytest.mark.parametrize("to", ["cuda:5", "privateuseone:15"])
 def test_other_formats_go_there_and_back(row: Row, to: str, corpus: Path, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def check(commands: tuple[str, ...], tag: str, folder: Path, capsys: Any) -> Non
             assert said.err.count("\n") == 1, (command, tag, said.err)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("place", PLACES)
 def test_any_tag_in_a_file_is_answered(

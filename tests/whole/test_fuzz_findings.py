@@ -206,7 +206,7 @@ FINDINGS: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize("what", FINDINGS)
 def test_a_finding_is_bounded(what: str, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_memory_does_not_grow_with_the_tensors(
     record_property("peak RssAnon, MB", max(peaks) / 1e6)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @told
 @pytest.mark.parametrize(
     ("options", "most"),

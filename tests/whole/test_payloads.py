@@ -226,7 +226,7 @@ def test_no_verb_runs_them(few_cases: list[Case], watched: Path, plain: Path) ->
     assert not passed
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["inspect", "relocate", "convert", "validate"])
 def test_no_batch_runs_them(verb: VerbName, few_cases: list[Case], watched: Path) -> None:
     tree = watched / "tree"
@@ -291,6 +291,7 @@ def test_records_that_are_not_looked_into_may_hold_anything(tmp_path: Path) -> N
         assert ckptmove.inspect(path).unknown_callables == ("(in the record 'extra/more.pkl')",)
 
 
+@pytest.mark.slow
 def test_records_of_very_many_pickles_are_not_all_walked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

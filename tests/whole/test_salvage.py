@@ -289,7 +289,7 @@ def everywhere(content: bytes, step: int = 1) -> list[int]:
     ]
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_that_was_cut_short(format: str, tmp_path: Path) -> None:
     content, named = made(format)
@@ -324,7 +324,7 @@ def cut_at(format: str, content: bytes, named: Tensors, lengths: list[int], fold
         assert best >= len(named) - 2, "all but the last are there when the end is missing"
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("format", FORMATS)
 def test_bits_that_were_flipped(format: str, tmp_path: Path) -> None:
     content, named = made(format, 200)
@@ -340,7 +340,7 @@ def test_bits_that_were_flipped(format: str, tmp_path: Path) -> None:
         check(salvaged(broken), named, unproven=False)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("format", FORMATS)
 def test_parts_that_were_overwritten(format: str, tmp_path: Path) -> None:
     """With chance, with zeros, or with what another save has there."""
@@ -461,6 +461,7 @@ def test_each_file_of_an_intact_folder_is_proven_by_itself(tmp_path: Path) -> No
     assert not part.complete
 
 
+@pytest.mark.slow
 def test_of_many_small_tensors_all_but_the_last_are_found(tmp_path: Path) -> None:
     """The search begins anew behind each record; what it does not read is not charged."""
     state = {f"w{n}": torch.full((3,), float(n)) for n in range(2000)}
@@ -555,7 +556,7 @@ def test_escaped_quotes_in_a_header_do_not_hang(tmp_path: Path) -> None:
     salvaged_apart(tmp_path / "run.safetensors")
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "path",
     [pytest.param(p, id=p.name) for p in sorted(corpus_folder().glob("*")) if p.is_file()]

@@ -58,7 +58,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 # -- what is changed, and what is not ------------------------------------------------------------
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("to", ["cpu", "cuda:0", "mps"])
 @pytest.mark.parametrize("name", ["adamw_training", "gan", "many_storages", "whole_module"])
 def test_it_becomes_what_a_copy_would_be(name: str, to: str, tmp_path: Path) -> None:
@@ -148,6 +148,7 @@ def test_what_is_there_already_is_not_touched(options: dict[str, Any], tmp_path:
 # -- what is refused -----------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize("kind", ["squeezed", "deflated"])
 def test_a_pickle_that_can_not_keep_its_length(
@@ -208,6 +209,7 @@ def test_a_file_of_several_names_is_refused(run_pt: Path, dry_run: bool, tmp_pat
         assert ckptmove.inspect(other).verdict == "uniform cpu"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_file_that_is_open_for_writing_is_refused(

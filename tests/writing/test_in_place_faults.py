@@ -80,7 +80,7 @@ def test_where_it_can_not_be_undone_the_journal_stays(
         assert scene.path.read_bytes() in (scene.old, scene.new)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @needs_strace
 @pytest.mark.parametrize("failing", ["fsync", "pwrite64"])
 def test_killed_while_it_is_undone_it_can_be_undone(
@@ -145,6 +145,7 @@ def test_what_was_not_written_is_noticed(scene: Scene, calls: list[Call]) -> Non
         assert scene.path.read_bytes() == scene.old
 
 
+@pytest.mark.slow
 @needs_strace
 def test_what_can_not_be_read_afterwards_is_undone(
     scene: Scene, calls: list[Call], journal: bytes, tmp_path: Path

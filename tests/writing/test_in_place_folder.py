@@ -310,6 +310,7 @@ def test_killed_at_any_kind_of_call_a_new_folder_is_whole_or_absent(
     assert list(dict.fromkeys(ends)) == [False, True]
 
 
+@pytest.mark.sample(1)
 @needs_strace
 @pytest.mark.parametrize("verb", VERBS)
 def test_killed_at_some_calls_a_new_folder_is_whole_or_absent(

@@ -38,6 +38,7 @@ from tests.making.staging import (
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["run.pt", "ключ.pt", "a" * 233, "a" * 234, "я" * 127, ".hidden"])
 def test_whatever_its_name(name: str, run_pt: Path, run_cli: RunCli) -> None:
     path = run_pt.rename(run_pt.with_name(name))
@@ -59,6 +60,7 @@ def test_names_that_are_cut_stay_apart() -> None:
     assert all(name.endswith(SUFFIX) for name in names)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("through", ["run.pt", "link.pt", "alias/run.pt"])
 @pytest.mark.parametrize("verb", ["inspect", "relocate --to cuda:0 -o out.pt", "recover"])
 def test_the_next_command_recovers_and_says_so(
@@ -101,6 +103,7 @@ def test_a_journal_without_a_change_is_removed(run_pt: Path, run_cli: RunCli) ->
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("there", [b"", b"ckptmove-undo-1\n", b"any"])
 def test_a_journal_that_was_not_finished_goes_silently(
     there: bytes, run_pt: Path, run_cli: RunCli
@@ -192,6 +195,7 @@ STRANGERS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", STRANGERS)
 def test_a_file_that_was_replaced_is_left_alone(kind: str, run_pt: Path, run_cli: RunCli) -> None:
     interrupted(run_pt)
@@ -262,6 +266,7 @@ def test_a_damaged_journal_is_kept(run_pt: Path, run_cli: RunCli) -> None:
     assert "its journal is damaged (if the file is whole, remove " in done.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kept", [0, 80, 10**6])
 def test_a_huge_journal_is_not_read(kept: int, run_pt: Path, run_cli: RunCli) -> None:
     interrupted(run_pt)

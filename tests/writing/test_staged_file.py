@@ -69,6 +69,7 @@ def state(folder: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("what", TAKEN)
 def test_a_name_that_is_taken_stays_as_it_is(what: str, source: Path) -> None:
     TAKEN[what](source.with_name("out.pt"))
@@ -79,6 +80,7 @@ def test_a_name_that_is_taken_stays_as_it_is(what: str, source: Path) -> None:
     assert state(source.parent) == before
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("what", TAKEN)
 def test_by_force_files_and_links_are_replaced_and_nothing_else(what: str, source: Path) -> None:
     out = source.with_name("out.pt")
@@ -107,6 +109,7 @@ def test_who_has_the_old_file_open_keeps_it(source: Path) -> None:
         assert file.read() == b"old"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name",
     ["no/such/folder.pt", "in.pt/below.pt", "a/", ".", "..", "", "a\0b", "x" * 256, "link/out.pt"],
@@ -119,6 +122,7 @@ def test_a_name_that_nothing_can_have_is_refused(name: str, source: Path) -> Non
     assert state(source.parent) == before
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "-o", "a\nb", " ", "\udcff", "*.pt", ".pt"])
 def test_a_name_that_something_can_have_is_fine(
     name: str, source: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +132,7 @@ def test_a_name_that_something_can_have_is_fine(
     assert pid_locations(Path(name))[0] == ("0", "cuda:0")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["a file", "a folder", "a link to nothing", "a FIFO"])
 def test_a_name_that_is_taken_meanwhile_stays_as_it_is(what: str, sparse: Path) -> None:
     out, found = sparse.with_name("out.pt"), {}
@@ -158,6 +163,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.parametrize("force", [True, False])
 def test_a_source_that_changes_meanwhile_is_refused(how: str, force: bool, sparse: Path) -> None:
@@ -171,6 +177,7 @@ def test_a_source_that_changes_meanwhile_is_refused(how: str, force: bool, spars
     assert not force or out.read_bytes() == b"mine"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["data/0", "data/1", "version", "byteorder", ".format_version"])
 @pytest.mark.parametrize("way", ["patch", "relay"])
 def test_a_damaged_record_is_named_and_nothing_is_written(
@@ -225,7 +232,7 @@ def test_holes_are_looked_for_once(sparse: Path, monkeypatch: pytest.MonkeyPatch
         assert [list(source.data_ranges(*extent)) for extent in extents[::-1]] == alone[::-1]
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o664, 0o666, 0o755, 0o777])
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002, 0])
 @pytest.mark.parametrize("force", [True, False])

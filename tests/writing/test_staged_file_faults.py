@@ -140,6 +140,7 @@ def test_an_error_of_any_call_is_an_error_of_ours(error: str, scene: Scene) -> N
         assert ended.said.count("\n") == (ended.code != 0), call
 
 
+@pytest.mark.sample(1)
 @needs_strace
 def test_an_error_after_the_naming_leaves_it_complete(scene: Scene) -> None:
     for call in scene.calls[len(scene.until_named()) :]:
@@ -218,6 +219,7 @@ def test_an_error_of_reading_leaves_nothing(scene: Scene) -> None:
         assert (scene.left(), scene.out.exists()) == ([], ended.code == 0), call
 
 
+@pytest.mark.sample(1)
 @needs_strace
 @pytest.mark.parametrize("error", ["EIO", "ENOMEM"])
 def test_an_error_while_verifying_leaves_nothing(error: str, scene: Scene) -> None:
@@ -254,6 +256,7 @@ def spawn(
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("twentieths", [0, 1, 10, 19])
 def test_a_limit_on_the_size_of_files_is_an_error(twentieths: int, tmp_path: Path) -> None:
     source, out = small_source(tmp_path), tmp_path / "there" / "out.pt"

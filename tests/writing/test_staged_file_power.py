@@ -159,7 +159,7 @@ def test_after_a_power_cut_it_is_whole_or_not_there(
     record_property("cuts", len(calls))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_after_a_power_cut_at_any_moment_it_is_whole_or_not_there(
     job: Job, record_property: Record
 ) -> None:

@@ -121,6 +121,7 @@ def to_a_folder(path: Path) -> None:
     path.symlink_to(".")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("take", [Path.touch, os.mkfifo, to_nothing, to_a_folder])
 @pytest.mark.parametrize("force", [True, False])
 def test_what_is_no_directory_is_never_replaced(
@@ -150,6 +151,7 @@ def test_a_name_that_is_taken_meanwhile_stays_as_it_is(tmp_path: Path) -> None:
     assert tree(out) == OLD
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [".", "..", "/", "", "no/where", "in-0", "in-0/out", "a\0b"])
 def test_a_name_that_no_directory_can_have_is_refused(name: str, tmp_path: Path) -> None:
     with open_sources(tmp_path, BOTH) as sources, pytest.raises(RefusedError):
@@ -308,7 +310,7 @@ def test_killed_at_any_call_it_is_whole_or_not_there(scene: Scene) -> None:
     assert scene.there() == scene.good
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @needs_strace
 @pytest.mark.parametrize("what", ["error=EIO", "error=ENOSPC", "signal=TERM"])
 def test_a_fault_at_any_call_leaves_all_or_nothing(what: str, scene: Scene) -> None:

@@ -72,7 +72,7 @@ VERBS: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", [saved, small])
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("there", ["here", "s3"])
@@ -146,6 +146,7 @@ def test_without_a_destination_it_is_beside_its_source(store: Store, tmp_path: P
 # -- what is refused -------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dry_run", [True, False])
 @pytest.mark.parametrize("make", [saved, small])
 def test_what_is_there_is_replaced_only_if_asked_for(
@@ -162,7 +163,7 @@ def test_what_is_there_is_replaced_only_if_asked_for(
     assert (store.get("x.pt") == b"theirs") is dry_run
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", [saved, small])
 @pytest.mark.parametrize("knows", [True, False])
 def test_who_comes_first_keeps_the_name(
@@ -191,7 +192,7 @@ def test_who_comes_first_keeps_the_name(
     assert store.get("x.pt") == theirs
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("url", "match"),
     [
@@ -243,6 +244,7 @@ def test_who_has_no_credentials_is_told_so(
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", [saved, small])
 def test_damage_in_the_source_is_found_before_anything_is_seen(
     make: Any, store: Store, tmp_path: Path
@@ -274,7 +276,7 @@ def test_a_source_that_changes_meanwhile_is_not_uploaded(store: Store, tmp_path:
     assert store.there() == ["in.pt"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["begin", "part", "complete", "put"])
 @pytest.mark.parametrize("status", [500, 503])
 def test_what_falters_is_asked_again(kind: str, status: int, store: Store, tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ def test_what_fails_for_good_leaves_nothing(kind: str, store: Store, tmp_path: P
     assert store.there() == []
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", [saved, small])
 @pytest.mark.parametrize("force", [True, False])
 def test_an_answer_that_gets_lost_is_no_failure(
@@ -325,6 +327,7 @@ def test_an_answer_that_gets_lost_is_no_failure(
     assert store.get("x.pt") == (tmp_path / "x.pt").read_bytes()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("often", [1, 1000])
 def test_a_part_that_arrives_damaged_is_sent_again(
     often: int, store: Store, tmp_path: Path
@@ -383,6 +386,7 @@ def test_parts_that_can_not_be_removed_are_told_of(store: Store, tmp_path: Path)
     store.client.abort_multipart_upload(Bucket=BUCKET, Key="x.pt", UploadId=upload["UploadId"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("status", "aborts"), [(500, 2), (501, 2), (403, 1)])
 def test_parts_are_gone_once_the_store_says_so(
     status: int, aborts: int, store: Store, tmp_path: Path
@@ -481,6 +485,7 @@ def test_a_folder_goes_there_with_all_that_is_in_it(store: Store, tmp_path: Path
             ckptmove.convert(source, f"s3a://{BUCKET}/model/", dtype="float16", force=True)
 
 
+@pytest.mark.slow
 def test_old_weights_go_and_nothing_else(store: Store, tmp_path: Path) -> None:
     source = saved(tmp_path)
     sharded(source, store.url("out/"))
@@ -499,7 +504,7 @@ def test_old_weights_go_and_nothing_else(store: Store, tmp_path: Path) -> None:
     assert kinds[1] == ("complete", "out/model.safetensors")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["out/model.safetensors.index.json", "out/model-00001-of-00002"])
 def test_a_folder_that_could_not_be_completed_has_no_index(
     key: str, store: Store, tmp_path: Path

@@ -107,6 +107,7 @@ def test_who_is_told_to_end_leaves_no_parts(
     assert (store.there(), store.uploads()) == ([], [])
 
 
+@pytest.mark.slow
 def test_what_is_being_completed_is_complete(store: Store, source: Path) -> None:
     code, said = struck(store, source, "complete", signal.SIGINT)
     assert (code, said) == (-signal.SIGINT, "")
@@ -114,6 +115,7 @@ def test_what_is_being_completed_is_complete(store: Store, source: Path) -> None
     assert len(store.get("x.pt")) > 40_000_000
 
 
+@pytest.mark.slow
 def test_who_is_killed_leaves_parts_that_nobody_sees(store: Store, source: Path) -> None:
     assert struck(store, source, "part", signal.SIGKILL)[0] == -signal.SIGKILL
     assert (store.there(), store.uploads()) == ([], ["x.pt"])

@@ -114,7 +114,7 @@ def test_a_batch_brings_little_here_unless_digests_are_wanted(store: Store, tmp_
             assert found["a.pt"].digests == {"a.pt": wanted}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [501, 403])
 def test_where_the_store_can_not_copy_it_is_sent(status: int, store: Store, tmp_path: Path) -> None:
     source = large(tmp_path)
@@ -127,6 +127,7 @@ def test_where_the_store_can_not_copy_it_is_sent(status: int, store: Store, tmp_
     assert store.get("out.pt") == (tmp_path / "out.pt").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_copy_that_fails_once_is_tried_again(store: Store, tmp_path: Path) -> None:
     source = large(tmp_path)
     store.put("in.pt", source.read_bytes())

@@ -159,6 +159,7 @@ def test_what_has_another_size_then_is_told_of(
             file.commit()
 
 
+@pytest.mark.sample(1)
 def test_what_is_sealed_too_early_is_sent_twice(url: str, tmp_path: Path) -> None:
     def seal(crcs: Sequence[int]) -> list[Write]:
         return [Write(0, struct.pack("<I", crcs[0]))]

@@ -308,6 +308,7 @@ def test_options_that_make_no_sense(
         ckptmove.convert(source, tmp_path / "out.pt", format="dcp")
 
 
+@pytest.mark.slow
 def test_an_old_folder_is_replaced_by_force(source: Path, tmp_path: Path, run_cli: RunCli) -> None:
     out = written(source, tmp_path / "out", 4)
     with pytest.raises(RefusedError, match="exists"):

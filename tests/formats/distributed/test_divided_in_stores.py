@@ -99,6 +99,7 @@ def test_only_what_is_wanted_is_fetched(kind: str, store: Store, tmp_path: Path)
         assert_same_tree(held.clone(), weight)
 
 
+@pytest.mark.slow
 def test_columns_of_many_ranks_are_fetched_once(store: Store, tmp_path: Path) -> None:
     """Together, they are more than is kept of what was fetched."""
     ranks, rows, width = 16, 4096, 2048

@@ -294,6 +294,7 @@ def test_what_was_consolidated_is_there_twice(tmp_path: Path, run_cli: RunCli) -
     same(load_file(tmp_path / "out.safetensors"), wanted)
 
 
+@pytest.mark.slow
 def test_what_was_consolidated_must_be_what_ranks_wrote(tmp_path: Path, run_cli: RunCli) -> None:
     folder = consolidated(tmp_path / "run")
     save_hf_rank(folder / "sharded", {"a": torch.randn(5, 7), "b": torch.randn(3)})

@@ -89,6 +89,7 @@ def test_usual_objects_are_taken_at_once(writer: str) -> None:
     assert Counting.taken - before > items
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_whatever_is_damaged_is_told_alike(writer: str) -> None:
     data, chance = metadata_by(writer), random.Random(writer)

@@ -54,6 +54,7 @@ def few_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="counts descriptors in /proc")
 @pytest.mark.parametrize("ranks", [300, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [dcp, pytest.param(zero, marks=pytest.mark.slow)])

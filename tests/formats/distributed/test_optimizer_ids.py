@@ -72,6 +72,7 @@ def assert_goes_on(path: Path, net: Net, optimizer: torch.optim.Optimizer, group
     assert_same_tree(other.state_dict()["state"], optimizer.state_dict()["state"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("flat", [False, True])
 def test_names_become_numbers(flat: bool, groups: int, tmp_path: Path) -> None:
@@ -84,6 +85,7 @@ def test_names_become_numbers(flat: bool, groups: int, tmp_path: Path) -> None:
     assert_goes_on(tmp_path / "out.pt", net, optimizer, groups)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("named", [False, True])
 def test_numbers_become_names(named: bool, groups: int, tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def test_files_are_those_of_ds_to_universal(
     assert optimizer["ds_version"] == "0.19.8"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("stage", "ranks", "dtype"), KINDS)
 def test_it_is_read_back_as_it_was(
     stage: int, ranks: int, dtype: torch.dtype, tmp_path: Path, run_cli: RunCli

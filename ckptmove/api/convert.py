@@ -289,6 +289,11 @@ def _convert_to_file(
             from .folders.one_file import pack
 
             packed = pack(found, follow_links=options.follow_links)
+        is_as_it_was = target.format.name == "torch-zip" and edits.keeps_tree
+        if found.class_of_parts is not None and not is_as_it_was:
+            from ..formats.distributed.part_of_rank import check_has_all_parts
+
+            check_has_all_parts([found.container], "convert the folder of all ranks")
         graph = found.draft(nested=edits.narrow)
         _tell_of_folder(graph, packed, edits, target)
         if found.is_from_folder:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ..placement.place import Moves
     from ..plans.plan import Plan
 
-#: The classes that hold one rank's part of a tensor.
-_DIVIDED = (".DTensor", ".ShardedTensor")
+_DIVIDED = ("DTensor", "ShardedTensor")  # the classes that hold one rank's part of a tensor
 
 
 class Carries(NamedTuple):
@@ -171,18 +170,11 @@ class Checkpoint:
         return {key: said for tags in found for key, said in tags.items()}
 
     def _warnings(self) -> Iterator[str]:
-        every = list(self.container.everything())
-        yield from (warning for each in every for warning in each.warnings)
-        names = {name.qualname for each in self.whole.streams for name in each.pickle.globals}
-        divided = sorted(
-            name
-            for name in names
-            if name.startswith("torch.distributed.") and name.endswith(_DIVIDED)
-        )
-        if divided and all(each.tags_storages for each in every):  # they were not put together
+        yield from (warning for each in self.container.everything() for warning in each.warnings)
+        if self.class_of_parts is not None:
             yield (
-                f"ranks divided its tensors ({divided[0].rpartition('.')[2]}), and it may hold "
-                "only the part of one rank: put the files of all ranks into one folder"
+                f"ranks divided its tensors ({self.class_of_parts}), and it may hold only the part "
+                "of one rank: put the files of all ranks into one folder"
             )
         unread = sum(stream.unread for stream in self.container.streams)
         if unread:
@@ -196,6 +188,14 @@ class Checkpoint:
         grafts = self.whole.grafts
         trees = {id(roots): join_roots(roots) for roots in grafts.values()}
         return {node: [((), trees[id(roots)])] for node, roots in grafts.items()}
+
+    @cached_property
+    def class_of_parts(self) -> str | None:
+        """The class of its tensors that ranks divided, unless their parts were put together."""
+        names = (each for stream in self.whole.streams for each in stream.pickle.globals)
+        found = {each.name for each in names if each.module.startswith("torch.distributed.")}
+        apart = all(each.tags_storages for each in self.container.everything())
+        return min(found.intersection(_DIVIDED), default=None) if apart else None
 
     def plan_relocate(self, moves: Moves) -> Plan:
         """How to write it with other devices."""

@@ -54,6 +54,18 @@ class DividedTensor(NamedTuple):
     shape: tuple[int, ...]
     state: Node
 
+    @property
+    def shards(self) -> list[Mapping[str, Node]]:
+        """The fields of a ShardedTensor's own shards, each with `tensor` and `metadata`."""
+        return [_fields(each) for each in _items(_items(self.state)[0])]
+
+    @property
+    def local(self) -> Sequence[Node]:
+        """The tensors with the rank's parts."""
+        if self.kind == "ShardedTensor":
+            return [each.get("tensor") for each in self.shards]
+        return [_fields(self.state).get("_local_tensor")]
+
 
 #: A dimension of a mesh: shape and strides, since it may be composed of several dimensions.
 _Axis = tuple[tuple[int, ...], tuple[int, ...]]
@@ -112,16 +124,33 @@ class Placement:
             raise CorruptError("the meshes of its tensors have too many ranks")
         return found
 
+    def ranks_of(self, found: DividedTensor) -> set[int]:
+        """The ranks that have parts of a tensor, or a copy of a part; InputError as `parts_of`."""
+        try:
+            if found.kind == "ShardedTensor":
+                about = _fields(_items(found.state)[1]).get("shards_metadata")
+                self._count(about)
+                places = [_fields(_fields(each).get("placement")) for each in _items(about)]
+                return {_size(each.get("_rank")) for each in places}
+            return set(
+                _mesh_in(
+                    _fields(_fields(_fields(found.state).get("_spec")).get("mesh")), self._ranks
+                )[1]
+            )
+        except IndexError as error:
+            raise CorruptError(_MALFORMED) from error
+
+    def _count(self, own: Node) -> None:
+        """Raises CorruptError if many tensors have the same long list of parts."""
+        self._again += len(_items(own)) if id(own) in self._lists else 0
+        self._lists.add(id(own))
+        if self._again > _MOST_AGAIN:
+            raise CorruptError("too many tensors have the same list of parts")
+
     def _parts_of(self, found: DividedTensor) -> Iterator[Part]:
         if found.kind == "ShardedTensor":
-            own = _items(found.state)[0]
-            shards = _items(own)
-            self._again += len(shards) if id(own) in self._lists else 0
-            self._lists.add(id(own))
-            if self._again > _MOST_AGAIN:
-                raise CorruptError("too many tensors have the same list of parts")
-            for shard in shards:
-                told = _fields(shard)
+            self._count(_items(found.state)[0])
+            for told in found.shards:
                 about = _fields(told.get("metadata"))
                 box = Box(_sizes(about.get("shard_offsets")), _sizes(about.get("shard_sizes")))
                 yield Part(found.shape, box, told.get("tensor"))
@@ -221,6 +250,23 @@ def _place_in(
     own = mesh.get("_rank")
     if own is not None and own != rank:
         raise CorruptError(f"its name says that it is of rank {rank:,}, and its mesh another")
+    axes, ranks = _mesh_in(mesh, ranks_of)
+    sizes = tuple(prod(shape) for shape, _ in axes)
+    if len(sizes) > MOST_DIMENSIONS or prod(sizes) > len(ranks):
+        raise CorruptError("a mesh has more places than ranks")
+    if rank not in ranks:
+        raise CorruptError(f"rank {rank:,} is not in the mesh of a tensor: a file of another save?")
+    _check_nested(axes)
+    n = ranks.index(rank)
+    at = tuple(_along(n, *axis) for axis in axes)
+    told = mesh.get("_coordinate_on_dim")
+    if told is not None and _sizes(told) != at:
+        raise CorruptError(f"rank {rank:,} is elsewhere in its mesh than its file says")
+    return sizes, at
+
+
+def _mesh_in(mesh: Mapping[str, Node], ranks_of: Numbers) -> tuple[list[_Axis], Sequence[int]]:
+    """The dimensions of a mesh, and the ranks in its order."""
     whole = mesh.get("mesh", mesh.get("_mesh"))
     layout = mesh.get("_layout")
     if whole is not None:
@@ -236,18 +282,7 @@ def _place_in(
         axes = _axes(_fields(layout))
     else:
         raise UnsupportedError("a tensor has a mesh of a kind that is not known")
-    sizes = tuple(prod(shape) for shape, _ in axes)
-    if len(sizes) > MOST_DIMENSIONS or prod(sizes) > len(ranks):
-        raise CorruptError("a mesh has more places than ranks")
-    if rank not in ranks:
-        raise CorruptError(f"rank {rank:,} is not in the mesh of a tensor: a file of another save?")
-    _check_nested(axes)
-    n = ranks.index(rank)
-    at = tuple(_along(n, *axis) for axis in axes)
-    told = mesh.get("_coordinate_on_dim")
-    if told is not None and _sizes(told) != at:
-        raise CorruptError(f"rank {rank:,} is elsewhere in its mesh than its file says")
-    return sizes, at
+    return axes, ranks
 
 
 def _check_nested(axes: Sequence[_Axis]) -> None:

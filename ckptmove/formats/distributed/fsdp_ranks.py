@@ -41,6 +41,7 @@ from .dcp.metadata import SavedTensor
 from .deepspeed.folder import open_file, tell_devices, tell_others
 from .deepspeed.rank_files import ALL_RANKS
 from .divided_tensor import Part
+from .part_of_rank import check_has_all_parts
 from .rank_groups import CONFIGURED, RankGroup, files_beside, is_of_ranks, rank_groups, serves
 from .saved_file import MergedContainer, Piece, SavedFile, check_names, keep_what_is_used
 
@@ -259,7 +260,11 @@ class RanksContainer(MergedContainer):
                     )
         if len(dtypes) > 1:
             raise CorruptError(f"ranks differ in the dtype of {name!r:.100}: of two saves")
-        filled = check_tiling(name, shape, list(pieces))
+        try:
+            filled = check_tiling(name, shape, list(pieces))
+        except CorruptError:
+            check_has_all_parts(file.container for file, _ in parts.values())
+            raise
         tensor = SavedTensor(dtypes.pop(), shape, {})
         return self._of_pieces(name, tensor, {box: pieces[box] for box in filled})
 

@@ -63,8 +63,11 @@ class RankGroup(NamedTuple):
         return f"{start}{rank}.{end}"
 
 
-def rank_groups(names: Iterable[str]) -> list[RankGroup]:
-    """The groups in a folder: those with two or more ranks, a known number of ranks, or of FSDP."""
+def rank_groups(names: Iterable[str], *, alone: bool = False) -> list[RankGroup]:
+    """The groups in a folder: those with two or more ranks, a known number of ranks, or of FSDP.
+
+    `alone`: also those of one file.
+    """
     found: dict[tuple[str, str, str], RankGroup] = {}
     for name in sorted(names):
         match = _NAME.fullmatch(name)
@@ -77,8 +80,14 @@ def rank_groups(names: Iterable[str]) -> list[RankGroup]:
     return [
         each
         for each in found.values()
-        if each.world is not None or len(each.files) > 1 or _OF_FSDP.fullmatch(each.stem)
+        if alone or each.world is not None or len(each.files) > 1 or _OF_FSDP.fullmatch(each.stem)
     ]
+
+
+def rank_of(path: str) -> int | None:
+    """The rank in the name of a file; None if there is none."""
+    match = _NAME.fullmatch(path.rpartition("/")[2])
+    return int(match["rank"]) if match else None
 
 
 def files_of_ranks(names: Iterable[str]) -> set[str]:

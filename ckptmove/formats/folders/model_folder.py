@@ -83,7 +83,12 @@ class OnlyFile(ModelFolder):
         unusual = _unusual(probe)
         found = zero0 if _is_all_of_deepspeed(zero0) else _may_hold_weights(probe, unusual)
         if len(found) == 1 and not unusual and not divided_folders(_names_below(probe)):
-            return _read(probe, found[0])
+            checkpoint = _read(probe, found[0])
+            if checkpoint.class_of_parts is not None:
+                from ..distributed.part_of_rank import check_has_all_parts
+
+                check_has_all_parts([checkpoint.container])
+            return checkpoint
         return read_folder(probe, TrainingFolder())
 
 

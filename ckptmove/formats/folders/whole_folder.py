@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..distributed.dcp.folder import Dcp, no_devices
 from ..distributed.dcp.hf_shards import HuggingFaceShards
 from ..distributed.deepspeed.folder import check_complete
-from ..distributed.rank_groups import divided_folders
+from ..distributed.part_of_rank import check_has_all_parts
+from ..distributed.rank_groups import divided_folders, rank_groups
 from ..probe import Probe
 from .model_folder import ModelFolder
 from .training_folder import FolderCheckpoint, TrainingFolder, read_folder
@@ -21,4 +22,10 @@ def read_whole(probe: Probe, *, by_rank: bool) -> FolderCheckpoint:
     if by_rank:
         for name in sorted(divided_folders(probe.names_below())):
             check_complete(probe.open_folder(name))
-    return read_folder(probe, format, bare=bare, by_rank=by_rank)
+    folder = read_folder(probe, format, bare=bare, by_rank=by_rank)
+    if folder.class_of_parts is not None:
+        containers = {part.name: part.checkpoint.container for part in folder.parts}
+        for group in rank_groups(containers, alone=True):
+            if group.world is None:  # else the names tell
+                check_has_all_parts(containers[name] for name in group.files.values())
+    return folder

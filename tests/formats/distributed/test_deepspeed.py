@@ -400,11 +400,14 @@ def test_what_all_ranks_have_of_unknown_use_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_missing_files_are_named(stage: int, tmp_path: Path) -> None:
     kept = save_zero(tmp_path / "run", run(stage=stage, ranks=4))
-    for number, name in ((1, "rank 1"), (3, "rank 3")):
-        folder = tmp_path / f"{number}"
+    for missing in ([1], [3], [0, 3], [0, 1, 3]):
+        folder = tmp_path / f"{missing}"
         shutil.copytree(kept, folder)
-        (folder / f"zero_pp_rank_{number}_mp_rank_00_optim_states.pt").unlink()
-        with pytest.raises(InputError, match=f"optim states of 1 of its 4 ranks.*: {name}"):
+        for number in missing:
+            (folder / f"zero_pp_rank_{number}_mp_rank_00_optim_states.pt").unlink()
+        ranks = ", ".join(map(str, missing))
+        message = f"optim states of {len(missing)} of its 4 ranks.*: rank {ranks};"
+        with pytest.raises(InputError, match=message):
             ckptmove.inspect(folder)
     (name,) = sorted(each.name for each in kept.glob("*model_states.pt"))[:1]
     (kept / name).unlink()

@@ -337,6 +337,32 @@ def test_the_file_of_one_rank_tells_that_it_has_parts(folder: Path, tmp_path: Pa
     said.append(ckptmove.convert(path, out).warnings)
     assert all(any("(DTensor)" in each for each in warnings) for warnings in said)
     assert not any("(DTensor)" in each for each in ckptmove.inspect(folder).warnings)
+    for target in (tmp_path / "out.safetensors", tmp_path / "dcp"):
+        format = "safetensors" if target.suffix else "dcp"
+        with pytest.raises(InputError, match="the parts of rank 0, 2 are missing"):
+            ckptmove.convert(path, target, format=format)
+        assert not target.exists()
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_ranks_of_which_only_the_contents_tell_are_missed(kept: int, tmp_path: Path) -> None:
+    whole = save_ranks(tmp_path / "whole", 3, divide, "rank{rank}.pt")
+    assert_same_tree(ckptmove.load(whole), {"w": WEIGHT, "b": WEIGHT[0].clone()})
+    folder = tmp_path / "part"
+    folder.mkdir()
+    for rank in range(kept):
+        shutil.copy(whole / f"rank{rank}.pt", folder)
+    missing = ", ".join(map(str, range(kept, 3)))
+    verbs: list[Callable[[], object]] = [
+        lambda: ckptmove.inspect(folder),
+        lambda: ckptmove.convert(folder, tmp_path / "out.pt"),
+        lambda: ckptmove.relocate(folder, tmp_path / "out", to="cuda:1"),
+    ]
+    for verb in verbs:
+        with pytest.raises(InputError, match=f"the parts of rank {missing} are missing"):
+            verb()
+    assert not ckptmove.validate(folder).ok
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_every_damaged_byte_of_a_part_is_told(folder: Path, tmp_path: Path) -> None:

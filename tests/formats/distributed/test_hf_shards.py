@@ -194,6 +194,40 @@ def test_rows_that_only_the_last_rank_had_are_missed_where_the_shape_is_told(
         ckptmove.inspect(folder)
 
 
+def rows(tensor: torch.Tensor, ranks: int) -> list[Box]:
+    """The rows of each rank that has some, as FSDP2 divides them."""
+    step = -(-len(tensor) // ranks)
+    starts = range(0, len(tensor), step)
+    whole = tuple(tensor.shape[1:])
+    return [((n, *(0 for _ in whole)), (min(step, len(tensor) - n), *whole)) for n in starts]
+
+
+@pytest.mark.parametrize("width", [16, 22])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_rows_that_only_the_last_ranks_had_are_missed_by_their_columns(
+    ranks: int, width: int, tmp_path: Path
+) -> None:
+    layers = [torch.nn.TransformerEncoderLayer(width, 2, 40) for _ in range(2)]
+    model = torch.nn.Sequential(torch.nn.Embedding(61, width), *layers)
+    state = model.state_dict()
+    boxes = {name: rows(tensor, ranks) for name, tensor in state.items()}
+    folder = save_shards(tmp_path / "step", state, boxes, ranks)
+    same(ckptmove.load(folder), dict(state))
+    for rank in range(ranks, 1, -1):
+        (folder / f"shard-{rank:05}-model-00001-of-00001.safetensors").unlink()
+        with pytest.raises(InputError, match=f"its files from 'shard-{rank:05}-model-…' on are"):
+            ckptmove.convert(folder, tmp_path / "out.pt")
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_the_chunks_of_each_tensor_are_listed(folder: Path, run_cli: RunCli) -> None:
+    found = ckptmove.inspect(folder, chunks=True).chunks
+    held = [(each.name, each.offsets, each.sizes) for each in found if each.name == "rows"]
+    assert held == [("rows", *box) for box in ROWS]
+    assert {each.rank for each in found} == {0, 1, 2}
+    assert "shard-00003-model" in run_cli("inspect", folder, "--chunks", exit=0).stdout
+
+
 def test_a_tensor_that_is_listed_and_not_there_is_refused(folder: Path) -> None:
     first = folder / "shard-00001-model-00001-of-00001.safetensors"
     held, metadata = load_file(first), {**read_header(Memory(first.read_bytes(), "")).metadata}

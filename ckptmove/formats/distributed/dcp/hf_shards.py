@@ -6,7 +6,7 @@
 Each file has boxes of tensors, under the names of the tensors; the shapes in the file are those of
 the boxes. A tensor is as large as its boxes extend, and they must tile it exactly. There is no
 index, and no file gives the number of ranks: missing files of the last ranks are noticed only if
-their boxes leave a gap.
+their boxes leave a gap, or if the sizes of the tensors do not fit each other: see `ranks_by_sizes`.
 
 The writer of transformers for FSDP with tensor parallelism may put several boxes of a tensor into
 one file, and stores more:
@@ -20,13 +20,15 @@ transformers/distributed/hf_storage.py (of September 2026).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from ....errors import CorruptError, InputError, UnsupportedError
 from ....manifest.dtypes import BITS, nbytes_of
 from ....manifest.manifest import TensorEntry
+from ....manifest.other_records import Chunk
+from ....sources import place_of
 from ....sources.joined import Joined, Strip
 from ....sources.source import Memory, Source
 from ....torch_pickle.values.persistent_ids import is_size
@@ -38,10 +40,12 @@ from ...safetensors.file import SHARDING, Placed, TensorsContainer
 from ...safetensors.header import Entry, quote, read_header, read_json
 from ..boxes import Box, check_tiling, division_of, runs_of
 from ..rank_groups import SHARD
+from .ranks_by_sizes import DividedShape, number_of_ranks
 
 _OFFSETS, _SHAPE, _TENSOR = "saved_offsets", "shape", "fqn"
 _VERSION = "transformers_dcp_chunk_version"
 _KNOWN_VERSION = "1"
+_ALL = "copy the files of all ranks into one folder"
 _NBYTES_OF_QUOTE = 6  # an entry has four in at least 28 bytes
 
 
@@ -86,6 +90,7 @@ class HuggingFaceShards(Format):
                 error.about(file.path)
                 raise
         container = _ShardsContainer(probe, tensors, list(files.values()), described)
+        container.check_ranks(max(int(match[1]) for match in map(SHARD.fullmatch, files) if match))
         sources = [container.joined, *files.values()]
         return Checkpoint(self.name, container, self.carries, sources)
 
@@ -104,7 +109,7 @@ def checked_names(probe: Probe) -> list[str]:
         raise IncompleteError(
             f"its file 'shard-{missing[0]}.safetensors' is missing",
             path=probe.path,
-            hint="copy the files of all ranks into one folder",
+            hint=_ALL,
         )
     if len(ranks) * len(numbers) > len(held):
         pairs = ((rank, n) for rank in sorted(ranks) for n in sorted(numbers))
@@ -184,7 +189,7 @@ class _ShardsContainer(TensorsContainer):
     ) -> None:
         """`described`: the size of the headers."""
         self.joined = Joined(probe.path)
-        self._boxes: dict[str, Sequence[Box]] = {}
+        self._tensors, self._boxes = tensors, dict[str, Sequence[Box]]()
         self._shapes: dict[str, tuple[int, ...]] = {}
         placed: dict[str, Placed] = {}
         for name, tensor in tensors.items():
@@ -201,21 +206,54 @@ class _ShardsContainer(TensorsContainer):
         source, ids = Memory(b"", probe.path), probe.session.folder()
         super().__init__(source, placed, None, described, {}, ids)
         self.writer = "torch.distributed.checkpoint"
-        self.warnings.append(
-            "its files do not tell how many ranks saved: if the last are missing, that is not seen"
-        )
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises IncompleteError if the sizes of tensors say that there were more ranks.
+
+        `ranks`: the highest rank, counted from 1.
+        """
+        if any(tensor.shape is None for tensor in self._tensors.values()):
+            shapes = (
+                DividedShape(self._shapes[name], boxes) for name, boxes in self._boxes.items()
+            )
+            world = number_of_ranks(shapes, ranks)
+            if world > ranks:
+                raise IncompleteError(
+                    f"its files from 'shard-{ranks + 1:05}-model-…' on are missing: its tensors "
+                    f"have {ranks}/{world} of the rows that fit their columns",
+                    path=self.joined.path,
+                    hint=_ALL,
+                )
+            self.warnings.append(
+                "its files do not tell how many ranks saved: if the last are missing, that is not "
+                "seen"
+            )
 
     @property
     def nbytes(self) -> int:
         return self._files_nbytes
 
+    def _divided(self, tensors: Sequence[TensorEntry]) -> Iterator[tuple[str, str]]:
+        """The name of each tensor in the manifest, and in the files."""
+        for each in tensors:
+            name = (each.storage or "").removeprefix(self.folder)
+            if name in self._boxes:
+                yield each.name, name
+
     def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
-        names = {each.name: (each.storage or "").removeprefix(self.folder) for each in tensors}
         return {
             said: division_of(self._shapes[name], self._boxes[name])
-            for said, name in names.items()
-            if name in self._boxes
+            for said, name in self._divided(tensors)
         }
+
+    def chunks(self, tensors: Sequence[TensorEntry]) -> Iterator[Chunk]:
+        for said, name in self._divided(tensors):
+            for box in self._boxes[name]:
+                file, entry = self._tensors[name].chunks[box]
+                own = place_of(file.path).name
+                match = SHARD.fullmatch(own)
+                rank = int(match[1]) - 1 if match else None
+                yield Chunk(said, *box, own, rank, entry.nbytes)
 
 
 def _strips(tensor: _Tensor, shape: tuple[int, ...], boxes: Sequence[Box]) -> list[Strip]:

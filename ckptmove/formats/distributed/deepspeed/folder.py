@@ -24,6 +24,7 @@ from ....sources.place import EntryKind
 from ...base import Format
 from ...checkpoint import Carries, Checkpoint
 from ...folders.layouts import before_convert, is_several
+from ...folders.parts import IncompleteError
 from ...folders.weight_names import weights_among
 from ...probe import Probe
 from ...torch.zip import TorchZipContainer
@@ -121,7 +122,12 @@ def checked_files(probe: Probe) -> RankFiles:
     files = RankFiles.among(probe.entries)
     try:
         files.check_kind()
-        files.check_ranks(max((*files.optimizer, *files.model), default=0) + 1)
+        try:
+            files.check_ranks(max((*files.optimizer, *files.model), default=0) + 1)
+        except IncompleteError:
+            if files.optimizer:  # it gives the number of ranks
+                files.check_ranks(_world(probe, files))
+            raise
     except InputError as error:
         error.about(probe.path)
         raise
@@ -138,10 +144,15 @@ def check_complete(probe: Probe) -> None:
         return
     try:
         checked_files(probe)
-        files.check_ranks(world_of(open_file(probe, files.optimizer[min(files.optimizer)], 1)))
+        files.check_ranks(_world(probe, files))
     except InputError as error:
         error.about(probe.path)
         raise
+
+
+def _world(probe: Probe, files: RankFiles) -> int:
+    """The number of ranks that saved, from the file of the first one."""
+    return world_of(open_file(probe, files.optimizer[min(files.optimizer)], 1))
 
 
 def _tags(probe: Probe) -> list[str]:

@@ -28,10 +28,11 @@ from ..live.tracing.recording.operations import is_table
 from ..live.tracing.recording.recorder import Recorder
 from ..live.tracing.trace import diagnose
 from ..reports.doctor import Diagnosis, Verdict
+from ..runtime.environment.evidence import CUDA_VARIABLE
 from ..runtime.environment.facts import Facts, facts
 from ..system.signals import HAS_TIMER, timer
 from .program_history import told_to
-from .script_causes import models_never_called, optimizers_without_state
+from .script_causes import models_never_called, optimizers_without_state, unchecked
 from .simulation.device_memory import NotSimulated
 from .simulation.script_host import call, hosting
 from .stage_fake import excused
@@ -41,7 +42,6 @@ from .subprocess_call import tell, tell_so_far
 _FEW_CALLS = 16
 _SPARE = 10  # the pause after a diagnosis, as a multiple of its duration
 _AGAIN = 1.0  # seconds after which a script that goes on is stopped again
-_UNWAITED = "not checked: whether the host waits before NumPy reads memory after the copy"
 _IDLE = ": gradients were computed, and nothing that was watched was changed by them"
 _LIMIT = "the simulation can't continue"
 #: Exceptions that are the script's own fault, even if the text looks like one of the simulation.
@@ -405,7 +405,7 @@ def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         asked: `script`, `args`, `steps`, `device`, `simulate`; `patience`: seconds from the first
             call of a model to the first step; `onward`: seconds to go on after the steps.
     """
-    run = _Run(asked)
+    run, visible = _Run(asked), os.environ.get(CUDA_VARIABLE)
     sys.argv = [str(asked["script"]), *map(str, asked["args"])]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, str(Path(asked["script"]).resolve().parent))
@@ -434,6 +434,7 @@ def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         else:
             found = run.ended(None, defined)
             del defined
-    if (line := run.recorder.pending.unjudged) and not found.is_wrong:
-        found = _noted(found, f"{_UNWAITED} at {line} (non_blocking=True)")
+    doubts = () if found.is_wrong else unchecked(run.recorder.pending, run.home, visible)
+    for each in doubts:
+        found = _noted(found, each)
     return found.to_json()

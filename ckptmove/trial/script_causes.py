@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -11,6 +12,8 @@ from torch import nn
 
 from ..display.phrases import join_names
 from ..live.tracing.program.source_lines import is_a
+from ..live.tracing.recording.host_copies import PendingCopies
+from ..runtime.environment.evidence import CUDA_VARIABLE
 
 _MOST = 8  # models that are reported
 
@@ -47,3 +50,23 @@ def optimizers_without_state(variables: Mapping[str, Any]) -> Iterator[str]:
                 f"{name} ({kind}) has no state: torch makes it at the first step, on the device of "
                 f"each parameter; before that, there is nothing to move or to save"
             )
+
+
+def unchecked(pending: PendingCopies, device: torch.device, visible: str | None) -> Iterator[str]:
+    """A line for each thing in a run on a device that was not checked.
+
+    `visible` is what `CUDA_VISIBLE_DEVICES` was before the script ran.
+    """
+    if pending.unjudged:
+        yield (
+            "not checked: whether the host waits before NumPy reads memory after the copy at "
+            f"{pending.unjudged} (non_blocking=True)"
+        )
+    now = os.environ.get(CUDA_VARIABLE, "")
+    first = now.partition(",")[0].strip()
+    hides = first.isdecimal() and int(first) > (device.index or 0)
+    if device.type == "cuda" and now != visible and hides:
+        yield (
+            f"not checked: the script sets {CUDA_VARIABLE}={now}; where there is no GPU {first}, "
+            "torch then finds none, and the script runs on the CPU"
+        )

@@ -165,6 +165,13 @@ def test_gradients_that_change_nothing_are_not_a_clean_run(tmp_path: Path, rest:
     assert "gradients were computed, and nothing that was watched was changed" in found.notes[0]
 
 
+@without_gpu
+def test_a_script_that_wants_another_gpu_is_said_not_to_be_checked(tmp_path: Path) -> None:
+    rest = "os.environ['CUDA_VISIBLE_DEVICES'] = '1'; step(); step()"
+    assert "where there is no GPU 1" in run(tmp_path, rest, "cuda:0").notes[0]
+    assert run(tmp_path, rest.replace("'1'", "'0,1'"), "cuda:0").notes == ()
+
+
 SHORT = {
     "": ("no model was called", "before it called a model"),
     "step()": (

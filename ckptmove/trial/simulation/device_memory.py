@@ -84,13 +84,14 @@ def check_named(named: torch.device, simulated: torch.device) -> None:
     """Refuse a device of a program that is another one than what is simulated.
 
     Raises:
-        NotSimulated: it is.
+        RuntimeError: the simulated machine has no device of this number, as CUDA says it.
+        NotSimulated: it would have one, which is not simulated.
     """
-    if named.type == simulated.type and named.index not in (None, simulated.index):
-        raise NotSimulated(
-            f"the script names {named}, and only {simulated} is simulated; "
-            f"if it shall run on {named}, say --device {named}"
-        )
+    if named.type != simulated.type or named.index in (None, simulated.index):
+        return
+    if named.index > simulated.index:
+        raise RuntimeError(f"CUDA error: invalid device ordinal: {named}, beside {simulated} alone")
+    raise NotSimulated(f"the script names {named}, and only {simulated} is simulated")
 
 
 shown = Shown()

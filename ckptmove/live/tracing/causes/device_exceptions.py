@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ....reports.doctor import Verdict
-from ..program.syntax import code_at
+from ..program.syntax import code_at, line_that_sets, names_given
 from ..recording.history import with_code
 from .background import Background
 
@@ -93,6 +93,13 @@ _REFUSALS = (
         "says why torch can't, and with --simulate it runs the script on a simulated GPU",
     ),
     Refusal(
+        re.compile(r"invalid device ordinal: (?P<found>\S+), beside (?P<only>\S+) alone"),
+        "device-not-usable",
+        "the script names {found} at {line}, and the simulated machine has {only} alone",
+        'name "{device}" there, or choose by torch.cuda.device_count(); if the machine has '
+        "{found}, say --device {found}",
+    ),
+    Refusal(
         re.compile(
             r"invalid device ordinal|Invalid device id"
             r"|deserialize object on (?:CUDA|cuda) device (?P<index>\d+) but"
@@ -154,6 +161,11 @@ def _lines_behind(cause: str, groups: Mapping[str, Any], known: Background) -> I
         yield f"it was given there at {known.given_at}"
     if history is None:
         return
+    if cause == "device-not-usable" and groups.get("found"):
+        line = str(groups["line"])
+        set_at = (line_that_sets(line, name) for name in names_given(line))
+        yield from map(with_code, dict.fromkeys(filter(None, set_at)))
+        yield from map(with_code, history.devices_named(groups["found"]))
     if cause == "generator-elsewhere":
         made = history.generators_on(groups["found"] or "cpu")
         yield from map(with_code, made or [each.line for each in history.loaders if each.shuffles])

@@ -13,7 +13,7 @@ from ...inventory import findings
 from ...inventory.holdings import Ownership
 from ...inventory.ownership import Unregistered
 from ..program.source_lines import CALLED, LAYER
-from ..program.syntax import function_at, is_method
+from ..program.syntax import function_at, is_method, keeps_argument
 from ..recording.operations import COPY, LOAD
 from ..recording.tensor_names import PARAMETER, TRAINED
 from .batch_causes import copied_away, is_assignable
@@ -57,6 +57,8 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
         if each.held is Ownership.CLASS
     }
     untrained = {each.name for each in case.belonging.unregistered if each.untrained}
+    given = {each.name for each in case.belonging.unregistered if keeps_argument(each.line)}
+    givers = dict[str, str]()  # by the name of a tensor that its module was given
     lines: dict[str, list[str]] = {}
     worst: dict[str, str] = {}
     names: dict[str, list[str]] = {}  # tensors that are kept in the same list of modules
@@ -70,6 +72,8 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
                 names[group].append(operand.name)
             if what not in lines.setdefault(group, []):
                 lines[group].append(what)
+            if operand.name in given and operand.source:
+                givers[operand.name] = operand.source
             severity = WRONG if operand.name in untrained else severity
             worst[group] = min(worst.get(group, severity), severity, key=_rank)
     for group, told in lines.items():
@@ -80,6 +84,7 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
             told.insert(0, "no optimizer has it: it is never trained")
         made = {name: case.made_at(name) for name in names[group]}
         told += [f"{each} is on cpu" for name, each in made.items() if each != name]
+        told += [f"{name} was given by {givers[name]}" for name in names[group] if name in givers]
         case.explain(names[group])
         entry = entries.get(names[group][0])
         those = sorted(names[group])
@@ -189,7 +194,7 @@ def tensors_made(case: Evidence) -> Iterator[Verdict]:
                 "optimizer is made; .to of it gives a copy that none trains",
                 True,
             )
-        if CALLED in source:  # the tensor is made in a library
+        if CALLED in source and op != "torch.clone":  # the tensor is made in a library
             what = bring if operand.variable else "move what it makes: .to(x.device)"
             fix, known = f"give that call what is on {case.device}; or {what}", True
         choice = choice_of_argument(source, operand.device, case.device)

@@ -58,7 +58,9 @@ class Source(Settings):
                 continue  # another name of a known variable
             if device_named_by(value) not in ("", kind_of(is_on)):
                 continue  # this assignment is in another branch
-            told = [*dict.fromkeys(self._sources(value)), *self._settings(value, kind_of(is_on))]
+            told = list(
+                dict.fromkeys([*self._sources(value), *self._settings(value, kind_of(is_on))])
+            )
             title = f"{name} is {values[name]}: {name} = {self.code(value)} at {self.at(value)}"
             found = Choice(title, self._fix(value, told), tuple(line for line, _ in told))
             around = self._condition(value)
@@ -116,7 +118,7 @@ class Source(Settings):
         if passed is not None:
             line = f"`if {self.code(passed.test)}` at {self.at(passed)} does not hold"
             return self._of_test(title, line, passed.test, wanted=True)
-        told = [*dict.fromkeys(self._sources(value)), *self._settings(value, kind)]
+        told = list(dict.fromkeys([*self._sources(value), *self._settings(value, kind)]))
         return Choice(title, self._fix(value, told), tuple(line for line, _ in told))
 
     def _of_branch(self, title: str, value: ast.expr, around: ast.If) -> Choice:

@@ -9,6 +9,7 @@ import ast
 import linecache
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from ....manifest.device import kind_of
@@ -72,7 +73,28 @@ class Settings:
             for name, value in found:
                 if name == key and value is not None and device_named_by(value) == kind:
                     told = f"{name} is {self.code(value)} at {self.at(value)}"
+                    merged = self._merged(each, key) if isinstance(each, ast.Dict) else None
+                    if merged is not None:
+                        return f"{told}, and {merged[0]}", merged[1]
                     return told, f'write "{self._wanted}" there'
+        return None
+
+    def _merged(self, settings: ast.Dict, key: str) -> tuple[str, str] | None:
+        """Where a dict of settings replaces another one's value of a key, and the fix; or None."""
+        names = {ast.unparse(target) for target, value in self._assignments() if value is settings}
+        others = (each for each in self._nodes if isinstance(each, ast.Dict))
+        if not any(
+            key in map(string_of, filter(None, d.keys)) for d in others if d is not settings
+        ):
+            return None
+        for each in self._nodes:
+            merged = _merged_in_order(each)
+            for first, last in pairwise(merged):
+                if ast.unparse(last) in names:
+                    first_code, last_code = self.code(first), self.code(last)
+                    told = f"{last_code} replaces what {first_code} says in `{self.code(each)}`"
+                    fix = f"merge {first_code} after {last_code}: the last value counts"
+                    return f"{told} at {self.at(each)}", f"at {self.at(each)}, {fix}"
         return None
 
     def _line_in_text(self, node: ast.expr, key: str, kind: str) -> str:
@@ -90,6 +112,8 @@ class Settings:
             key = string_of(each.slice) if isinstance(each, ast.Subscript) else ""
             if isinstance(each, ast.Call) and ast.unparse(each.func).endswith(".get") and each.args:
                 key = string_of(each.args[0])
+            if isinstance(each, ast.Attribute):
+                key = each.attr
             setting = self._setting(key, kind) if key else None
             if setting is not None:
                 found.append(setting)
@@ -117,6 +141,18 @@ class Settings:
                 if n < len(each.args) and device_named_by(each.args[n]) == kind:
                     return each
         return None
+
+
+def _merged_in_order(node: ast.AST) -> list[ast.expr]:
+    """The dicts that an expression merges: `{**a, **b}`, `a | b` or `a.update(b)`; or none."""
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return [value for key, value in pairs if key is None]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return [node.left, node.right]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        return [node.func.value, node.args[0]] if node.func.attr == "update" else []
+    return []
 
 
 def device_named_by(value: ast.expr) -> str:

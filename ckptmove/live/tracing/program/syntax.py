@@ -128,6 +128,14 @@ def line_of_argument(line: str) -> str:
     return line_in(file, max(lines)) if lines else ""
 
 
+def names_given(line: str) -> list[str]:
+    """The variables that the calls at a line are given, each once."""
+    file, number = file_of(line)
+    calls = calls_at(file, number) if file else []
+    given = [value for each in calls for value in (*each.args, *(k.value for k in each.keywords))]
+    return list(dict.fromkeys(each.id for each in given if isinstance(each, ast.Name)))
+
+
 def line_that_sets(line: str, name: str) -> str:
     """The line that set the variable that a line uses; "" for an argument, or if there is none.
 
@@ -186,6 +194,19 @@ def line_of_attribute(kind: type, attribute: str) -> str:
         if lines:
             return line_in(own.co_filename, min(lines))
     return ""
+
+
+def keeps_argument(line: str) -> bool:
+    """Whether a line only keeps an argument of its function: `self.prop = prop`."""
+    file, number = file_of(line)
+    function = function_around(file, number)
+    return function is not None and any(
+        isinstance(each, ast.Assign)
+        and each.lineno == number
+        and isinstance(each.value, ast.Name)
+        and each.value.id in _parameters(function)
+        for each in ast.walk(function)
+    )
 
 
 def line_of_data(kind: type, name: str) -> str:

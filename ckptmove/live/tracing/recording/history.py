@@ -217,6 +217,10 @@ class History:
         found = self._devices.get(id(device))
         return "" if found is None or found[0] is not device else found[1]
 
+    def devices_named(self, name: str) -> list[str]:
+        """The lines that made a `torch.device` of this name."""
+        return [line for device, line in self._devices.values() if str(device) == name and line]
+
     def told_of(self, made: object) -> str:
         """The code that made a module or an optimizer, with its lines; "" if it is not known."""
         found = self._made.get(made)
@@ -301,6 +305,10 @@ class History:
             if key_of(now) != key_of(tensor):
                 found[name] = f"{names[module]}.{parameter}".lstrip(".")
         return found
+
+    def holds_parameter(self, tensor: torch.Tensor) -> bool:
+        """Whether the memory of a tensor was that of a parameter when a module registered it."""
+        return self._storages.about(tensor) is not None
 
     def state_loaded(self, optimizer: torch.optim.Optimizer) -> Loaded | None:
         """The call that loaded an optimizer's state, with the device at that time; or None."""

@@ -102,8 +102,8 @@ class Recorder(TorchDispatchMode):
         self.updates = Updates(self.line_of_node)  #: changes of trained tensors
         self._sampling = Sampling(every, self)
         self.callers = Callers(self.history)  #: of models on another device
-        known = self.names, self.callers, self._tally, self.home, call
-        self.models = ModelCalls(*known, self._note)  #: the calls of models
+        known = self.names, self.callers, self._tally, self.home, call, self._note
+        self.models = ModelCalls(*known)  #: the calls of models
         self.pending = PendingCopies()  #: copies that the host does not wait for
         self.trips = RoundTrips(self.names)  #: tensors copied to the host and back
         self._stepping = False
@@ -303,8 +303,7 @@ class Recorder(TorchDispatchMode):
                 self.stale.use(taken, self._repeats, place.site.source)
             self._tally.use(place, self._called_home, bytes_of(made))
         else:
-            if kind.name == "copy_" and True in args[2:]:
-                kwargs = {"non_blocking": True}
+            kwargs = {"non_blocking": True} if kind.name == "copy_" and args[2:] else kwargs
             self._record(place, kind.name, taken, seen or list(map(Facts.of, taken)), made, kwargs)
         return out
 
@@ -355,6 +354,8 @@ class Recorder(TorchDispatchMode):
             return
         if away and others:
             self.names.derived([out[n] for n in away], taken[others[0]], site)
+            if name == "clone" and self.history.holds_parameter(taken[0]):
+                self.names.cloned(out[0], own_lines(frame_outside(__file__)))
         home = any(each.is_big and each.device == self.home for each in (*seen, *made))
         if away or (others and not home and name not in SYNCS):
             where = made[away[0]].device if away else seen[others[0]].device

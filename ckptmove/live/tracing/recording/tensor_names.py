@@ -80,6 +80,7 @@ class Names:
         self._sources = Remembered()  # the key of the tensor that another was computed from
         self._parents = Remembered()  # the same, also inside a model
         self._origins = Remembered()  # the site that computed a tensor
+        self._clones = Remembered()  # the lines that cloned a parameter
         self._outputs = Remembered()  # the model on another device that returned a tensor
 
     @property
@@ -204,6 +205,11 @@ class Names:
             if found.held in _LOOSE and not site.phase:  # else a model's output would be its input
                 self._sources.note(each, key_of(source))
 
+    def cloned(self, tensor: torch.Tensor, lines: str) -> None:
+        """Remember a clone of a parameter, such as an average of it, and the lines that made it."""
+        if lines:
+            self._clones.note(tensor, lines)
+
     def origin(self, tensor: torch.Tensor) -> str:
         """The code that made a tensor, if it was recorded: `torch.ones at train.py:3`; else ""."""
         for key in reversed(self._chain(tensor)):
@@ -307,6 +313,9 @@ class Names:
         self, tensor: torch.Tensor, frame: FrameType | None, name: str, other: str, code: str
     ) -> tuple[str, str, str]:
         """How a tensor without a name is held, its name, and the variable that keeps it."""
+        lines: str | None = self._clones.about(tensor)
+        if lines is not None:
+            return "made", f"what torch.clone makes at {lines}", other or code
         holder, kept = (other, tensor)
         if frame is not None and not other:
             holder, kept = kept_in(frame, self._chain(tensor)) or ("", tensor)

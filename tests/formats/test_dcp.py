@@ -414,14 +414,20 @@ def test_very_many_items_with_short_names(tmp_path: Path) -> None:
     assert len(ckptmove.inspect(folder).tensors) == 16_001
 
 
-def test_what_may_be_of_two_saves_is_told(folder: Path) -> None:
+def test_what_may_be_of_two_saves_is_told(folder: Path, tmp_path: Path) -> None:
     file = next(folder.glob("*.distcp"))
     with file.open("ab") as opened:
         opened.write(b"of a longer save")
     assert any(f"16 bytes of {file.name} are in no" in e for e in ckptmove.inspect(folder).warnings)
     os.truncate(file, file.stat().st_size - 16)
     assert not ckptmove.inspect(folder).warnings
-    os.utime(folder / ".metadata", (1, 1))
+    newest = max(each.stat().st_mtime for each in folder.glob("*.distcp"))
+    os.utime(folder / ".metadata", (newest - 3600, newest - 3600))
+    for verb in (ckptmove.inspect, lambda path: ckptmove.convert(path, tmp_path / "out.pt")):
+        with pytest.raises(CorruptError, match=r"^\.metadata is older than __0_.* by more than"):
+            verb(folder)
+    assert not (tmp_path / "out.pt").exists()
+    os.utime(folder / ".metadata", (newest - 61, newest - 61))
     (warning,) = ckptmove.inspect(folder).warnings
     assert warning.startswith(".metadata is older than __0_")
     with file.open("ab") as opened:

@@ -4,8 +4,10 @@ Nothing ties `.metadata` to the files of items: a later save into the same folde
 these, under the same names, rank by rank. Three facts can show it: optimizer steps that are the
 same within each file but differ between files; bytes after the last item, which torch never leaves;
 and modification times, since `.metadata` is written last, and the files of ranks at about the same
-time. Copying may change times, so they are no proof alone, but they are together with one of the
-others.
+time. Copying may change times: `.metadata`, the smallest file, is often copied first. So their
+difference is proof only together with one of the others, or if it is longer than copying takes. If
+the files of two ranks have equal places and shapes of items and were swapped, nothing shows it: no
+item has the name of its tensor or of its rank.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ COMMON, _CONFIGURATION = "common.pt", "metadata.json"
 _BACKENDS = {"sharded_backend": "torch_dist", "common_backend": "torch"}
 _LARGEST_CONFIGURATION = 1 << 16
 _FAR = 60  # seconds between the files of one save, or of one copy
+#: What copying takes at most: seconds, and bytes per second.
+_LONGEST_START, _SLOWEST_COPY = 600, 10_000_000
 _STEP = "step"
 _MOST_STEPS = 4  # steps that are read from each file
 _NUMBERS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
@@ -62,6 +66,12 @@ def check_saves(
             f"{spare[older]:,} of its bytes belong to no item",
             hint="use another checkpoint: a later save into it did not finish",
         )
+    if older and _took(times, sizes) > _LONGEST_START + sum(sizes.values()) / _SLOWEST_COPY:
+        raise CorruptError(
+            f".metadata is older than {older} by more than copying takes: a later save into it did "
+            "not finish",
+            hint="if only a copy that was interrupted changed its time, touch .metadata",
+        )
     if older:
         yield (
             f".metadata is older than {older}: unless copying changed their times, a later save "
@@ -89,6 +99,11 @@ def _older(times: Mapping[str, float]) -> str:
     items = [name for name in times if name != METADATA]
     newest = max(items, key=times.__getitem__, default="")
     return newest if written and newest and times[newest] > written + _FAR else ""
+
+
+def _took(times: Mapping[str, float], sizes: Mapping[str, int]) -> float:
+    """The seconds from `.metadata` to the newest file."""
+    return max(times[name] for name in sizes if name in times) - times[METADATA]
 
 
 def _are_far(times: Iterator[float]) -> bool:

@@ -16,7 +16,7 @@ from ..sources import place_of
 from ..sources.place import folders_above
 from ..system.files import shares_blocks
 from ..writing.final_name import NO_ROOM, failure_of
-from .discovery import dedupe_hard_links, discover, is_item
+from .discovery import Discovery, dedupe_hard_links, discover, is_item
 from .fingerprints import is_done, is_ours, key_of, request_of
 from .options import ReferenceTree, resolve_options
 from .outputs import clashes, named_in, output_namer
@@ -59,9 +59,8 @@ def plan_batch(
     if copy_rest and (dst is None or verb in ("inspect", "validate")):
         raise UsageError("--copy-rest needs a destination")
     tree_at(source).remember()
-    if not place_of(source).is_folder():
-        if not place_of(source).exists():
-            raise InputError("there is no such directory", path=source)
+    is_gone = not place_of(source).is_folder()
+    if is_gone and place_of(source).exists():
         hint = f"ckptmove {verb} takes a single checkpoint"
         raise InputError("is not a directory", path=source, hint=hint)
     if dst is not None:
@@ -73,15 +72,28 @@ def plan_batch(
     if dst is not None:
         tree_at(os.fspath(dst)).remember()
     ledger = None if root is None else tree_at(root).open_ledger()
-    found = discover(
-        source,
-        wanted,
-        whole=not moves,
-        finished=_finished(verb, options, request, ledger),
+    named = output_namer(verb, root, options, keep_suffix=keep_suffix)
+    removed = [] if ledger is None or root is None else _removed(ledger, wanted, root, named)
+    if is_gone and not removed:
+        raise InputError("there is no such directory", path=source)
+    found = (
+        Discovery()
+        if is_gone
+        else discover(
+            source,
+            wanted,
+            whole=not moves,
+            finished=_finished(verb, options, request, ledger),
+        )
     )
     if "against" in options:
         found.items += _missing(source, str(options["against"]), wanted)
-    if not (found.items or found.unopened or allow_empty or (copy_rest and found.others)):
+    is_empty = not (found.items or found.unopened or (copy_rest and found.others))
+    if is_empty and removed:
+        _check_unchanged(removed)
+        many = plural(len(removed), "source")
+        found.notes.append(f"nothing is left to do: earlier runs removed {many}")
+    elif is_empty and not allow_empty:
         more = f"; {plural(len(found.others), 'other file')} left out" if found.others else ""
         raise RefusedError(
             f"no checkpoint was found{more}", path=source, hint="--allow-empty accepts that"
@@ -97,7 +109,6 @@ def plan_batch(
         or (verb in ("relocate", "convert") and not in_place and each.name in found.companions)
     ]
     left = len(found.others) - len(copied)
-    named = output_namer(verb, root, options, keep_suffix=keep_suffix)
     items = [item._replace(output=named(item)) for item in found.items]
     items += [item._replace(output=place_of(root or "").child(item.name).path) for item in copied]
     clash = dict[str, str]()
@@ -144,7 +155,7 @@ def plan_batch(
     return BatchPlan(
         *(verb, source, root, tuple(tasks), tuple(done), tuple(kept)),
         *(left, nbytes, free, tuple(found.notes)),
-        allows_empty=allow_empty,
+        allows_empty=allow_empty or (is_empty and bool(removed)),
     )
 
 
@@ -184,6 +195,28 @@ def _earlier_outputs(
         path = place_of(root).child(name).path if entry.kind == "other" else named(item)
         found.append((entry, path))
     return found
+
+
+def _removed(
+    ledger: Ledger, wanted: ItemFilter, root: str, named: Callable[[Item], str]
+) -> list[tuple[Entry, str]]:
+    """Return wanted items whose sources earlier runs removed, with the paths of their outputs."""
+    return [
+        (entry, path)
+        for entry, path in _earlier_outputs(ledger, wanted, root, named, ())
+        if entry.removed and wanted.includes(entry.name) and not wanted.excludes(entry.name)
+    ]
+
+
+def _check_unchanged(outputs: Iterable[tuple[Entry, str]]) -> None:
+    """Raises RefusedError if outputs, whose sources were removed, are not as they were written."""
+    changed = [made for made in outputs if not _is_as_written(made)]
+    if changed:
+        more = f"; so are {len(changed) - 1:,} more" if len(changed) > 1 else ""
+        raise RefusedError(
+            f"is not as an earlier run wrote it, which then removed its source{more}",
+            path=changed[0][1],
+        )
 
 
 def _is_as_written(made: tuple[Entry, str]) -> bool:

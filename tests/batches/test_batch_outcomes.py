@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ import ckptmove
 from ckptmove.batches.executors.time_limit import TimedOut, time_limit
 from ckptmove.batches.options import VerbName
 from ckptmove.batches.trees import LEDGER
-from ckptmove.errors import RefusedError, UsageError
+from ckptmove.errors import UsageError
 from tests.conftest import RunCli
 from tests.making.checkpoints import save
 from tests.making.trees import every_kind, many, model_folder, outcomes, small_tree
@@ -266,8 +267,26 @@ def test_a_run_that_was_killed_before_it_removed_a_source_does_it_when_it_is_res
         assert not [path for path in tree.rglob("*") if path.is_file()]
     with pytest.raises(UsageError, match="--select"):
         ckptmove.batch("convert", tree, out, delete_source=True, select="model")
-    with pytest.raises(RefusedError, match="no checkpoint"):
-        ckptmove.batch("convert", tree, out, delete_source=True)
+
+
+def test_a_rerun_after_all_sources_were_removed_is_a_success(
+    tmp_path: Path, run_cli: RunCli
+) -> None:
+    tree, out = many(tmp_path / "tree", 2, 10), tmp_path / "out"
+    convert = ("batch", "convert", "tree", "out")
+    run_cli(*convert, "--delete-source", exit=0)
+    for again in ((), ("--delete-source",), ("--dry-run",)):
+        done = run_cli(*convert, *again, exit=0)
+        assert "nothing is left to do: earlier runs removed 2 sources" in done.stdout + done.stderr
+    run_cli(*convert, "--include=other.pt", exit=4)
+    shutil.rmtree(tree)
+    run_cli(*convert, exit=0)
+    changed = out / "run-1" / "step-001.safetensors"
+    with changed.open("ab") as file:
+        file.write(b"x")
+    said = run_cli(*convert, exit=4).stderr
+    assert "step-001.safetensors: is not as an earlier run wrote it, which then removed its" in said
+    run_cli("batch", "convert", "tree", "elsewhere", exit=3)
 
 
 @pytest.mark.slow

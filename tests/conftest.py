@@ -103,10 +103,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("slow")
 
 
+_frozen = 0  # modules
+
+
 def pytest_collection_finish() -> None:
     """Have no collection of garbage look at the tests and what they import again and again."""
+    global _frozen
     gc.collect()
     gc.freeze()
+    _frozen = len(sys.modules)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Nor at a library that a test has imported."""
+    if len(sys.modules) > _frozen + 50:
+        pytest_collection_finish()
 
 
 def spread(total: int, count: int) -> set[int]:

@@ -276,6 +276,7 @@ def test_weights_in_another_form_are_compared_before_they_are_left_out(
     convert(wrong, f"{tmp_path}/again-{dst}", dry_run=True)
 
 
+@pytest.mark.slow
 def test_weights_in_another_form_may_be_kept(tmp_path: Path, run_cli: RunCli) -> None:
     two_forms(tmp_path / "in", same=False)
     done = run_cli("convert", "in", "out/", exit=4)
@@ -332,7 +333,7 @@ def went_on(
     ("name", "through"),
     in_turn([(each,) for each in GOES_ON], [("file",), ("nothing",), ("safetensors",)], 2),
 )
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 def test_the_library_goes_on_from_the_result_as_if_nothing_had_happened(
     name: str,
     through: str,

@@ -93,6 +93,7 @@ def test_what_was_taken_to_the_cpu_comes_back(
     assert contents(tmp_path / "back") == contents(source)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", GOES_ON)
 def test_the_library_goes_on_from_it_as_if_it_had_been_there(
     name: str, training_folder: TrainingFolder, tmp_path: Path

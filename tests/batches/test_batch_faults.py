@@ -355,6 +355,7 @@ def test_a_folder_that_can_not_be_made_fails_what_goes_there(tree: Path, tmp_pat
     assert (out / "run-1").read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_a_folder_that_can_not_be_written_fails_what_goes_there(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run("convert", tree, out)

@@ -168,7 +168,7 @@ def test_a_manifest_keeps_what_was_done_before(by: str, tmp_path: Path, run_cli:
     assert "cut" not in (tmp_path / "SUMS").read_text()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["relocate", "convert"])
 def test_sources_in_a_store_have_digests_of_what_was_read_of_them(
     verb: VerbName, tmp_path: Path, store: Store

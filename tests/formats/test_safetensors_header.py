@@ -348,7 +348,7 @@ def test_a_broken_frame_is_refused_as_by_the_library(content: bytes, tmp_path: P
         read(content)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("nbytes", "read"), [(100_000_000, True), (100_000_001, False)])
 def test_a_header_has_a_longest(nbytes: int, read: bool, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"

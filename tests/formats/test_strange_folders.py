@@ -72,6 +72,7 @@ def test_a_file_of_one_rank_is_not_taken_for_the_whole(tree: Path) -> None:
         ckptmove.inspect(file)
 
 
+@pytest.mark.slow
 def test_parts_in_folders_of_their_own_are_named_and_not_converted(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     names = ("iter/mp_rank_00/model.pt", "iter/mp_rank_01/model.pt", "one/mp_rank_00/model.pt")

@@ -197,6 +197,7 @@ def test_there_and_back(name: str, to: str, tmp_path: Path) -> None:
         assert torch.equal(program.module()(x), original(name)[key].module()(x))
 
 
+@pytest.mark.slow
 def test_it_is_what_moving_the_program_gives(tmp_path: Path) -> None:
     path, there, torchs = (tmp_path / f"{n}.pt2" for n in ("in", "there", "torchs"))
     torch.export.save(everything(), path)

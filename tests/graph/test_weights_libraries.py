@@ -91,7 +91,7 @@ def fitted(folder: Path, callback: str, **options: Any) -> Path:
     return folder / "last.ckpt"
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("callback", ["WeightAveraging", "EMAWeightAveraging"])
 def test_lightning_averages(callback: str, tmp_path: Path) -> None:
     path = fitted(tmp_path, callback)

@@ -80,6 +80,7 @@ def test_python_blocks_run(folder: Path) -> None:
         assert ("LanguageModel on " if "import torch" in text else "mixed: cuda:1") in printed
 
 
+@pytest.mark.slow
 def test_shell_blocks_name_what_exists(folder: Path) -> None:
     for kind, text in BLOCKS:
         if kind != "sh":

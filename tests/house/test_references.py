@@ -76,6 +76,7 @@ def is_there(dotted: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_modules_that_text_names_are_there() -> None:
     """In strings, comments and documents, where renaming a module breaks nothing at once."""
     said = {

@@ -95,6 +95,7 @@ def test_dictionaries_of_tensordict() -> None:
         assert each.device is None
 
 
+@pytest.mark.slow
 @apart
 def test_plain_batches_are_told_from_those_that_share() -> None:
     x = torch.arange(6.0)

@@ -251,6 +251,7 @@ def test_what_holds_its_tensors_itself() -> None:
             assert "map_location" in (caught.value.hint or "")
 
 
+@pytest.mark.slow
 @apart
 def test_an_exported_program() -> None:
     model = torch.export.export(nn.Sequential(nn.Linear(2, 2)), (torch.ones(1, 2),)).module()

@@ -219,6 +219,7 @@ def test_the_cpp_unpickler_refuses_what_it_does_not_know(tmp_path: Path) -> None
     assert not cpp_unpickler_accepts(save(tmp_path / "c.pt", {1, 2}, "cpu"))
 
 
+@pytest.mark.slow
 def test_no_library_is_imported_by_a_stub(tmp_path: Path) -> None:
     """Names in the pickle are not imported, even if they could be."""
     path = save(tmp_path / "made.pt", MAKERS["python_objects"]())

@@ -105,6 +105,7 @@ def test_a_storage_that_is_named_again_adds_nothing() -> None:
     assert budget.room < 0.95 * floor
 
 
+@pytest.mark.slow
 def test_only_storages_that_a_zip_can_hold_add_to_the_budget(tmp_path: Path) -> None:
     head = b"\x80\2(X\7\0\0\0storageq\0ctorch\nFloatStorage\nq\1X\3\0\0\0cpuq\2"
     names = b"".join(b"(h\0h\1X\6\0\0\0%06dh\2K\1tQ" % n + b"]" * 15 for n in range(40_000))

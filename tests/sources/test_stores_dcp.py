@@ -50,6 +50,7 @@ def test_nothing_is_fetched_twice(
     assert store.front.nbytes() < 1.2 * nbytes, store.front.nbytes() / nbytes
 
 
+@pytest.mark.slow
 def test_written_to_a_store(state: dict[str, torch.Tensor], store: Store, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "in.pt")
     ckptmove.convert(tmp_path / "in.pt", tmp_path / "out", format="dcp", ranks=3)

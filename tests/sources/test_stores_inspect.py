@@ -125,6 +125,7 @@ def test_only_what_is_told_is_fetched(kind: str, store: Store, tmp_path: Path) -
     assert "fetched" not in here.to_json()
 
 
+@pytest.mark.slow
 def test_a_giant_is_read_in_a_few_requests(web: Files, tmp_path: Path, run_cli: RunCli) -> None:
     sparse_zip64(tmp_path / "giant.pt", 100)
     url = web.put("giant.pt")

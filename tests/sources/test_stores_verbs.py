@@ -116,6 +116,7 @@ def test_diff_takes_urls(store: Store, tmp_path: Path, run_cli: RunCli) -> None:
     assert f"differs from {url}" in done.stderr
 
 
+@pytest.mark.slow
 def test_only_what_is_selected_is_fetched(store: Store, tmp_path: Path, temporary: Path) -> None:
     state = {f"t{n}": torch.full((500_000,), float(n)) for n in range(20)}
     torch.save(state, tmp_path / "run.pt")

@@ -272,6 +272,7 @@ def test_the_files_of_a_hugging_face_trainer(tmp_path: Path) -> None:
     assert arguments.unknown_callables == ()
 
 
+@pytest.mark.slow
 def test_a_pytorch_model_bin_is_a_model(tmp_path: Path) -> None:
     transformers: Any = pytest.importorskip("transformers")
     config = transformers.GPT2Config(

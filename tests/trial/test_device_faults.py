@@ -49,7 +49,7 @@ def check(found: list[Judged]) -> None:
         assert "privateuse" not in str(shown).lower(), each.name
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "kind", [pytest.param(each, marks=() if each in SOME else pytest.mark.slow) for each in SETS]
 )

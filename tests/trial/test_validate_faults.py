@@ -293,6 +293,7 @@ def test_imaginary_parts_count_between_two_steps() -> None:
     assert not compared(one, other).close
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 def test_a_library_that_would_end_the_process_is_not_asked(tmp_path: Path) -> None:
     """That of safetensors does so where it can't get the memory for a header."""

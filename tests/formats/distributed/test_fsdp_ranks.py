@@ -67,7 +67,7 @@ def save_verl(folder: Path, sizes: tuple[int, ...]) -> Path:
     return save_ranks(folder, world, extra, "extra_state")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2,), (3,), (2, 2)])
 def test_verl(sizes: tuple[int, ...], tmp_path: Path, run_cli: RunCli) -> None:
     folder = save_verl(tmp_path / "tree" / "actor", sizes)

@@ -16,6 +16,8 @@ from ..errors import InputError, StrPath, UsageError
 from ..manifest.device import parse
 from ..placement.rules import rules_of
 from ..sources import place_of
+from ..sources.filesystem import stamp_of
+from ..sources.known_objects import known_about
 from .outputs import bare_name
 
 VerbName = Literal["inspect", "relocate", "convert", "validate"]
@@ -118,6 +120,12 @@ class ReferenceTree:
     def __init__(self, root: str) -> None:
         self._root = root
         self._alike: dict[str, dict[str, list[str]]] = {}
+
+    @staticmethod
+    def stamp_of(path: str) -> str:
+        """Return the stamp of an object of the tree, as far as it was listed; empty otherwise."""
+        about = known_about(path)
+        return "" if about is None or about.get("type") == "directory" else stamp_of(about)
 
     def of(self, name: str) -> str:
         """Return the checkpoint of the same name there, or the only one with another suffix.

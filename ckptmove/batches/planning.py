@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -87,6 +88,7 @@ def plan_batch(
         )
     )
     if "against" in options:
+        tree_at(str(options["against"])).remember()
         found.items += _missing(source, str(options["against"]), wanted)
     is_empty = not (found.items or found.unopened or (copy_rest and found.others))
     if is_empty and removed:
@@ -165,6 +167,9 @@ def _missing(source: str, against: str, wanted: ItemFilter) -> list[Item]:
     names |= {above for name in names for above in folders_above(name)}
     references = ReferenceTree(against)
     compared = {references.of(name) for name in names}
+    with contextlib.suppress(InputError):
+        if compared.issuperset(each.path for each in tree_at(against).files()):
+            return []
     try:
         others = discover(against, wanted, whole=True).items
     except UnsupportedError:  # it is one checkpoint; every item is compared with it
@@ -240,8 +245,12 @@ def _tasks(
 ) -> Iterator[Task]:
     against = ReferenceTree(str(options["against"])) if "against" in options else None
     for item in items:
-        own = options if against is None else {**options, "against": against.of(item.name)}
-        task = Task(item, verb, own, request, verify=verify, timeout=timeout)
+        task = Task(item, verb, options, request, verify=verify, timeout=timeout)
+        if against is not None:
+            path = against.of(item.name)
+            task = task._replace(
+                options={**options, "against": path}, reference=against.stamp_of(path)
+            )
         if ledger is not None:
             known = ledger.entry(item.name)
             task = task._replace(ledger=ledger.path, known=known, since=ledger.nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -84,6 +84,10 @@ class RemotePlace(Place):
         return size_in(about), stamp_of(about)
 
     def entries(self) -> list[FolderEntry]:
+        known = known_objects()
+        below = None if known is None else known.below(self.path)
+        if below:
+            return sorted(self._entries_of(below))
         store = self.store
         listed: list[Mapping[str, Any]] = with_retries(
             lambda: list(store.fs.ls(store.path, detail=True)), self.path
@@ -99,6 +103,14 @@ class RemotePlace(Place):
             kind = EntryKind.FOLDER if folder else EntryKind.FILE
             found.append(FolderEntry(name, self.child(name).path, kind, size_in(each)))
         return sorted(found)
+
+    def _entries_of(self, below: Mapping[str, Mapping[str, Any]]) -> Iterator[FolderEntry]:
+        """What is directly in it, of all objects below."""
+        for name in dict.fromkeys(each.partition("/")[0] for each in below):
+            if name and name in below:
+                yield FolderEntry(name, self.child(name).path, EntryKind.FILE, size_in(below[name]))
+            elif name:
+                yield FolderEntry(name, self.child(name).path, EntryKind.FOLDER)
 
     def files_below(
         self, ignored: Callable[[str], bool] = lambda _: False, most: int | None = None

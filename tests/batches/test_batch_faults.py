@@ -461,6 +461,17 @@ def test_what_is_there_takes_no_room(tmp_path: Path) -> None:
         assert left_over(disk) == []
 
 
+def test_a_page_on_a_full_disk_is_no_refusal_once_the_work_is_done(
+    tmp_path: Path, run_cli: RunCli
+) -> None:
+    many(tmp_path / "tree", 2, 10)
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=16k", "none") as disk:
+        said = run_cli("batch", "convert", "tree", "out", "--html", disk / "x.html", exit=5)
+        assert "x.html: the page can't be written: not enough free space" in said.stderr
+        assert not list(disk.iterdir())
+    assert len(list((tmp_path / "out").rglob("*.safetensors"))) == 2
+
+
 # Reports of validations
 
 

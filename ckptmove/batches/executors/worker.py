@@ -144,6 +144,8 @@ def _asking_once(task: Task, do: Callable[[], Result]) -> Result:
         with remembering() as known:
             known.whole_nbytes = _WHOLE
             _remember(known, task.item, ahead=not task.existing)
+            if task.reference:
+                known.put_stamp(str(task.options["against"]), task.reference)
             return do()
     except CorruptError as error:
         if str(error) != CHANGED or not task.item.stamp:

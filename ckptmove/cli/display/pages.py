@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...display.page import START
-from ...errors import InputError, RefusedError
+from ...errors import InputError, RefusedError, WriteError
 from ...plans.plan import Plan, Write
 from ...sources import open_source
 from ...writing import destination_of
@@ -19,12 +19,15 @@ def check_page(path: str) -> None:
 
 
 def write_page(path: str, text: str) -> None:
-    """Write a page, verify it, and give it its name. Raises RefusedError as `check_page`."""
+    """Write a page, verify it, and give it its name. Raises WriteError: what it shows is done."""
     data = text.encode("utf-8", "replace")
     plan = Plan("relay", len(data), (), (Write(0, data),))
-    with destination_of(path).new_file([], force=_is_page(path)) as made:
-        made.write(plan)
-        made.commit()
+    try:
+        with destination_of(path).new_file([], force=_is_page(path)) as made:
+            made.write(plan)
+            made.commit()
+    except RefusedError as error:
+        raise WriteError(f"the page can't be written: {error}", path=path) from error
 
 
 def _is_page(path: str) -> bool:

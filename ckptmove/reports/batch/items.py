@@ -90,6 +90,7 @@ class Task(NamedTuple):
     timeout: float | None = None  #: the most seconds that it may take
     patient: bool = False  #: whether to wait for another run that is doing the same item
     contents: bool = False  #: whether to return its contents too
+    reference: str = ""  #: the stamp of the object in a store that it is compared with
 
     @property
     def in_place(self) -> bool:

@@ -54,10 +54,10 @@ _WITH_COMMANDS = (
 )
 #: What else is there before a command begins that asks torch.
 _WITH_RUNS = _own(lambda room: room in _OF_TORCH)
-#: What else is there before a test begins that runs in a process of its own.
+#: What else is there before a test begins that runs on a second device.
 _WITH_TESTS = (
     *("hypothesis.strategies", "_hypothesis_pytestplugin", "anyio.pytest_plugin", "numpy.random"),
-    *("ckptmove.api.in_memory", "ckptmove.live", "ckptmove.trial.simulation.device"),
+    *("ckptmove.api.in_memory", "ckptmove.live", "tests.devices.installed"),
 )
 _ASK_TORCH = {"validate", "doctor"}
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
@@ -115,7 +115,7 @@ class WarmCommand(WarmPopen):
 
 
 class WarmTest(WarmPopen):
-    """The same for one test, with pytest's plugins and what moves models imported."""
+    """The same for one test on a second device, which is there, as are pytest's plugins."""
 
     preloaded = (*_WITH_TORCH, *_WITH_TESTS)
 

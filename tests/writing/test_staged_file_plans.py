@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -138,6 +139,43 @@ def test_a_small_copy_that_does_not_arrive_is_noticed(
     monkeypatch.setattr(os, "pwrite", losing)
     with pytest.raises(WriteError):
         written(tmp_path, [content(3, 100_000)], plan)
+    assert not (tmp_path / "out").exists()
+
+
+def lost_gap(plan: Plan) -> int:
+    """An offset between two records, that no checksum spans."""
+    sums = plan.checksums
+    return next(
+        a.at + a.nbytes
+        for a, b in zip(sums[len(sums) // 2 :], sums[len(sums) // 2 + 1 :], strict=False)
+        if a.at + a.nbytes < b.at
+    )
+
+
+CLONE = records_of_a_clone(-1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "lost"),
+    [(Plan("copy", 400_000, (Copy(0, 400_000, 0),), ()), 399_999), (CLONE, lost_gap(CLONE))],
+    ids=["without checksums", "between records"],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="the call is Linux's")
+def test_a_byte_that_the_kernel_does_not_copy_is_noticed(
+    plan: Plan, lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sys.platform == "linux"  # for mypy
+    copy = os.copy_file_range
+
+    def losing(source: int, fd: int, nbytes: int, start: int, at: int) -> int:
+        moved = copy(source, fd, nbytes, start, at)
+        if at <= lost < at + moved:
+            os.pwrite(fd, bytes([os.pread(source, 1, start + lost - at)[0] ^ 1]), lost)
+        return moved
+
+    monkeypatch.setattr(os, "copy_file_range", losing)
+    with pytest.raises(WriteError, match="did not arrive"):
+        written(tmp_path, [content(3, 400_000)], plan)
     assert not (tmp_path / "out").exists()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
 from math import isfinite
@@ -16,7 +16,7 @@ from ..errors import RefusedError, StrPath, UnsupportedError, UsageError
 from ..formats.checkpoint import Checkpoint
 from ..formats.folders.model_folder import checkpoints_beside
 from ..formats.writing import FOLDER
-from ..graph.compare.difference import Held, can_cast, shared, unlike
+from ..graph.compare.difference import Extent, Held, SharedBytes, can_cast, unlike
 from ..graph.compare.other_content import Beside, compare_beside, compare_records, is_code
 from ..graph.compare.pairing import Pairs, pair
 from ..graph.draft import CheckpointGraph
@@ -111,27 +111,35 @@ def diff(
     notes = [
         f"{os.fspath(path)}: {note}" for path in (a, b) for note in recover_if_interrupted(path)
     ]
-    with (
-        formats.open_checkpoint(a, follow_links=follow_links) as first,
-        formats.open_checkpoint(b, follow_links=follow_links) as second,
-    ):
-        for path, found in ((a, first), (b, second)) if strict else ():
-            refuse_unknown_around(path, found, otherwise=_WITHOUT_STRICT, follow_links=follow_links)
+    with ExitStack() as opened:
+
+        def read(path: StrPath) -> Checkpoint:
+            found = opened.enter_context(formats.open_checkpoint(path, follow_links=follow_links))
+            if strict:
+                refuse_unknown_around(
+                    path, found, otherwise=_WITHOUT_STRICT, follow_links=follow_links
+                )
+            return found
+
+        first = read(a)
+        # only a program's graph depends on the other format; a graph takes less than what was read
+        old = None if first.container.program else first.draft(nested=True)
+        second = read(b)
         alike = first.format == second.format
-        old, new = (each.draft(nested=True, program=alike) for each in (first, second))
+        old = old or first.draft(nested=True, program=alike)
+        new = second.draft(nested=True, program=alike)
         for path, other in ((a, new), (b, old)):
             # the record of the original folder is not content
             if FOLDER in other.metadata and place_of(path).is_folder():
                 other.metadata = {k: text for k, text in other.metadata.items() if k != FOLDER}
         arrays = {(id(graph), key) for graph in (old, new) for key in tensors_for_arrays(graph)}
         chosen = _selected_names(old, new, patterns)
-        pairs = pair(old, new, chosen=chosen, ignore_devices=ignore_devices, cast=cast)
-        if patterns and not (pairs.both or pairs.old or pairs.new):
-            _check_selection(old, new, patterns, chosen or ())
         nbytes = sum(source.own_nbytes for graph in (old, new) for source in graph.sources)
         with Comparison(nbytes, atol, rtol, progress) as comparison:
             findings = _Findings(comparison, cast, ignore_devices, arrays)
-            findings.compare(pairs)
+            pairs = findings.compare(old, new, chosen)
+        if patterns and not (pairs.both or pairs.old or pairs.new):
+            _check_selection(old, new, patterns, chosen or ())
         if chosen is None:
             findings.add(compare_beside(old, new, ignore_devices=ignore_devices))
             if place_of(a).is_folder() and place_of(b).is_folder():
@@ -241,7 +249,8 @@ class _Findings:
         self.differences: list[Difference] = []
         self.cast: dict[str, int] = {}
         self.tensors = self.nbytes = self.close = self.devices_ignored = 0
-        self.counted: set[object] = set()
+        self.counted: set[Extent] = set()
+        self.shared = SharedBytes()
         self.ignored: list[Difference] = []
         self.records = 0
         self.places: dict[int, dict[tuple[str, int], str]] = {}
@@ -257,31 +266,36 @@ class _Findings:
         self.ignored += [each for each in self.differences if is_ignored(each)]
         self.differences = [each for each in self.differences if not is_ignored(each)]
 
-    def compare(self, pairs: Pairs) -> None:
-        """Compare the bytes of all tensors, and find the tensors that were only renamed."""
-        self.differences += pairs.differences
+    def compare(self, old: CheckpointGraph, new: CheckpointGraph, chosen: Set[str] | None) -> Pairs:
+        """Compare two checkpoints in one walk; then find the tensors that were only renamed."""
+        pairs = pair(
+            old,
+            new,
+            self.compare_values,
+            chosen=chosen,
+            ignore_devices=self.ignore_devices,
+            cast=self.may_cast,
+        )
+        self.differences = pairs.differences + self.differences
         self.devices_ignored += pairs.passed
-        for old, new in pairs.both:
-            self.compare_values(old, new)
         matched = list(match_renamed(pairs.old, pairs.new, self.comparison, cast=self.may_cast))
-        for old, new in matched:
-            self.add_renamed(old, new)
-        self.differences += shared([*pairs.both, *matched])
+        for mine, other in matched:
+            self.add_renamed(mine, other)
+        self.differences += self.shared.differences()
         matched_ids = {id(held) for both in matched for held in both}
         for kind, tensors in ((Kind.REMOVED, pairs.old), (Kind.ADDED, pairs.new)):
             for held in tensors:
                 if id(held) not in matched_ids:
                     self.add_single(kind, held)
+        return pairs
 
     def compare_values(self, old: Held, new: Held) -> None:
         """Compare the bytes of two tensors of the same name."""
-        self.count(old)
+        self.count(old, new)
         dtypes = old.tensor.dtype, new.tensor.dtype
-        mine, other = (
-            "numpy array" if (id(each.draft), each.tensor.storage) in self.arrays else "tensor"
-            for each in (old, new)
-        )
-        if mine != other:
+        is_array = [(id(each.draft), each.tensor.storage) in self.arrays for each in (old, new)]
+        if is_array[0] != is_array[1]:
+            mine, other = ("numpy array" if each else "tensor" for each in is_array)
             self.differences.append(Difference(Kind.TYPE, old.name, mine, other))
         if old.is_left_out != new.is_left_out:
             mine, other = ("no bytes" if each.is_left_out else "bytes" for each in (old, new))
@@ -302,7 +316,7 @@ class _Findings:
 
     def add_renamed(self, old: Held, new: Held) -> None:
         """Add two tensors with equal bytes in different places, usually with different names."""
-        self.count(old)
+        self.count(old, new)
         names = old.name, new.name
         if names[0] == names[1]:  # the state dict and the whole module use the same name
             names = self.place(old), self.place(new)
@@ -357,13 +371,14 @@ class _Findings:
         """Count a tensor that was cast."""
         self.cast[f"{old}→{new}"] = self.cast.get(f"{old}→{new}", 0) + 1
 
-    def count(self, held: Held) -> None:
+    def count(self, old: Held, new: Held) -> None:
         """Count a tensor that both have, and its bytes once."""
         self.tensors += 1
-        extent = None if held.shown is None else held.extent
-        if extent is not None and extent not in self.counted:
+        extent = old.extent
+        self.shared.add(old.where, extent, new.extent)
+        if extent is not None and old.shown is not None and extent not in self.counted:
             self.counted.add(extent)
-            self.nbytes += held.tensor.nbytes
+            self.nbytes += old.tensor.nbytes
 
 
 def _by_kind(differences: Iterable[Difference]) -> tuple[Difference, ...]:

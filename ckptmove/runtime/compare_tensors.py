@@ -11,6 +11,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from math import prod
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -88,6 +89,9 @@ class Comparison:
         Raises CorruptError if bytes are missing, UnsupportedError if torch is missing or can't
         cast, or if many views share the same bytes.
         """
+        small = _small(old.view, new.view)
+        if small is not None and self.are_small_and_same(old, new, small):
+            return _SAME
         key = (old.stored.id, old.view, new.stored.id, new.view)
         if key not in self.known:
             self.known[key] = self._compare(old, new)
@@ -123,8 +127,6 @@ class Comparison:
             self.take_room(end - start)
             flags = new.view.conj or new.view.neg
             if is_contiguous(new.view.shape, new.view.stride) and not flags:
-                if nbytes <= _SMALL and self.are_small_and_same(old, start_old, new, start, nbytes):
-                    return _SAME
                 return self.elements(plain(old, start_old), plain(new, start), nbytes, new.view)
             runs = plain(old, start_old), plain(new, start)
             if not any(True for _ in self.unequal(*runs, end - start)):
@@ -133,24 +135,22 @@ class Comparison:
         mine, other = self.run(old, dtype), self.run(new, dtype)
         return self.elements(mine, other, nbytes, new.view, nan_alike=old.view.dtype != dtype)
 
-    def are_small_and_same(
-        self, old: Shown, old_at: int, new: Shown, new_at: int, nbytes: int
-    ) -> bool:
+    def are_small_and_same(self, old: Shown, new: Shown, small: _Small) -> bool:
         """Whether a few bytes of two storages are the same; neighbors are read with them.
 
         Also False if one of them is not stored unchanged in a local file.
         """
-        parts = []
-        for nearby, shown, at in zip(self.nearby, (old, new), (old_at, new_at), strict=True):
-            stored = shown.stored
-            source = shown.draft.sources[stored.source]
-            if stored.content is not None or source.fetch_stats is not None:
+        mine, other = old.stored, new.stored
+        files = old.draft.sources[mine.source], new.draft.sources[other.source]
+        for stored, file in zip((mine, other), files, strict=True):
+            if stored.is_made or stored.content is not None or file.fetch_stats is not None:
                 return False
-            parts.append(nearby.read(source, stored.start + at, nbytes))
-        if parts[0] != parts[1]:
-            return False
-        self.report(nbytes)
-        return True
+        self.take_room(small.nbytes)
+        left = self.nearby[0].read(files[0], mine.start + small.old_at, small.nbytes)
+        right = self.nearby[1].read(files[1], other.start + small.new_at, small.nbytes)
+        if left == right:
+            self.report(small.nbytes)
+        return left == right
 
     def elements(
         self, old: Run, new: Run, nbytes: int, view: View, *, nan_alike: bool = False
@@ -236,10 +236,32 @@ class Comparison:
         return self.held[id(stored.content)][0]
 
 
+class _Small(NamedTuple):
+    """Where two small tensors lie in their storages, in bytes."""
+
+    old_at: int
+    new_at: int
+    nbytes: int
+
+
+@lru_cache(1 << 10)  # limited, because sizes can be chosen to have equal hashes
+def _small(old: View, new: View) -> _Small | None:
+    """Where two small tensors lie; None if they are not contiguous and of one dtype, or large."""
+    nbytes = nbytes_of(prod(new.shape), new.dtype)
+    contiguous = is_contiguous(new.shape, new.stride) and not (new.conj or new.neg)
+    if not 0 < nbytes <= _SMALL or not contiguous or not _alike(old, new):
+        return None
+    return _Small(span(old)[0], span(new)[0], nbytes)
+
+
 def _lie_alike(old: Shown, new: Shown) -> bool:
     """Whether equal bytes mean equal elements."""
-    mine, other = old.view, new.view
-    if old.stored.is_made or new.stored.is_made or mine.dtype != other.dtype:
+    return not (old.stored.is_made or new.stored.is_made) and _alike(old.view, new.view)
+
+
+def _alike(mine: View, other: View) -> bool:
+    """Whether two views lie alike in their storages."""
+    if mine.dtype != other.dtype:
         return False
     if (mine.conj, mine.neg) != (other.conj, other.neg):
         return False

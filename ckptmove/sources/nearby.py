@@ -47,11 +47,14 @@ class NearbyFiles:
 
     def __init__(self) -> None:
         self._readers: dict[int, NearbyReads] = {}  # by the `id()` of a file
+        self._file: Source | None = None  # the latest, and its reader
+        self._reader: NearbyReads | None = None
 
     def read(self, file: Source, start: int, nbytes: int) -> bytes:
         """As `Source.read`."""
-        reader = self._readers.pop(id(file), None) or NearbyReads(file)
-        self._readers[id(file)] = reader  # now the latest
-        if len(self._readers) > _MOST_FILES:
-            del self._readers[next(iter(self._readers))]
-        return reader.read(start, nbytes)
+        if file is not self._file or self._reader is None:
+            self._file, self._reader = file, self._readers.pop(id(file), None) or NearbyReads(file)
+            self._readers[id(file)] = self._reader
+            if len(self._readers) > _MOST_FILES:
+                del self._readers[next(iter(self._readers))]
+        return self._reader.read(start, nbytes)

@@ -197,6 +197,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "graph.edit.model_weights",
         "graph.edit.select",
         "graph.edit.narrow",
+        "graph.compare.tree_position",
         "graph.compare.difference",
         "graph.compare.excerpts",
         "graph.compare.names_alike",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from ...manifest.dtypes import BITS
 from ...manifest.manifest import NOT_STORED
@@ -12,6 +12,10 @@ from ...pickles.nodes import Node
 from ...reports.difference import Difference, Kind
 from ...torch_pickle.values.strided import Tensor, reach_of
 from ..draft import CheckpointGraph, StorageBytes, View
+from .tree_position import TreePosition
+
+#: A range of bytes: its container, start and end.
+Extent: TypeAlias = "tuple[Hashable, int, int]"
 
 _FLOATING = ("float", "bfloat", "complex")
 
@@ -25,9 +29,9 @@ class Shown(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A named tensor of one of the checkpoints."""
+    """A tensor at a place in one of the checkpoints."""
 
-    name: str
+    where: TreePosition
     node: Node
     tensor: Tensor
     #: its elements; None if it is made of other tensors, or has none
@@ -37,7 +41,12 @@ class Held(NamedTuple):
     is_left_out: bool
 
     @property
-    def extent(self) -> tuple[Hashable, int, int] | None:
+    def name(self) -> str:
+        """Its dotted name."""
+        return self.where.name
+
+    @property
+    def extent(self) -> Extent | None:
         """The place of its bytes: container, start and end; None if it has no storage."""
         tensor = self.tensor
         if tensor.storage is None or self.is_left_out:
@@ -103,52 +112,60 @@ def _devices(*pair: Held) -> tuple[str, str]:
     return old, new
 
 
-def shared(pairs: Iterable[tuple[Held, Held]]) -> Iterator[Difference]:
-    """Yield tensors that share bytes in only one of two checkpoints."""
-    names: list[str] = []
-    olds: list[tuple[Hashable, int, int]] = []
-    news: list[tuple[Hashable, int, int]] = []
-    for old, new in pairs:
-        mine, other = old.extent, new.extent
-        if mine is not None and other is not None:
-            names.append(old.name)
-            olds.append(mine)
-            news.append(other)
-    yield from regrouped(names, overlapping(olds), overlapping(news))
+class SharedBytes:
+    """Finds the tensors that share bytes in only one of two checkpoints."""
+
+    def __init__(self) -> None:
+        self._places: list[TreePosition] = []
+        # their extents in both checkpoints
+        self._olds: list[Extent] = []
+        self._news: list[Extent] = []
+
+    def add(self, where: TreePosition, old: Extent | None, new: Extent | None) -> None:
+        """Add a tensor that both have."""
+        if old is not None and new is not None:
+            self._places.append(where)
+            self._olds.append(old)
+            self._news.append(new)
+
+    def differences(self) -> Iterator[Difference]:
+        """Yield the groups that share bytes in only one checkpoint."""
+        yield from regrouped(self._places, overlapping(self._olds), overlapping(self._news))
 
 
 def regrouped(
-    names: Sequence[str], old: Sequence[Hashable], new: Sequence[Hashable]
+    places: Sequence[TreePosition], old: Sequence[Hashable], new: Sequence[Hashable]
 ) -> Iterator[Difference]:
     """Yield groups of common objects that are the same object in only one checkpoint.
 
     Each object has a label in both checkpoints; equal labels mean the same object there.
     """
+    if all(len(set(labels)) == len(labels) for labels in (old, new)):
+        return
     for kind, mine, others in ((Kind.UNSHARED, old, new), (Kind.SHARED, new, old)):
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for n, label in enumerate(mine):
             groups[label].append(n)
         for group in groups.values():
             if len({others[n] for n in group}) > 1:
-                same = tuple(dict.fromkeys(names[n] for n in group))
+                same = tuple(dict.fromkeys(places[n].name for n in group))
                 yield Difference(kind, same[0], names=same)
 
 
-def overlapping(listed: Sequence[tuple[Hashable, int, int]]) -> list[int]:
+def overlapping(listed: Sequence[Extent]) -> list[int]:
     """Return a number for each half-open range; ranges that share bytes get the same number.
 
     A range is a container, a start and an end.
     """
     numbers = list(range(len(listed)))
-    of: dict[Hashable, list[int]] = defaultdict(list)
+    of: dict[Hashable, list[tuple[int, int, int]]] = defaultdict(list)
     for n, (what, start, end) in enumerate(listed):
         if start < end:
-            of[what].append(n)
+            of[what].append((start, n, end))
     for members in of.values():
-        members.sort(key=lambda n: listed[n][1])
-        first, reached = members[0], -1
-        for n in members:
-            _, start, end = listed[n]
+        members.sort()
+        first, reached = 0, -1
+        for start, n, end in members:
             if start >= reached:
                 first = n
             numbers[n] = first

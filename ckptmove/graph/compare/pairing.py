@@ -6,13 +6,14 @@ everything else by structure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from typing import NamedTuple
 
 from ...errors import CorruptError
 from ...manifest.paths import Path
 from ...pickles.nodes import Blob, Call, Dict, Items, List, Node, Tuple
 from ...pickles.nodes import Mapping as MappingNode
+from ...pickles.opcodes.plain_tensors import PlainTensor
 from ...pickles.opcodes.rows import same_numbers
 from ...pickles.terms import Term
 from ...reports.difference import Difference, Kind
@@ -37,7 +38,8 @@ from ..traversal import Composite
 from .difference import Held, can_cast, regrouped, unlike
 from .excerpts import first_unlike, of_bytes, of_scalars
 from .names_alike import names_alike
-from .side import Side, TreePosition
+from .side import Side
+from .tree_position import TreePosition
 
 _DEEPEST = 1000  # keys in a path
 _LEAST_ROOM = 1 << 20  # steps
@@ -51,7 +53,8 @@ _Sides = tuple[Term, Term] | None
 class Pairs(NamedTuple):
     """The common and differing content of two checkpoints, except the bytes of tensors."""
 
-    both: list[tuple[Held, Held]]
+    #: how many tensors both have
+    both: int
     #: tensors that only the old one has, or only the new one
     old: list[Held]
     new: list[Held]
@@ -63,6 +66,7 @@ class Pairs(NamedTuple):
 def pair(
     old: CheckpointGraph,
     new: CheckpointGraph,
+    each: Callable[[Held, Held], None],
     *,
     chosen: Set[str] | None = None,
     ignore_devices: bool = False,
@@ -70,11 +74,12 @@ def pair(
 ) -> Pairs:
     """Compare two checkpoints, except the bytes of their tensors.
 
+    `each` is called with the tensors that both have at the same place, as they are found.
     `chosen` names the entries to compare, with everything below them; None for all.
     `ignore_devices` ignores the devices of tensors and values, and `cast` ignores dtypes that can
     be cast to each other. CorruptError if a tensor leads to the same objects in too many ways.
     """
-    return _Pairing(old, new, chosen, ignore_devices, cast).run()
+    return _Pairing(old, new, each, chosen, ignore_devices, cast).run()
 
 
 class _Pairing:
@@ -82,11 +87,13 @@ class _Pairing:
         self,
         old: CheckpointGraph,
         new: CheckpointGraph,
+        each: Callable[[Held, Held], None],
         chosen: Set[str] | None,
         ignore_devices: bool,
         cast: bool,
     ) -> None:
         self.old, self.new = Side(old, False), Side(new, True)
+        self.each = each
         self.chosen = chosen
         self.ignore_devices = ignore_devices
         self.cast = cast
@@ -97,7 +104,7 @@ class _Pairing:
         self.later: list[_Place] = []
         self.met: set[tuple[int, int]] = set()
         self.opened: set[tuple[int, int]] = set()  # bytes that hold checkpoints
-        self.both: list[tuple[Held, Held]] = []
+        self.both = 0
         self.found: list[Difference] = []
         self.passed = 0
         self.compared: dict[tuple[int, int], _Sides] = {}  # values that take long to compare
@@ -118,16 +125,10 @@ class _Pairing:
                 self.todo.pop()
             else:
                 self.visit(*place)
-        self.found += self.regrouped()
+        places = [where for where, _, _ in self.objects]
+        olds, news = [old for _, old, _ in self.objects], [new for _, _, new in self.objects]
+        self.found += regrouped(places, olds, news)
         return Pairs(self.both, self.old.alone, self.new.alone, self.found, self.passed)
-
-    def regrouped(self) -> Iterator[Difference]:
-        """Yield containers that are the same object in only one checkpoint."""
-        labels = [(a, b) for _, a, b in self.objects]
-        olds, news = [a for a, _ in labels], [b for _, b in labels]
-        if len(set(olds)) == len(olds) and len(set(news)) == len(news):
-            return
-        yield from regrouped([where.name for where, _, _ in self.objects], olds, news)
 
     # -- one place -----------------------------------------------------------------------------
 
@@ -135,6 +136,11 @@ class _Pairing:
         self.step()
         if where.depth > _DEEPEST:
             raise CorruptError(f"the checkpoint is nested more than {_DEEPEST} levels deep")
+        if type(old) is PlainTensor and type(new) is PlainTensor:  # fast: there may be very many
+            mine, other = self.old.tensor(old), self.new.tensor(new)
+            if mine is not None and other is not None:
+                self.tensors(old, new, mine, other, where)
+                return
         if (id(old), id(new)) in self.compared:
             self.leaves(old, new, where)
             return
@@ -181,7 +187,8 @@ class _Pairing:
     def inside(self, where: TreePosition, keys: Path, *, rest: bool = False) -> TreePosition:
         """Return the place of a child of the container at `where`."""
         depth = where.depth + len(keys)
-        place = TreePosition(where, keys, depth, where.chosen, where.rest or rest, where.alike)
+        fields = where, keys, depth, where.chosen, where.rest or rest, where.alike
+        place: TreePosition = tuple.__new__(TreePosition, fields)  # fast: there may be very many
         if self.chosen is None or where.chosen or not keys:
             return place
         return place._replace(chosen=place.name in self.chosen)
@@ -195,17 +202,18 @@ class _Pairing:
         if known and where.rest:
             return
         self.met.add((id(old), id(new)))
-        name = where.name
-        pair = self.old.held(name, old, mine), self.new.held(name, new, other)
+        pair = self.old.held(where, old, mine), self.new.held(where, new, other)
         if where.chosen:
-            self.both.append(pair)
+            self.both += 1
+            self.each(*pair)
         alike = self.attributes(pair, where)
         if known:
             return
         if alike and (pair[0].shown is None or pair[1].shown is None):
             self.below(old, new, self.inside(where, (), rest=True))
-        olds, news = children_edges(mine.children), children_edges(other.children)
-        self.edges(olds, news, where)
+        if mine.children or other.children:
+            olds, news = children_edges(mine.children), children_edges(other.children)
+            self.edges(olds, news, where)
 
     def attributes(self, pair: tuple[Held, Held], where: TreePosition) -> bool:
         """Whether two tensors are alike, ignoring device and elements."""
@@ -337,7 +345,7 @@ class _Pairing:
     def is_known(self, old: Node, new: Node) -> bool:
         """Whether two nodes need not be compared, as for most items of a long row."""
         kind = type(old)
-        if kind is not type(new):
+        if kind is not type(new) or kind is PlainTensor:
             return False
         if isinstance(old, str) and len(old) <= _LONGEST_AT_ONCE:
             return old == new
@@ -360,7 +368,7 @@ class _Pairing:
                 raise CorruptError(f"the checkpoint is nested more than {_DEEPEST} levels deep")
             tensor = side.tensor(node)
             if tensor is not None and place.chosen:
-                side.alone.append(side.held(place.name, node, tensor))
+                side.alone.append(side.held(place, node, tensor))
             if tensor is not None:
                 edges = children_edges(tensor.children)
             elif isinstance(node, COMPOSITE) and not is_leaf(node):

@@ -1,14 +1,12 @@
-"""One side of a comparison: tensors of a checkpoint, places in its tree, texts for values."""
+"""One side of a comparison: the tensors of a checkpoint, and texts for its values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from math import prod
-from typing import NamedTuple
 
 from ...errors import UnsupportedError
 from ...manifest.dtypes import nbytes_of
-from ...manifest.paths import Path, spell, spell_apart
 from ...pickles.nodes import Blob, Call, Global, Node, Persistent
 from ...pickles.opcodes.plain_tensors import Form, compact_form
 from ...pickles.terms import Term, to_terms
@@ -20,6 +18,7 @@ from ..edges import COMPOSITE, bytes_of, type_of
 from ..plain_tensors import data_of, flags_of, is_plain
 from ..traversal import held_by, nodes_of
 from .difference import Held, Shown, is_left_out
+from .tree_position import TreePosition
 
 _LARGEST_TERM = 100  # most nodes of a value that is shown completely
 #: Most characters, bytes or bits of a scalar that is shown completely; others are shortened.
@@ -51,18 +50,18 @@ class Side:
             return self.recogniser.tensor(node)
         return self.recogniser.outside(node) if isinstance(node, Persistent) else None
 
-    def held(self, name: str, node: Node, tensor: Tensor) -> Held:
-        """Return a tensor with its name; the node of its device does not count as a value."""
+    def held(self, where: TreePosition, node: Node, tensor: Tensor) -> Held:
+        """Return a tensor with its place; the node of its device does not count as a value."""
         form = compact_form(node)
         if form is not None and tensor.storage is not None:
-            return self.compact(name, node, tensor, form, self.draft.stored[tensor.storage])
+            return self.compact(where, node, tensor, form, self.draft.stored[tensor.storage])
         self.spelled.update(map(id, tensor.spelled))
         left_out = is_left_out(tensor, self.draft)
         shown = None if left_out else self.elements(data_of(node), tensor)
-        return Held(name, node, tensor, shown, self.draft, left_out)
+        return Held(where, node, tensor, shown, self.draft, left_out)
 
     def compact(
-        self, name: str, node: Node, tensor: Tensor, form: Form, stored: StorageBytes
+        self, where: TreePosition, node: Node, tensor: Tensor, form: Form, stored: StorageBytes
     ) -> Held:
         """As `held`, but common properties of many tensors are found only once."""
         known = self.views.get((id(form), tensor.dtype))
@@ -73,7 +72,7 @@ class Side:
         left_out = known[1] > stored.nbytes
         draft = self.draft  # constructors would take longer, and there may be very many
         shown = None if left_out else tuple.__new__(Shown, (draft, stored, known[0]))
-        return tuple.__new__(Held, (name, node, tensor, shown, draft, left_out))
+        return tuple.__new__(Held, (where, node, tensor, shown, draft, left_out))
 
     def elements(self, node: Node, tensor: Tensor) -> Shown | None:
         """Return the elements of a storage or a plain tensor."""
@@ -142,31 +141,3 @@ class Side:
 
 def _is_long(node: Node) -> bool:
     return isinstance(node, (str, bytes)) and len(node) > LONGEST_TERM
-
-
-class TreePosition(NamedTuple):
-    """A place in a tree: the place of its container, and the keys from there."""
-
-    within: TreePosition | None
-    #: None at the root
-    keys: Path
-    #: how many keys lead to it
-    depth: int
-    #: whether to compare it
-    chosen: bool
-    #: whether it is only a part of a tensor's spelling
-    rest: bool
-    #: names of several tensors, whose keys must be quoted
-    alike: Set[str]
-
-    @property
-    def name(self) -> str:
-        """The dotted name."""
-        parts: list[Path] = []
-        place: TreePosition | None = self
-        while place is not None:
-            parts.append(place.keys)
-            place = place.within
-        path = tuple(key for keys in reversed(parts) for key in keys)
-        name = spell(path)
-        return spell_apart(path) if name in self.alike else name

@@ -558,9 +558,13 @@ def test_ranks_that_saved_for_themselves(folder: Path) -> None:
     split_metadata(folder)
     torch.manual_seed(0)
     assert_same_tree(ckptmove.load(folder), in_rows(state()))
+    other = shutil.copytree(folder, folder.parent / "other")
     (folder / "__1.metadata").unlink()
-    with pytest.raises(CorruptError, match="are missing"):
+    with pytest.raises(CorruptError, match=r"chunks of 'model\.rows' are missing"):
         ckptmove.load(folder)
+    (other / "__0.metadata").unlink()
+    with pytest.raises(CorruptError, match=r"metadata of ranks are missing: __0\.metadata"):
+        ckptmove.load(other)
 
 
 def test_items_of_two_ranks_overlap(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ from .items import Chunks, frame_of, item_faults, open_item, strip_of, value_in
 from .metadata import METADATA, ReadMetadata, SavedState, SavedTensor, read_metadata
 from .metadata_walk import ItemRange
 from .packed import MOST_OPEN, Packed
-from .saves import COMMON, check_common, check_saves
+from .saves import COMMON, check_common, check_ranks, check_saves
 from .tree import tree_of
 
 _OF_RANK = re.compile(r"__(\d+)\.metadata")
@@ -94,7 +94,10 @@ class Dcp(WritableFormat):
                 path=probe.path,
                 hint="use another checkpoint",
             )
-        names = [METADATA] if METADATA in probe.entries else ranks_of(probe)
+        names = [METADATA]
+        if METADATA not in probe.entries:
+            check_ranks(probe)
+            names = ranks_of(probe)
         indexes = [probe.open(name).file for name in names]
         saved, metadata = SavedState(), list[ReadMetadata]()
         for index in indexes:

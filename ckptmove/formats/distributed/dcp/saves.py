@@ -12,10 +12,12 @@ item has the name of its tensor or of its rank.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
+from ....display.phrases import join_names
 from ....errors import CorruptError, InputError
 from ....sources.place import FolderEntry
 from ...folders.parts import IncompleteError
@@ -32,6 +34,8 @@ _LARGEST_CONFIGURATION = 1 << 16
 _FAR = 60  # seconds between the files of one save, or of one copy
 #: What copying takes at most: seconds, and bytes per second.
 _LONGEST_START, _SLOWEST_COPY = 600, 10_000_000
+_OF_RANK = re.compile(r"__(\d{1,9})(?:\.metadata|_\d+\.distcp)")
+_MOST_NAMED = 5
 _STEP = "step"
 _MOST_STEPS = 4  # steps that are read from each file
 _NUMBERS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
@@ -76,6 +80,20 @@ def check_saves(
         yield (
             f".metadata is older than {older}: unless copying changed their times, a later save "
             "did not finish"
+        )
+
+
+def check_ranks(probe: Probe) -> None:
+    """Raises IncompleteError if a rank that saved without collectives lacks its metadata."""
+    ranks = {int(match[1]) for match in map(_OF_RANK.fullmatch, probe.entries) if match}
+    most = min(max(ranks, default=-1) + 1, 2 * len(ranks) + 8)
+    names = (f"__{rank}.metadata" for rank in range(most))
+    missing = [name for name in names if name not in probe.entries]
+    if missing:
+        raise IncompleteError(
+            f"metadata of ranks are missing: {join_names(missing, _MOST_NAMED)}",
+            path=probe.path,
+            hint="copy the files of all ranks into one folder",
         )
 
 

@@ -36,4 +36,4 @@ def difference_in(old: Stream, new: Stream, spelling: LocationEdits) -> str | No
     if len(old.nested) != len(new.nested):
         return "the number of checkpoints in its byte strings"
     nested = {id(a.node): b.node for a, b in zip(old.nested, new.nested, strict=True)}
-    return difference(old.pickle, new.pickle, spelling.texts, spelling.devices, nested)
+    return difference(old.pickle, new.pickle, spelling.texts_of(old), spelling.devices, nested)

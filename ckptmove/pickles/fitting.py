@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
+from .replacements import Pieces
 from .scan import (
     BINGET,
     BININT,
@@ -28,7 +29,6 @@ from .scan import (
     end_of,
 )
 
-Pieces = dict[int, tuple[int, bytes]]  # offset → end offset, new bytes
 # bytes → the offsets of opcodes whose size can change by so many bytes
 _Coins = dict[int, list[int]]
 
@@ -105,7 +105,7 @@ class _Fitting:
     ) -> Pieces:
         pieces: Pieces = {}
         for by, count in drops.items():
-            pieces.update((at, (at + by, b"")) for at in self.droppable[by][:count])
+            pieces.update((at, (by, b"")) for at in self.droppable[by][:count])
         for by, count in shrinks.items():
             pieces.update((at, self._resized(at, -by)) for at in self.shrinkable[by][:count])
         for by, count in growths.items():
@@ -158,10 +158,10 @@ class _Fitting:
 
     def _resized(self, at: int, by: int) -> tuple[int, bytes]:
         """The opcode at `at` in a form that is `by` bytes longer, or shorter if negative."""
-        end, code = end_of(self.data, at), self.data[at]
-        width = end - at - 1 + by
+        nbytes, code = end_of(self.data, at) - at, self.data[at]
+        width = nbytes - 1 + by
         code = _INTS_BY_WIDTH[width] if code in INTS else (_WIDE if by > 0 else _NARROW)[code]
-        return end, _opcode(code, argument(self.data, at), width)
+        return nbytes, _opcode(code, argument(self.data, at), width)
 
 
 def balanced(data: bytes, pieces: Pieces) -> Pieces:
@@ -170,11 +170,12 @@ def balanced(data: bytes, pieces: Pieces) -> Pieces:
     In the persistent id of a storage, the number of elements follows the device.
     """
     found: Pieces = {}
-    known: dict[tuple[bytes, int], bytes | None] = {}  # few, often
-    for at, (end, new) in pieces.items():
-        by = end - at - len(new)
+    known: dict[tuple[bytes, int], tuple[int, bytes] | None] = {}  # few, often
+    for at, (nbytes, new) in pieces.items():
+        by = nbytes - len(new)
         if not by:
             continue
+        end = at + nbytes
         while data[end] in PUTS:
             end = end_of(data, end)
         if data[end] in INTS and end not in pieces:
@@ -183,15 +184,17 @@ def balanced(data: bytes, pieces: Pieces) -> Pieces:
                 known[alike] = _int_resized(old, by)
             resized = known[alike]
             if resized is not None:
-                found[end] = end + len(old), resized
+                found[end] = resized
     return found
 
 
-def _int_resized(old: bytes, by: int) -> bytes | None:
-    """An opcode that pushes the same number and is `by` bytes longer, or None if there is none."""
+def _int_resized(old: bytes, by: int) -> tuple[int, bytes] | None:
+    """The change to an opcode that pushes the same number and is `by` bytes longer, or None."""
     width, value = len(old) - 1 + by, argument(old, 0)
     code = _INTS_BY_WIDTH.get(width)
-    return None if code is None or value >> 8 * width else _opcode(code, value, width)
+    if code is None or value >> 8 * width:
+        return None
+    return len(old), _opcode(code, value, width)
 
 
 def _opcode(code: int, value: int, width: int) -> bytes:
@@ -201,13 +204,16 @@ def _opcode(code: int, value: int, width: int) -> bytes:
 class Cover:
     """Tells whether an offset lies in one of the replaced ranges."""
 
-    def __init__(self, pieces: Mapping[int, tuple[int, bytes]]) -> None:
+    def __init__(self, pieces: Pieces) -> None:
         self.starts = sorted(pieces)
-        self.ends = [pieces[at][0] for at in self.starts]
+        self.pieces = pieces
 
     def __call__(self, at: int) -> bool:
         nearest = bisect_left(self.starts, at + 1) - 1
-        return nearest >= 0 and at < self.ends[nearest]
+        if nearest < 0:
+            return False
+        start = self.starts[nearest]
+        return at < start + self.pieces[start][0]
 
 
 def _change(amount: int, coins: Mapping[int, list[int]]) -> dict[int, int] | None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ..errors import CorruptError
-from ..plans.plan import Edit
+from .replacements import Replacement
 from .scan import (
     BINGET,
     BININT,
@@ -59,8 +59,8 @@ class _Opcodes(NamedTuple):
     pushes: bool
 
 
-class _Change(NamedTuple):
-    """The opcodes of an edit, before and after."""
+class _Kind(NamedTuple):
+    """The opcodes of a change, before and after."""
 
     old: _Opcodes
     new: _Opcodes
@@ -72,27 +72,29 @@ class _UnprovedError(Exception):
     """The changes do more than was asked, or it can't be shown that they do not."""
 
 
-def is_respelling(survey: Survey, edits: Sequence[Edit], texts: Mapping[int, str]) -> bool:
-    """Whether edits of a walked pickle replace exactly these strings; False in case of doubt.
+def is_respelling(survey: Survey, changes: Iterable[Replacement], texts: Mapping[int, str]) -> bool:
+    """Whether changes of a walked pickle replace exactly these strings; False in case of doubt.
 
-    `texts`: offset of each use of a string, as walked → the new string there. The edits are in
-    order, and each replaces whole opcodes.
+    `texts`: offset of each use of a string, as walked → the new string there. The changes are in
+    order, each replaces whole opcodes, and they are read several times.
     """
     try:
-        _Proof(survey, edits, texts).run()
+        _Proof(survey, changes, texts).run()
     except (_UnprovedError, CorruptError, IndexError, UnicodeError, struct.error):
         return False
     return True
 
 
 class _Proof:
-    def __init__(self, survey: Survey, edits: Sequence[Edit], texts: Mapping[int, str]) -> None:
+    def __init__(
+        self, survey: Survey, changes: Iterable[Replacement], texts: Mapping[int, str]
+    ) -> None:
         self.survey = survey
         self.data = survey.data
-        self.edits = edits
+        self.changes = changes
         self.texts = texts
-        self.kinds: dict[tuple[bytes, bytes], _Change] = {}
-        self.changes: list[_Change] = []  # what each edit changes
+        self.kinds: dict[tuple[bytes, bytes], _Kind] = {}
+        self.kind_of: list[_Kind] = []  # of each change
         #: the slots to compare, and a pattern that finds their uses
         self.slots: frozenset[int] = frozenset()
         self.memory: re.Pattern[bytes] | None = None
@@ -114,18 +116,13 @@ class _Proof:
         if self.proved != len(self.texts):
             raise _UnprovedError
 
-    def _kind(self, edit: Edit) -> _Change:
-        """What an edit changes; there are few kinds, and many edits of each."""
-        start, end, new = edit
-        assert isinstance(new, bytes)
-        alike = self.data[start:end], new
-        found = self.kinds.get(alike)
-        if found is None:
-            before, after = _read(alike[0]), _read(alike[1])
-            found = _Change(before, after, before == after and before.text is None)
-            if before.pushes != after.pushes or before.number != after.number:
-                raise _UnprovedError
-            self.kinds[alike] = found
+    def _kind(self, alike: tuple[bytes, bytes]) -> _Kind:
+        """The kind of change from some bytes to others; there are few, and many changes of each."""
+        before, after = _read(alike[0]), _read(alike[1])
+        found = _Kind(before, after, before == after and before.text is None)
+        if before.pushes != after.pushes or before.number != after.number:
+            raise _UnprovedError
+        self.kinds[alike] = found
         return found
 
     def _changed_slots(self) -> set[int]:
@@ -133,8 +130,7 @@ class _Proof:
         data, kinds, changed = self.data, self.kinds, set[int]()
         filled = array("I")  # the slots of PUTs after the changes, often very many
         position = after_puts = 0
-        for edit in self.edits:
-            start, end, new_bytes = edit
+        for start, end, new_bytes in self.changes:
             if start < position:
                 raise _UnprovedError
             # is it the start of an opcode?
@@ -142,8 +138,9 @@ class _Proof:
                 for _ in self._rows(position, start):
                     pass
             position = end
-            kind = kinds.get((data[start:end], new_bytes)) or self._kind(edit)  # type: ignore[arg-type]
-            self.changes.append(kind)
+            alike = data[start:end], new_bytes
+            kind = kinds.get(alike) or self._kind(alike)
+            self.kind_of.append(kind)
             if kind.is_form:
                 continue
             old, new = kind.old, kind.new
@@ -188,12 +185,12 @@ class _Proof:
     def _compare_values(self) -> None:
         """Compare the values that all changes push, and the values recalled from changed slots."""
         if not self.slots:
-            for (at, _, _), kind in zip(self.edits, self.changes, strict=True):
+            for (at, _, _), kind in zip(self.changes, self.kind_of, strict=True):
                 if not kind.is_form and kind.old.pushes:
                     self._compare(at, _pushed(kind.old, {}, at), _pushed(kind.new, {}, at))
             return
         position, top = 0, None
-        for (at, end, _), (old, new, _) in zip(self.edits, self.changes, strict=True):
+        for (at, end, _), (old, new, _) in zip(self.changes, self.kind_of, strict=True):
             if at > position:
                 top = self._pass_over(position, at, top)
             position = end
@@ -256,7 +253,7 @@ def _pushed(opcodes: _Opcodes, memo: Mapping[int, _Value], at: int) -> _Value:
 
 
 def _read(raw: bytes) -> _Opcodes:
-    """Parse the opcodes of an edit."""
+    """Parse the opcodes of a change."""
     at, text, get, number = 0, None, None, None
     code = raw[0] if raw else STOP
     if code in _TEXTS:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 from ..errors import UnsupportedError
-from ..plans.plan import Edit
-from .fitting import Cover, Pieces, balanced, fit
+from .fitting import Cover, balanced, fit
 from .nodes import Call, Text, Tuple
+from .replacements import Pieces, Replacements, applied, in_order
 from .scan import (
     BINGET,
     BININT,
@@ -38,7 +38,6 @@ from .scan import (
 
 #: Bytes of a pickle that are scanned for compensating opcodes, and more for each byte of change.
 _AT_FIRST, _PER_BYTE = 1 << 16, 8
-_AT_ONCE = 1 << 12  # changes that are applied at once, to be compared
 _TUPLE1, _TUPLE2 = 0x85, 0x86
 _STRING, _UNICODE = ord("S"), ord("V")
 _OF_PYTHON_2 = frozenset(b"STU")
@@ -50,14 +49,16 @@ _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "\\\0\n\r\x1a"}
 class Respelling:
     """The strings and bytes that a pickle will push instead."""
 
-    def __init__(self, base: int = 0, *, python2: bool = False) -> None:
+    def __init__(
+        self, base: int = 0, texts: dict[int, str] | None = None, *, python2: bool = False
+    ) -> None:
         """`base` is subtracted from offsets of nodes; `python2`: its strings are of Python 2."""
         self.base = base
         self.python2 = python2
         #: offset of the opcode that pushes a string use → the new string
-        self.texts: dict[int, str] = {}
-        #: offset → (end offset, new bytes), for opcodes that are replaced as a whole
-        self.spans: dict[int, tuple[int, bytes]] = {}
+        self.texts = {} if texts is None else texts
+        #: the opcodes that are replaced as a whole
+        self.spans: Pieces = {}
         #: offset of an opcode → how many bytes its content will grow by, which is replaced
         #: elsewhere
         self.growths: dict[int, int] = {}
@@ -74,7 +75,7 @@ class Respelling:
     def content(self, data: bytes, at: int, new: bytes) -> None:
         """Replace the bytes that the opcode at `at` spells as text."""
         self.contents.append(at)
-        self.spans[at] = (end_of(data, at), _pushed(data[at], new))
+        self.spans[at] = (end_of(data, at) - at, _pushed(data[at], new))
 
     def length(self, data: bytes, at: int, old: int, new: int) -> None:
         """Change the count of the opcode at `at` from `old` to `new`.
@@ -88,7 +89,7 @@ class Respelling:
             raise UnsupportedError("bytes within the pickle outgrow the opcode that holds them")
         if new != old:
             counted = bytes([code]) + new.to_bytes(width, "little")
-            self.spans[at] = (at + 1 + count_nbytes(data[at]), counted)
+            self.spans[at] = (1 + count_nbytes(data[at]), counted)
             self.growths[at] = new - old
 
     def device(self, data: bytes, call: Call, new: str) -> None:
@@ -110,16 +111,16 @@ class Respelling:
             or data[index_end] != _TUPLE2
         ):
             raise UnsupportedError("a torch.device is spelled in a way that can't be rewritten")
-        self.spans[at] = (index_end + 1, bytes([_TUPLE1]))
+        self.spans[at] = (index_end + 1 - at, bytes([_TUPLE1]))
 
 
 def splice(data: bytes, new: Respelling, *, exact: bool) -> bytes | None:
-    """The changed pickle; parameters and errors are those of `edits`."""
-    found = edits(Survey(data), new, exact=exact)
+    """The changed pickle; parameters and errors are those of `changes`."""
+    found = changes(Survey(data), new, exact=exact)
     return None if found is None else applied(data, found)
 
 
-def edits(survey: Survey, new: Respelling, *, exact: bool) -> list[Edit] | None:
+def changes(survey: Survey, new: Respelling, *, exact: bool) -> Replacements | None:
     """The changes, in order, that respell a walked pickle.
 
     Bytes after its STOP are kept. If `exact`, the result has exactly the old length; None if that
@@ -133,31 +134,8 @@ def edits(survey: Survey, new: Respelling, *, exact: bool) -> list[Edit] | None:
     return None
 
 
-def applied(data: bytes, changes: Iterable[Edit], start: int = 0, stop: int | None = None) -> bytes:
-    """Apply changes to `data`, or to its part from `start` to `stop`."""
-    parts, position = [], start
-    for at, end, new in changes:
-        assert isinstance(new, bytes)
-        parts += [data[position:at], new]
-        position = end
-    parts.append(data[position:stop])
-    return b"".join(parts)
-
-
-def is_applied(data: bytes, changes: Sequence[Edit], new: bytes) -> bool:
-    """Whether changes, in order, make `new` of `data`; few of them at a time, to save memory."""
-    start = at = 0
-    for n in range(0, len(changes), _AT_ONCE):
-        some = changes[n : n + _AT_ONCE]
-        made = applied(data, some, start, some[-1].end)
-        if not new.startswith(made, at):
-            return False
-        start, at = some[-1].end, at + len(made)
-    return data[start:] == new[at:]
-
-
 class _Edits:
-    """Replacements of byte ranges: offset → (end, new bytes)."""
+    """Replacements of byte ranges, by offset."""
 
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
@@ -187,7 +165,7 @@ class _Edits:
         homeless: dict[bytes, list[int]] = defaultdict(list)  # literal → its uses
         data, texts, served = self.data, new.texts, self._uses_of_literals(new.texts)
         done: set[int] = set()
-        known: dict[tuple[bytes, str], bytes] = {}  # few, often
+        known: dict[tuple[bytes, str], tuple[int, bytes]] = {}  # few, often
         for at in sorted(texts):
             text, end = texts[at], end_of(data, at)
             if data[at] not in LITERALS:
@@ -202,10 +180,10 @@ class _Edits:
                 done.update(self._respell_literal(at, uses, texts, homeless, pooled))
             else:  # nothing recalls it
                 alike = data[at:end], text
-                literal = known.get(alike)
-                if literal is None:
-                    literal = known[alike] = self._literal(at, text)
-                self.pieces[at] = end, literal
+                piece = known.get(alike)
+                if piece is None:
+                    piece = known[alike] = end - at, self._literal(at, text)
+                self.pieces[at] = piece
         for literal, uses in homeless.items():
             self._house(literal, sorted(uses))
 
@@ -254,7 +232,7 @@ class _Edits:
         end = put_end = end_of(self.data, at)
         others = [use for use in uses if use not in texts]
         if not others and not pooled:
-            self.pieces[at] = (end, self._literal(at, text))
+            self.pieces[at] = (end - at, self._literal(at, text))
             return [use for use in uses if texts[use] == text]
         while put_end < len(self.data) and self.data[put_end] in PUTS:
             put_end = end_of(self.data, put_end)
@@ -263,12 +241,12 @@ class _Edits:
                 raise UnsupportedError("the pickle memoizes a string twice: it can't be rewritten")
             first = others[0]
             moved = self.data[at:end] + _put(self._slot(end))
-            self.pieces[first] = (end_of(self.data, first), moved)
+            self.pieces[first] = (end_of(self.data, first) - first, moved)
             if self.numbered:  # the slot must be filled here, at least so that it is counted
-                self.pieces[at] = (end, self._literal(at, text))
+                self.pieces[at] = (end - at, self._literal(at, text))
                 return [use for use in uses if use < first and texts[use] == text]
         homeless[self._literal(at, text)].append(at)
-        self.pieces[at] = (put_end, b"")  # the PUT has moved, or nothing recalls its slot now
+        self.pieces[at] = (put_end - at, b"")  # the PUT has moved, or nothing recalls its slot now
         return []
 
     def _literal(self, at: int, text: str) -> bytes:
@@ -282,11 +260,11 @@ class _Edits:
         """Write a literal for uses without a definition: in full once, then recalled."""
         slot = self._free_slot() if len(uses) > 1 and not self.numbered else None
         for n, at in enumerate(uses):
-            end = self.pieces[at][0] if at in self.pieces else end_of(self.data, at)
+            nbytes = self.pieces[at][0] if at in self.pieces else end_of(self.data, at) - at
             if slot is None:
-                self.pieces[at] = (end, literal)
+                self.pieces[at] = (nbytes, literal)
             else:
-                self.pieces[at] = (end, _get(slot) if n else literal + _put(slot))
+                self.pieces[at] = (nbytes, _get(slot) if n else literal + _put(slot))
 
     def _free_slot(self) -> int | None:
         """A memo slot without a use; if an unused PUT has a low slot, that PUT is removed."""
@@ -295,7 +273,7 @@ class _Edits:
         once = [put for put in self._unused_puts(scan) if times[self._slot(put)] == 1]
         put = min(once, key=self._slot, default=None)
         if put is not None and self._slot(put) < 256:
-            self.pieces[put] = (end_of(self.data, put), b"")
+            self.pieces[put] = (end_of(self.data, put) - put, b"")
             slot = self._slot(put)
         else:
             slot = max((255, *scan.put_slots, *self.survey.recalled, *self.taken)) + 1
@@ -336,7 +314,7 @@ class _Edits:
 
     def _excess(self) -> int:
         """How many bytes longer the pickle is now; negative if it is shorter."""
-        grown = sum([len(new) - (end - at) for at, (end, new) in self.pieces.items()])
+        grown = sum(len(new) - nbytes for nbytes, new in self.pieces.values())
         return grown + sum(self.growths.values())
 
     def _fit(self, excess: int) -> bool:
@@ -353,24 +331,24 @@ class _Edits:
 
     # -- the result ----------------------------------------------------------------------------
 
-    def result(self) -> list[Edit]:
+    def result(self) -> Replacements:
         """The changes, in order, with corrected lengths of frames."""
-        pieces = self.pieces  # the constructor would take longer, and there may be very many
-        edits = [tuple.__new__(Edit, (at, *pieces[at])) for at in sorted(pieces)]
-        return sorted(edits + self._reframed(edits)) if self.survey.frames else edits
+        found = in_order(self.pieces)
+        return in_order(self.pieces | self._frames(found)) if self.survey.frames else found
 
-    def _reframed(self, pieces: list[Edit]) -> list[Edit]:
-        starts = [at for at, _, _ in pieces]
-        grown = [0]
-        for edit in pieces:
-            grown.append(grown[-1] + edit.growth + self.growths.get(edit.start, 0))
-        frames = []
+    def _frames(self, found: Replacements) -> Pieces:
+        """The new lengths of frames that change."""
+        starts, grown = list[int](), [0]
+        for start, end, new in found:
+            starts.append(start)
+            grown.append(grown[-1] + len(new) - (end - start) + self.growths.get(start, 0))
+        frames: Pieces = {}
         for at in self.survey.frames:
             nbytes = argument(self.data, at)
             first, last = bisect_left(starts, at), bisect_left(starts, at + 9 + nbytes)
             growth = grown[last] - grown[first]
             if growth:
-                frames.append(Edit(at + 1, at + 9, (nbytes + growth).to_bytes(8, "little")))
+                frames[at + 1] = 8, (nbytes + growth).to_bytes(8, "little")
         return frames
 
 

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
@@ -29,6 +30,7 @@ from .callables.uses import ENCODE, Uses, bytes_as_text, latin_1, not_surely_har
 from .values.persistent_ids import StorageId, TensorId
 
 if TYPE_CHECKING:  # and below, where it is used: what only a change of devices needs
+    from ..pickles.replacements import Replacements
     from ..pickles.splice import Respelling
     from ..plans.plan import Edit, Plan, Proof
     from .torchscript_code import Literal
@@ -41,27 +43,31 @@ class LocationEdits:
     """The devices that nodes of a checkpoint will spell instead."""
 
     def __init__(self) -> None:
-        #: offset of a use of a string → the new string
-        self.texts: dict[int, str] = {}
         #: `id()` of a `torch.device` call → its new device
         self.devices: dict[int, str] = {}
         #: strings in code, and their new devices
         self.literals: list[tuple[Literal, str]] = []
         #: base of a stream → its last changes, if they only replace strings
-        self.respellings: dict[int, tuple[Sequence[Edit], Mapping[int, str]]] = {}
+        self.respellings: dict[int, tuple[Replacements, Mapping[int, str]]] = {}
         self._plans: dict[int, Plan] = {}
-        self._by_stream: dict[int, list[tuple[Text | Call, str]]] = defaultdict(list)
+        # by the number of a stream: offset in it of a use of a string → the new string; calls
+        self._texts: dict[int, dict[int, str]] = defaultdict(dict)
+        self._calls: dict[int, list[Call]] = defaultdict(list)
 
     def spell(self, node: Text | Call | Literal, device: str) -> None:
         """Make a string, or a `torch.device`, name another device."""
-        if isinstance(node, Call):
+        if isinstance(node, Text):
+            number, at = divmod(node.at, _SPAN)
+            self._texts[number][at] = device
+        elif isinstance(node, Call):
             self.devices[id(node)] = device
-        elif isinstance(node, Text):
-            self.texts[node.at] = device
+            self._calls[node.at // _SPAN].append(node)
         else:
             self.literals.append((node, device))
-            return
-        self._by_stream[node.at // _SPAN].append((node, device))
+
+    def texts_of(self, stream: Stream) -> dict[int, str]:
+        """The offsets of nodes that are strings to change in a stream → the new strings."""
+        return {stream.base + at: new for at, new in self._texts[stream.base // _SPAN].items()}
 
     def plan_of(self, container: Container) -> Plan:
         """The plan to write a container with this spelling; it is computed once."""
@@ -73,12 +79,12 @@ class LocationEdits:
         """The changes within one stream."""
         from ..pickles.splice import Respelling
 
-        respelling = Respelling(stream.base, python2=stream.pickle.python2)
-        for node, device in self._by_stream.get(stream.base // _SPAN, ()):
-            if isinstance(node, Call):
-                respelling.device(stream.data, node, device)
-            else:
-                respelling.text(node, device)
+        number = stream.base // _SPAN
+        texts, calls = self._texts[number], self._calls[number]
+        texts = texts.copy() if calls else texts  # calls add to them
+        respelling = Respelling(stream.base, texts, python2=stream.pickle.python2)
+        for call in calls:
+            respelling.device(stream.data, call, self.devices[id(call)])
         return respelling
 
 
@@ -333,7 +339,7 @@ class Stream:
 
         If `exact`, the pickle must keep its length; None if that is not possible.
         """
-        from ..pickles.splice import edits
+        from ..pickles.splice import changes
 
         respelling = spelling.of(self)
         inside: list[Edit] = []
@@ -343,10 +349,10 @@ class Stream:
                 inside += self._replace(nested, plan, respelling)
         if not respelling:
             return inside
-        rewritten = map(self.base.__add__, (*respelling.texts, *respelling.contents))
+        rewritten = map(self.base.__add__, chain(respelling.texts, respelling.contents))
         if not self.pickle.shared_texts.isdisjoint(rewritten):
             raise UnsupportedError("a string to rewrite has other uses that can't be told apart")
-        found = edits(self.survey, respelling, exact=exact)
+        found = changes(self.survey, respelling, exact=exact)
         if found is None or (exact and respelling.growths):
             return None
         if not (respelling.spans or respelling.growths):
@@ -365,16 +371,14 @@ class Stream:
         Nothing is walked: the plan is proved correct, and the bytes are compared with those of the
         plan.
         """
+        from ..pickles.replacements import is_applied
         from ..pickles.respelled import is_respelling
-        from ..pickles.splice import is_applied
 
-        edits, texts = spelling.respellings.get(self.base, ((), {}))
-        return (
-            bool(edits)
-            and not (self.nested or self._fetched.gaps)
-            and is_applied(self.data, edits, new)
-            and is_respelling(self.survey, edits, texts)
-        )
+        changes, texts = spelling.respellings.get(self.base, (None, {}))
+        if changes is None or self.nested or self._fetched.gaps:
+            return False
+        is_made = is_applied(self.data, changes, new)
+        return is_made and is_respelling(self.survey, changes, texts)
 
     def _replace(self, nested: Nested, plan: Plan, respelling: Respelling) -> Iterator[Edit]:
         """Replace the content of a nested container by the result of a plan."""
@@ -391,7 +395,7 @@ class Stream:
             assert isinstance(made, bytes)
             respelling.content(self.data, at, made)
 
-    def _joined(self, found: list[Edit], inside: list[Edit], *, exact: bool) -> list[Edit] | None:
+    def _joined(self, found: Replacements, inside: list[Edit], *, exact: bool) -> list[Edit] | None:
         """Merge changes of `data`, and return them with offsets in the source.
 
         `found` is in order; they must not be merged across changes in `inside`, which have offsets
@@ -410,20 +414,20 @@ class Stream:
             if exact and grown and blocked:
                 return None
             if last > first and (blocked or not near):
-                joined.append(self._join(found[first:last]))
+                joined.append(self._join(found.part(first, last)))
                 first, grown = last, 0
             grown += len(new) - (end - start)
             before_end = end
         if exact and grown:
             return None
-        return [*joined, self._join(found[first:])]
+        return [*joined, self._join(found.part(first, len(found)))]
 
-    def _join(self, found: list[Edit]) -> Edit:
+    def _join(self, found: Replacements) -> Edit:
         """Merge neighboring changes of `data` into one change of the source."""
-        from ..pickles.splice import applied
+        from ..pickles.replacements import applied
         from ..plans.plan import Edit
 
-        start, end = found[0].start, found[-1].end
+        start, end = found.start, found.end
         new = applied(self.data, found, start, end)
         return Edit(self._place(start), self._place(end - 1) + 1, new)
 

@@ -88,6 +88,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "pickles.scan",
         "pickles.gaps",
         "pickles.fetch",
+        "pickles.replacements",
         "pickles.fitting",
         "pickles.walk",
         "pickles.prefix",

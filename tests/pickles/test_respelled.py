@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from ckptmove.errors import CkptmoveError, CorruptError
 from ckptmove.pickles.compare import difference
+from ckptmove.pickles.replacements import Replacement, applied
 from ckptmove.pickles.respelled import is_respelling
 from ckptmove.pickles.scan import Survey
-from ckptmove.pickles.splice import Respelling, applied, edits
+from ckptmove.pickles.splice import Respelling, changes
 from ckptmove.pickles.walk import walk
-from ckptmove.plans.plan import Edit
 from tests.making.building import Stored, dumps
 from tests.making.saving import as_a_tagger_returns
 from tests.pickles.test_splice import ODD, TAGS, limited, moves_of, saved_trees, uses_of
@@ -23,22 +23,23 @@ from tests.pickles.test_splice import ODD, TAGS, limited, moves_of, saved_trees,
 
 def planned(
     data: bytes, moves: Mapping[int, str], *, exact: bool
-) -> tuple[list[Edit] | None, dict[int, str]]:
-    """The edits that move some persistent ids, by their number; and the texts that this makes."""
+) -> tuple[list[Replacement] | None, dict[int, str]]:
+    """The changes that move some persistent ids, by their number; and the texts that this makes."""
     uses, new = uses_of(data), Respelling()
     for number, text in moves.items():
         new.text(uses[number], text)
-    return edits(Survey(data), new, exact=exact), new.texts
+    found = changes(Survey(data), new, exact=exact)
+    return None if found is None else list(found), new.texts
 
 
-def proves(data: bytes, found: list[Edit], texts: dict[int, str]) -> bool:
+def proves(data: bytes, found: list[Replacement], texts: dict[int, str]) -> bool:
     result = is_respelling(Survey(data), found, texts)
     assert is_respelling(Survey(data, walk(data).recalled), found, texts) is result
     return result
 
 
-def walks_alike(data: bytes, found: list[Edit], texts: dict[int, str]) -> bool:
-    """Whether the graph of what the edits make is the old one, but for the texts."""
+def walks_alike(data: bytes, found: list[Replacement], texts: dict[int, str]) -> bool:
+    """Whether the graph of what the changes make is the old one, but for the texts."""
     try:
         return difference(walk(data), walk(applied(data, found)), texts, {}) is None
     except CkptmoveError:
@@ -86,7 +87,7 @@ OPCODES = st.sampled_from(
 def test_what_is_not_the_same_in_the_graph_is_not_proved(
     saved: object, moves: dict[int, str], exact: bool, draws: st.DataObject
 ) -> None:
-    """Edits are changed, left out and added, at opcodes or anywhere."""
+    """Replacements are varied, left out and added, at opcodes or anywhere."""
     data = dumps(saved, 2)
     found, texts = planned(data, limited(data, moves), exact=exact)
     places = [position for _, _, position in pickletools.genops(data) if position is not None]
@@ -96,11 +97,10 @@ def test_what_is_not_the_same_in_the_graph_is_not_proved(
         if kind < 3 and mutated:
             n = draws.draw(st.integers(0, len(mutated) - 1))
             start, end, new = mutated[n]
-            assert isinstance(new, bytes)
             put = draws.draw(OPCODES)
             mutated[n : n + 1] = [
-                [Edit(start, end, put)],
-                [Edit(start, end, new + put)],
+                [(start, end, put)],
+                [(start, end, new + put)],
                 [],
             ][kind]
         else:
@@ -108,8 +108,8 @@ def test_what_is_not_the_same_in_the_graph_is_not_proved(
             start, end = places[nth], places[nth + 1]
             if kind == 4:
                 start, end = start + 1, end + 1
-            mutated = [each for each in mutated if each.end <= start or each.start >= end]
-            mutated = sorted([*mutated, Edit(start, end, draws.draw(OPCODES))])
+            mutated = [each for each in mutated if each[1] <= start or each[0] >= end]
+            mutated = sorted([*mutated, (start, end, draws.draw(OPCODES))])
     if proves(data, mutated, texts):
         assert walks_alike(data, mutated, texts)
 
@@ -117,13 +117,13 @@ def test_what_is_not_the_same_in_the_graph_is_not_proved(
 LITERAL = b"X\x03\0\0\0cpu"
 
 
-def changed(data: bytes, *changes: tuple[bytes, bytes], texts: Mapping[bytes, str]) -> bool:
+def changed(data: bytes, *replaced: tuple[bytes, bytes], texts: Mapping[bytes, str]) -> bool:
     """Whether it is proved that these bytes, which occur once, become others."""
-    found = list[Edit]()
-    for old, new in changes:
+    found = list[Replacement]()
+    for old, new in replaced:
         assert data.count(old) == 1
         at = data.index(old)
-        found.append(Edit(at, at + len(old), new))
+        found.append((at, at + len(old), new))
     found.sort()
     asked = {data.index(use): text for use, text in texts.items()}
     result = is_respelling(Survey(data), found, asked)
@@ -167,7 +167,7 @@ def test_odd_memos_are_left_to_the_walk(way: str) -> None:
     head = b"(X\x07\0\0\0storage" + before + b"ctorch\nFloatStorage\nX\x01\0\0\x000"
     data = b"\x80\x02(" + head + LITERAL + memoized + b"K\x04tQ" + recalled + b"t."
     use = data.index(LITERAL)
-    edit = Edit(use, use + len(LITERAL), b"X\x03\0\0\0mps")
+    edit = use, use + len(LITERAL), b"X\x03\0\0\0mps"
     if is_respelling(Survey(data), [edit], {use: "mps"}):
         assert walks_alike(data, [edit], {use: "mps"})
 
@@ -205,9 +205,9 @@ def test_many_storages_are_proved(tag: str, exact: bool) -> None:
 def test_edits_that_overlap_or_end_behind_the_pickle_prove_nothing() -> None:
     data = b"\x80\x02(" + LITERAL + b"q\x01K\x07t."
     at = data.index(LITERAL)
-    literal = Edit(at, at + len(LITERAL), b"X\x03\0\0\0mps")
-    assert not proves(data, [literal, Edit(at + 2, at + 8, b"")], {at: "mps"})
-    assert not proves(data + b"K\x01", [literal, Edit(len(data), len(data) + 2, b"")], {at: "mps"})
+    literal = at, at + len(LITERAL), b"X\x03\0\0\0mps"
+    assert not proves(data, [literal, (at + 2, at + 8, b"")], {at: "mps"})
+    assert not proves(data + b"K\x01", [literal, (len(data), len(data) + 2, b"")], {at: "mps"})
     with pytest.raises(CorruptError):
         walk(data[:-1])
     assert proves(data, [literal], {at: "mps"})

@@ -98,7 +98,7 @@ class Graph:
         """Return the node of a storage, made on first use, or by rewriting `node`."""
         found = self.storages.get(key)
         if found is None:
-            found = node or StorageReference(_NO_STORAGE, key, _NO_STORAGE.word)
+            found = node or StorageReference(_NO_STORAGE, key, "")
             self.storages[key] = found
             self.retype(key, dtype, nbytes, location)
         return found

@@ -334,7 +334,7 @@ class Machine(MarkedStack):
 
     def recall(self, slot: int) -> None:
         self.recalled.add(slot)
-        node = self.memo.get(slot)
+        node = self.content_of(slot)
         if type(node) is Text:
             if node is UNFILLED:
                 raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
@@ -345,6 +345,10 @@ class Machine(MarkedStack):
         self.stack.append(node)
         if len(self.stack) > self.longest_row:
             self.check_row()
+
+    def content_of(self, slot: int) -> Node:
+        """The node in a slot of the memo, or `UNFILLED`."""
+        return self.memo.get(slot)
 
     def op_get(self) -> None:
         self.is_usual = False

@@ -64,6 +64,10 @@ class Memo:
                 return False
         return True
 
+    def settle(self, slot: int, node: Node) -> None:
+        """Put the node itself into a slot of the row, instead of what stood for it."""
+        self._row[slot] = node
+
     @property
     def is_row(self) -> bool:
         """Whether all slots up to the last are filled, and no others."""

@@ -38,33 +38,64 @@ class Form(NamedTuple):
     requires_grad: bool
 
 
+class Places(NamedTuple):
+    """The offsets of opcodes in the sequence of a tensor, the same in many tensors."""
+
+    key: int = 0
+    location: int = 0
+    id: int = 0
+    call: int = 0
+
+
+_NOWHERE = Places()
+
+
 class StorageReference(Persistent):
-    """The persistent id of a storage; its tuple is created at the first access."""
+    """The persistent id of a storage; its tuple and texts are created at each access.
+
+    Only a text that is used elsewhere is kept.
+    """
 
     _pid: Node
-    __slots__ = ("_pid", "form", "key", "location", "start")
+    __slots__ = ("_pid", "form", "key", "places", "start", "tag")
 
     def __init__(
-        self, form: StorageForm, key: str, location: Text, at: int = 0, start: int = -1
+        self, form: StorageForm, key: str, tag: str, places: Places = _NOWHERE, start: int = 0
     ) -> None:
+        """`start` is where the tensor's sequence starts in the pickle."""
         self.form = form
-        self.key = key
-        self.location = location
-        self.at = at
-        #: the start of the tensor's sequence in the pickle, or -1
-        self.start = start
+        #: the name and the device tag of the storage
+        self.key, self.tag = key, tag
+        self.places, self.start = places, start
         self._pid = None
 
     def respell(self, form: StorageForm, key: str, location: Text) -> None:
         """Turn it into the id of another storage, in compact form."""
-        self.form, self.key, self.location, self._pid = form, key, location, None
+        self.form, self.key, self.tag, self._pid = form, key, location, None
+
+    @property
+    def at(self) -> int:  # type: ignore[override] # it is computed
+        """The offset of its opcode."""
+        return self.start + self.places.id
+
+    @property
+    def key_text(self) -> Text:
+        """The use of the string that is its name."""
+        key = self.key
+        return key if type(key) is Text else Text(key, self.start + self.places.key)
+
+    @property
+    def location(self) -> Text:
+        """The use of the string that is its device tag."""
+        tag = self.tag
+        return tag if type(tag) is Text else Text(tag, self.start + self.places.location)
 
     @property
     def pid(self) -> Node:
         """The persistent id."""
         if self._pid is None:
             word, storage_class, numel = self.form
-            items: list[Node] = [word, storage_class, self.key, self.location, numel]
+            items: list[Node] = [word, storage_class, self.key_text, self.location, numel]
             self._pid = Tuple(items, self.at)
         return self._pid
 
@@ -80,12 +111,11 @@ class PlainTensor(Call):
     _args: Node
     __slots__ = ("_args", "form", "storage")
 
-    def __init__(self, form: Form, storage: Persistent, at: int = 0) -> None:
+    def __init__(self, form: Form, storage: Persistent) -> None:
         self.pairs = self.items = NOTHING
         self.function = form.names.function
         self._args = self.kwargs = self.state = None
         self.opcode = "REDUCE"
-        self.at = at
         self.built = False
         self.form = form
         self.storage = storage
@@ -94,6 +124,12 @@ class PlainTensor(Call):
         """Turn it into another tensor, in compact form."""
         self.form, self.storage, self._args = form, storage, None
         self.function = form.names.function
+
+    @property
+    def at(self) -> int:  # type: ignore[override] # it is computed
+        """The offset of the opcode that made it; 0 if none did."""
+        storage = self.storage
+        return storage.start + storage.places.call if type(storage) is StorageReference else 0
 
     @property
     def args(self) -> Node:

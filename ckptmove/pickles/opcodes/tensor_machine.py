@@ -40,7 +40,7 @@ from ..device_tags import may_be_tag
 from ..nodes import Global, Node, Text, Tuple
 from .machine import Machine
 from .memo import UNFILLED
-from .plain_tensors import Form, Names, PlainTensor, StorageForm, StorageReference
+from .plain_tensors import Form, Names, Places, PlainTensor, StorageForm, StorageReference
 
 _REBUILD, _HOOKS = "torch._utils._rebuild_tensor_v2", "collections.OrderedDict"
 _GET, _PUT = rb"(?:h.|j....)", rb"(q.|r....|)"
@@ -57,13 +57,15 @@ _SEQUENCE = re.compile(
     + rb"t" + _PUT + rb"()R" + _PUT,  # 17 arguments; 18 where REDUCE is, 19
     re.DOTALL,
 )  # fmt: skip
-_KEY_NBYTES, _KEY, _RECALLED_KEY, _LOCATION, _PERSID, _CALL = 2, 3, 5, 6, 10, 18
+_KEY_NBYTES, _KEY, _KEY_PUT, _RECALLED_KEY, _LOCATION, _LOCATION_PUT = range(2, 8)
+_PID_PUT, _PERSID, _ARGS_PUT, _CALL = 9, 10, 17, 18
 #: Groups that are the same in similar tensors: head, location, elements, sizes and hooks.
 _ALIKE = (1, 6, 8, 11, 13, 15)
-#: The PUT groups, in order; `_WITHIN` has those whose node is not yet created, with its index in
-#: the arguments.
-_PUTS = (4, 7, 9, 12, 14, 16, 17, 19)
-_WITHIN = {9: -1, 12: 2, 14: 3, 16: 5, 17: -2}
+#: The PUT groups, in order; `_WITHIN` has those whose node is not yet created, and `_IN_ARGS` the
+#: index of those among the arguments.
+_PUTS = (_KEY_PUT, _LOCATION_PUT, _PID_PUT, 12, 14, 16, _ARGS_PUT, 19)
+_WITHIN = _PUTS[:-1]
+_IN_ARGS = {12: 2, 14: 3, 16: 5}
 _GETS = re.compile(_GET, re.DOTALL)
 _INTS = re.compile(_INT, re.DOTALL)
 _LONGEST_KEY = 12
@@ -81,8 +83,7 @@ class _Usual(NamedTuple):
     storage: StorageForm
     #: the slots of the GETs, and their nodes
     recalled: tuple[tuple[int, Node], ...]
-    #: the location, or None if a GET recalls it
-    location: str | None
+    location: str
 
 
 class _Layout(NamedTuple):
@@ -95,13 +96,9 @@ class _Layout(NamedTuple):
     same: tuple[bytes, ...]
     #: whether the number of the storage is written out, not recalled
     has_key: bool
-    #: whether key, location and call are each put into a slot
-    puts: tuple[bool, bool, bool]
-    #: the offsets of key, location, BINPERSID and REDUCE
-    key_at: int
-    location_at: int
-    id_at: int
-    call_at: int
+    #: whether the tensor is put into a slot
+    is_put: bool
+    places: Places
 
 
 class TensorMachine(Machine):
@@ -143,9 +140,14 @@ class TensorMachine(Machine):
             self._take_tensor()
             return
         super().recall(slot)
-        top = stack[-1]
-        if type(top) is StorageReference:  # stands for a node that is not yet created
-            self.stack[-1] = self._inside(top, slot)
+
+    def content_of(self, slot: int) -> Node:
+        """Like `Machine.content_of`; creates the node for which a reference to a storage stands."""
+        node = self.memo.get(slot)
+        if type(node) is StorageReference:
+            node = self._inside(node, slot)
+            self.memo.settle(slot, node)
+        return node
 
     def _forget(self) -> None:
         self._known.clear()
@@ -170,42 +172,34 @@ class TensorMachine(Machine):
                 return
             layout = found
             parts = layout.unpack(data, start)
-        key, slots = parts[1], parts[3::2]
-        usual, base = layout.usual, self.base
+        key, slots, usual = parts[1], parts[3::2], layout.usual
         if layout.has_key:
             if not key.isdigit() or not memo.takes(slots, start):
                 return
-            text = Text(key.decode(), base + start + layout.key_at)
+            name = key.decode()
         else:
-            node = memo.get(key)
+            node = self.content_of(key)
             if type(node) is not Text or node is UNFILLED or not _is_key(node):
                 return
             if not memo.takes(slots, start):
                 return
             self.recalled.add(key)
-            text = node
+            name = node
         if not self.fits_sequence(layout.nbytes):
             return
         # From here on the sequence is taken.
-        place = usual.recalled[-1][1] if usual.location is None else usual.location
-        here = Text(place, base + start + layout.location_at)  # type: ignore[arg-type] # it is text
-        at = base + start + layout.id_at
-        storage = StorageReference(usual.storage, text, here, at, start)
-        tensor = PlainTensor(usual.form, storage, base + start + layout.call_at)
+        at = self.base + start
+        storage = StorageReference(usual.storage, name, usual.location, layout.places, at)
+        tensor = PlainTensor(usual.form, storage)
         filled: list[Node] = [storage] * len(slots)
-        key_put, location_put, call_put = layout.puts
-        if call_put:
+        if layout.is_put:
             filled[-1] = tensor
-        if key_put:
-            filled[0] = text
-        if location_put:
-            filled[1 if key_put else 0] = here
         memo.take(slots, filled)
         self.shared_texts.add(usual.storage.word.at)
         if layout.has_key:
-            self.allow_storage(text)
+            self.allow_storage(name)
         else:
-            self.shared_texts.add(text.at)
+            self.shared_texts.add(name.at)
         self.persistents.append(storage)
         self.calls.append(tensor)
         self.stack[-1] = tensor
@@ -230,7 +224,7 @@ class TensorMachine(Machine):
             key, form = found[_KEY], usual.form
             _, location_put, _, shape_put, stride_put, *_ = puts
             if (
-                (location_put and usual.location is None)
+                (location_put and found[_LOCATION][0] != _BINUNICODE)
                 or (shape_put and not form.shape)
                 or (stride_put and not form.stride)
                 or (key is not None and int.from_bytes(found[_KEY_NBYTES], "little") != len(key))
@@ -250,13 +244,13 @@ class TensorMachine(Machine):
         head, location, elements, shape, stride, hooks = signature
         gets = [_slot(each) for part in (head[2:], hooks[1:-2]) for each in _GETS.findall(part)]
         recalled = [(slot, self.memo.get(slot)) for slot in gets]
-        place = None
         if location[0] != _BINUNICODE:
             slot = _slot(location)
-            node = self.memo.get(slot)
+            node = self.content_of(slot)
             if type(node) is not Text or node is UNFILLED or not may_be_tag(node):
                 return None
             recalled.append((slot, node))
+            place = str(node)
         else:
             place = location[5:].decode()
             if location[1] != len(place):
@@ -279,19 +273,24 @@ class TensorMachine(Machine):
         return _Usual(form, storage, tuple(recalled), place)
 
     def _inside(self, storage: StorageReference, slot: int) -> Node:
-        """The node that a tensor's sequence put into a slot; not the tensor itself or its texts."""
+        """The node that a tensor's sequence put into a slot; not the tensor itself."""
         tensor = self.calls[bisect_left(self.calls, storage.at, key=_AT)]
-        found = _SEQUENCE.match(self.data, storage.start)
+        found = _SEQUENCE.match(self.data, storage.start - self.base)
         assert found is not None
         assert isinstance(tensor, PlainTensor)
         (group,) = (each for each in _WITHIN if found[each] and _slot(found[each]) == slot)
-        place = _WITHIN[group]
-        if place == -1:
+        if group == _KEY_PUT:
+            storage.key = storage.key_text
+            return storage.key
+        if group == _LOCATION_PUT:
+            storage.tag = storage.location
+            return storage.tag
+        if group == _PID_PUT:
             return storage.pid
-        if place == -2:
+        if group == _ARGS_PUT:
             return tensor.args
         assert isinstance(tensor.args, Tuple)
-        return tensor.args.items[place]
+        return tensor.args.items[_IN_ARGS[group]]
 
 
 def _is_key(text: str) -> bool:
@@ -333,11 +332,13 @@ def _layout_of(found: re.Match[bytes], usual: _Usual) -> _Layout:
         unpack=_struct(layout).unpack_from,
         same=tuple(same),
         has_key=key == _KEY,
-        puts=(bool(found[_PUTS[0]]), bool(found[_PUTS[1]]), bool(found[_PUTS[-1]])),
-        key_at=found.start(_KEY) - _KEY_HEAD - start,
-        location_at=found.start(_LOCATION) - start,
-        id_at=found.start(_PERSID) - start,
-        call_at=found.start(_CALL) - start,
+        is_put=bool(found[_PUTS[-1]]),
+        places=Places(
+            key=found.start(_KEY) - _KEY_HEAD - start,
+            location=found.start(_LOCATION) - start,
+            id=found.start(_PERSID) - start,
+            call=found.start(_CALL) - start,
+        ),
     )
 
 

@@ -33,8 +33,8 @@ class StorageId(NamedTuple):
     id: str
     #: the name of the storage within its container
     key: str
-    #: the use of the string that is its device tag
-    location: Text
+    #: the use of the string that is its device tag, or the reference that has it
+    use: Text | StorageReference
     #: the dtype of the storage class, or None for an untyped storage
     dtype: str | None
     whole_nbytes: int
@@ -42,6 +42,18 @@ class StorageId(NamedTuple):
     nbytes: int
     #: the start of that part, in elements
     view_at: int = 0
+
+    @property
+    def tag(self) -> str:
+        """The device tag."""
+        use = self.use
+        return use.tag if type(use) is StorageReference else use  # type: ignore[return-value]
+
+    @property
+    def location(self) -> Text:
+        """The use of the string that is its device tag."""
+        use = self.use
+        return use.location if type(use) is StorageReference else use  # type: ignore[return-value]
 
 
 class TensorId(NamedTuple):
@@ -72,7 +84,7 @@ def storage_ids(
             said = compact[id(form)]
             if said is not None:
                 (dtype, size), key = said, node.key
-                fields = folder + key, key, node.location, dtype, size, size, 0
+                fields = folder + key, key, node, dtype, size, size, 0
                 found[id(node)] = tuple.__new__(StorageId, fields)
                 continue
         if not (legacy and _names_class(node)):
@@ -149,7 +161,7 @@ def storages_of(
     storages: dict[str, Storage] = {}
     locations: dict[str, str] = {}
     for name, first in firsts.items():
-        _, _, place, dtype, nbytes, _, _ = first
+        dtype, nbytes, place = first.dtype, first.whole_nbytes, first.tag
         if name in others:
             dtype = _dtype_of(first, others[name], retyped=retyped)
         location = locations.get(place) or locations.setdefault(place, intern(str(place)))

@@ -101,7 +101,7 @@ class Recogniser:
     def _plain(self, form: Form, storage: StorageId, dtype: str) -> Tensor:
         """Like `tensor_at`, for a plain tensor."""
         _, offset, shape, stride, requires_grad = form
-        nbytes, place = self.check_reach(form, storage, dtype), storage.location
+        nbytes, place = self.check_reach(form, storage, dtype), storage.tag
         device = self._devices.get(place) or self._devices.setdefault(place, intern(str(place)))
         at = offset + storage.view_at
         said = dtype, shape, device, nbytes, "tensor", "strided", stride, at, storage.id

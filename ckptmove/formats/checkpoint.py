@@ -121,10 +121,10 @@ class Checkpoint:
     @cached_property
     def manifest(self) -> Manifest:
         """The manifest of the checkpoint."""
-        contents, container, streams = self.contents, self.container, self.whole.streams
-        names = [name.qualname for stream in streams for name in stream.pickle.globals]
+        contents, container, whole = self.contents, self.container, self.whole
+        names = [name.qualname for stream in whole.streams for name in stream.pickle.globals]
         names, tags = list(dict.fromkeys(names)), self._tags()
-        storages = {**self.whole.storages, **contents.storages}
+        storages = {**whole.storages, **contents.storages} if contents.storages else whole.storages
         unknown = unknown_callables_in(container)
         chunks = container.chunks(contents.tensors)
         shares, lies_in = shares_of(contents.tensors, storages, chunks, self.files)
@@ -409,7 +409,7 @@ class Checkpoint:
             return True
         from .relocation_check import difference_in
 
-        walked = Stream(Memory(new, written.path), 0, 0, Budget())
+        walked = Stream(Memory(new.read(0, new.nbytes), written.path), 0, 0, Budget())
         found = difference_in(old, walked, spelling)
         if found is not None:
             raise WriteError(f"the written file differs from the source in {found}")

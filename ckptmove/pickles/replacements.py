@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterable, Iterator
 from operator import add
 
+from ..sources.source import Readable
+
 #: By offset: how many bytes are replaced, and the new ones. Equal pairs are one object.
 Pieces = dict[int, tuple[int, bytes]]
 #: The start and end of the replaced bytes, and the new ones.
@@ -63,13 +65,13 @@ def applied(
     return b"".join(parts)
 
 
-def is_applied(data: bytes, changes: Replacements, new: bytes) -> bool:
+def is_applied(data: bytes, changes: Replacements, new: Readable) -> bool:
     """Whether changes make `new` of `data`; few of them are applied at a time, to save memory."""
     start = at = 0
     for n in range(0, len(changes), _AT_ONCE):
         some = changes.part(n, n + _AT_ONCE)
         made = applied(data, some, start, some.end)
-        if not new.startswith(made, at):
+        if at + len(made) > new.nbytes or new.read(at, len(made)) != made:
             return False
         start, at = some.end, at + len(made)
-    return data[start:] == new[at:]
+    return data[start:] == new.read(at, new.nbytes - at)

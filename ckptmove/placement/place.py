@@ -124,7 +124,7 @@ def _stays(entry: TensorEntry, wanted: str, rules: Rules) -> bool:
 
 def _place_storages(manifest: Manifest, rules: Rules, targets: list[str], moves: Moves) -> None:
     owner: dict[str, TensorEntry] = {}
-    goes, storages = dict[str, str](), manifest.storages  # by storage
+    goes, storages = moves.storages, manifest.storages
     for entry, wanted in zip(manifest.tensors, targets, strict=True):
         key = entry.storage
         if key is None:
@@ -139,13 +139,12 @@ def _place_storages(manifest: Manifest, rules: Rules, targets: list[str], moves:
             )
         if target != location:
             goes[key] = target
-    moves.storages.update(goes)
     if len(owner) == len(storages):
         return
     for key, storage in storages.items():
         wanted_by_tag = None if key in owner else rules.tags.of(storage.location)
         if wanted_by_tag not in (None, storage.location):
-            moves.storages[key] = str(wanted_by_tag)
+            goes[key] = str(wanted_by_tag)
 
 
 def _check_composites(manifest: Manifest, targets: list[str]) -> None:

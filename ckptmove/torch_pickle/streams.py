@@ -163,7 +163,7 @@ class Container:
                 break
         return changes
 
-    def patched_pickles(self, written: Readable) -> Sequence[bytes] | None:
+    def patched_pickles(self, written: Readable) -> Sequence[Readable] | None:
         """Its pickles in a copy of the container that differs only in them.
 
         None if more may differ, or if that can't be checked without opening the copy as a
@@ -365,7 +365,7 @@ class Stream:
         """The offsets of its opcodes."""
         return Survey(self.data, self.pickle.recalled)
 
-    def is_respelled(self, new: bytes, spelling: LocationEdits) -> bool:
+    def is_respelled(self, new: Readable, spelling: LocationEdits) -> bool:
         """Whether bytes are surely this pickle with a spelling that was planned for it.
 
         Nothing is walked: the plan is proved correct, and the bytes are compared with those of the

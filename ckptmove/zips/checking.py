@@ -52,7 +52,7 @@ def holds_patched(archive: Archive, written: Readable, changed: Sequence[Record]
             return False
         start, nbytes = archive.data_at(record), record.stored_nbytes
         old = struct.pack("<I", record.crc32)
-        new = struct.pack("<I", zlib.crc32(written.read(start, nbytes)))
+        new = struct.pack("<I", _sum(written, start, start + nbytes))
         entry = record.entry_at - at + CENTRAL_CRC_AT
         directory[entry : entry + 4] = new
         for first, end in ((record.header_at, start), _descriptor(archive, record)):
@@ -64,6 +64,14 @@ def holds_patched(archive: Archive, written: Readable, changed: Sequence[Record]
             if written.read(first, end - first) != frame:
                 return False
     return written.read(at, len(directory)) == directory
+
+
+def _sum(source: Readable, start: int, end: int) -> int:
+    """Return the CRC-32 of a range."""
+    crc32 = 0
+    for at in range(start, end, _STEP):
+        crc32 = extend_crc32(crc32, source.read(at, min(_STEP, end - at)))
+    return crc32
 
 
 def _descriptor(archive: Archive, record: Record) -> tuple[int, int]:

@@ -62,14 +62,6 @@ def _read(archive: Archive, at: int, nbytes: int) -> Iterator[bytes]:
         yield archive.source.read(at + done, min(_STEP, nbytes - done))
 
 
-def _places_of(archive: Archive) -> Mapping[str, int]:
-    """Return the offset of the first byte of each record, by name."""
-    records, places = archive.records, archive.records.places()
-    if all(places.values()):
-        return places
-    return {name: at or archive.data_at(records[name]) for name, at in places.items()}
-
-
 def checksums_that_stay(
     archive: Archive, new: dict[str, Content], places: Mapping[str, int] | None = None
 ) -> Iterator[Checksum]:
@@ -77,12 +69,13 @@ def checksums_that_stay(
 
     `places`: the name of a record → the new offset of its content; by default, where it is.
     """
-    start, old = archive.source.start or 0, _places_of(archive)
-    places = old if places is None else places
-    for name, nbytes, crc32 in archive.records.checksums():
+    records, start = archive.records, archive.source.start or 0
+    for name, nbytes, crc32, old in records.checksums():
         if name not in new:
-            yield Checksum(places[name], nbytes, crc32, name, start + old[name])
+            old = old or archive.data_at(records[name])
+            at = old if places is None else places[name]
+            yield Checksum(at, nbytes, crc32, name, start + old if start else old)
     for name, content in new.items():
         if isinstance(content, Plan):
-            at = places[name]
+            at = archive.data_at(records[name]) if places is None else places[name]
             yield from (each._replace(at=at + each.at) for each in content.checksums)

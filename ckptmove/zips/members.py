@@ -82,6 +82,10 @@ class Records(Mapping[str, Record]):
                 return name
         return None
 
+    def number(self, name: str) -> int:
+        """Return the number of a record in the directory, from 0 on."""
+        return self._rows[name] // _WIDTH
+
     def data_at(self, name: str) -> int:
         """Return the offset of a record's content, or 0 if it was not noted."""
         return self._numbers[self._rows[name] + _WIDTH - 1]
@@ -106,17 +110,19 @@ class Records(Mapping[str, Record]):
         """Return one numeric field of all records."""
         return self._numbers[Record._fields.index(field) - 1 :: _WIDTH]
 
-    def places(self) -> Mapping[str, int]:
-        """Return the offset of each record's content, or 0 where it was not noted."""
-        return dict(zip(self._rows, self._numbers[_WIDTH - 1 :: _WIDTH], strict=True))
+    def checksums(self) -> Iterator[tuple[str, int, int, int]]:
+        """Return name, size, checksum and `data_at` of each stored record with content and a sum.
 
-    def checksums(self) -> Iterator[tuple[str, int, int]]:
-        """Return name, size and checksum of each stored record that has content and a checksum."""
-        columns = map(self.column, ("method", "nbytes", "crc32"))
+        `data_at` is 0 where it was not noted.
+        """
+        columns = [
+            *map(self.column, ("method", "nbytes", "crc32")),
+            self._numbers[_WIDTH - 1 :: _WIDTH],
+        ]
         rows = zip(self._rows, *columns, strict=True)
         return (
-            (name, nbytes, crc32)
-            for name, method, nbytes, crc32 in rows
+            (name, nbytes, crc32, at)
+            for name, method, nbytes, crc32, at in rows
             if not method and nbytes and crc32
         )  # 0 is STORED
 

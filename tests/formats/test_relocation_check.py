@@ -47,11 +47,11 @@ def test_each_byte_of_a_pickle_counts(source: Path, tmp_path: Path) -> None:
         (record,) = (each for each in archive.records.values() if each.name.endswith("data.pkl"))
         pickle = archive.read(record, at_most=1 << 20)
         (stream,) = before.whole.streams
-        assert stream.is_respelled(pickle, before.spelling(moves))
+        assert stream.is_respelled(Memory(pickle, "b.pt"), before.spelling(moves))
         for at in range(0, len(pickle), 3):
             damaged = bytearray(pickle)
             damaged[at] ^= 1
-            assert not stream.is_respelled(bytes(damaged), before.spelling(moves))
+            assert not stream.is_respelled(Memory(bytes(damaged), "b.pt"), before.spelling(moves))
             # its checksums are right: only what the pickle says is wrong
             wrong = apply_plan(patch(archive, {record.name: bytes(damaged)}), made)
             accepted = is_accepted(before, moves, wrong, other)

@@ -112,7 +112,7 @@ class RecordsContainer(ArchiveContainer):
         known = self.storages.get(key)
         if known is not None and (known.location, known.dtype) != (view.device, view.dtype):
             raise CorruptError(f"the record {record.name!r} is described twice, differently")
-        self._held[key] = record.name
+        self.hold(key, record.name)
         extent = None
         if self.source.start is not None and record.method == STORED:
             extent = Extent(self.source.start + self.archive.data_at(record), record.nbytes)

@@ -50,13 +50,29 @@ class ArchiveContainer(Container):
         self.archive = archive
         self.session = session
         self.folder = session.folder()  #: the prefix of the ids of its storages
-        self._held: dict[str, str] = {}  # storage id → the name of its record
+        # storage id → the name of its record, unless that follows from the id
+        self._named: dict[str, str] = {}
+        self._is_storage = bytearray(len(archive.records))  # of each record
         archive.check_layout()
         session.budget.hold_storages(len(archive.records))
 
     def content(self, storage: str) -> bytes:
-        record = self.archive.records[self._held[storage]]
+        record = self.archive.records[self.record_of(storage)]
         return self.archive.read(record, at_most=MAX_NBYTES)
+
+    def hold(self, storage: str, name: str) -> None:
+        """Note that a record holds a storage."""
+        if name != self.usual_record(storage):
+            self._named[storage] = name
+        self._is_storage[self.archive.records.number(name)] = True
+
+    def record_of(self, storage: str) -> str:
+        """The name of the record that holds a storage."""
+        return self._named.get(storage) or self.usual_record(storage)
+
+    def usual_record(self, storage: str) -> str:
+        """The name that the record of a storage usually has."""
+        return storage[len(self.folder) :]
 
     def records(self) -> Iterator[HeldRecord]:
         for record, kind in self._others():
@@ -65,9 +81,9 @@ class ArchiveContainer(Container):
 
     def _others(self) -> Iterator[tuple[Record, RecordKind]]:
         """The records other than pickles, storages and those that only describe the layout."""
-        read = {*self._held.values(), *self.container_records()}
-        for name in self.archive.records:
-            if name in read:
+        read = self.container_records()
+        for name, is_storage in zip(self.archive.records, self._is_storage, strict=True):
+            if is_storage or name in read:
                 continue
             record = self.archive.records[name]
             kind = self.kind_of(self.short(record))
@@ -134,7 +150,7 @@ class ArchiveContainer(Container):
         return damage(self.archive, report)
 
     def crc32(self, storage: str) -> int:
-        return self.archive.records.stored_crc32(self._held[storage])
+        return self.archive.records.stored_crc32(self.record_of(storage))
 
 
 def content_of(archive: Archive, record: Record) -> Readable:
@@ -207,11 +223,11 @@ class ZipContainer(ArchiveContainer):
     def extent(self, storage: StorageId, suffix: str = "") -> Extent | None:
         """The extent of a storage's record in the file; None if it is compressed."""
         known, nbytes = storage.id, storage.whole_nbytes
-        name = self.prefix + known[len(self.folder) :] + suffix
+        name = self.usual_record(known) + suffix
         records, start = self.archive.records, self.source.start
         usual = records.stored_at(name, nbytes)
         if usual and start is not None:
-            self._held[known] = name
+            self.hold(known, name)
             return tuple.__new__(Extent, (start + usual, nbytes, 0))
         record = records.get(name)
         if record is None:
@@ -221,7 +237,7 @@ class ZipContainer(ArchiveContainer):
                 f"the storage {storage.key!r} should have {storage.whole_nbytes:,} "
                 f"bytes and has {record.nbytes:,}"
             )
-        self._held[storage.id] = record.name
+        self.hold(storage.id, record.name)
         if self.source.start is None or record.method != STORED:
             return None
         return Extent(self.source.start + self.archive.data_at(record), record.nbytes)
@@ -272,6 +288,9 @@ class ZipContainer(ArchiveContainer):
     def container_records(self) -> set[str]:
         """The records of its pickles."""
         return {record.name for record in self.pickled}
+
+    def usual_record(self, storage: str) -> str:
+        return self.prefix + storage[len(self.folder) :]
 
     def short(self, record: Record) -> str:
         return record.name.removeprefix(self.prefix)

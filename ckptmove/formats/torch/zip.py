@@ -93,7 +93,7 @@ class TorchZipContainer(ZipContainer):
     def kind_of(self, name: str) -> RecordKind | None:
         return None if name == RECORD else super().kind_of(name)
 
-    def patched_pickles(self, written: Readable) -> Sequence[bytes] | None:
+    def patched_pickles(self, written: Readable) -> Sequence[Readable] | None:
         from ...zips.checking import holds_patched
 
         if not holds_patched(self.archive, written, self.pickled):
@@ -101,7 +101,7 @@ class TorchZipContainer(ZipContainer):
         if any(stream.nested or stream.unread for stream in self.streams):
             return None
         places = ((self.archive.data_at(record), record.nbytes) for record in self.pickled)
-        return [written.read(*place) for place in places]
+        return [written.window(*place) for place in places]
 
     def _writer(self) -> str:
         """The version of torch that wrote it, as far as the records show: each release added some.

@@ -9,7 +9,7 @@ is left over from an interrupted change.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
 from ...errors import CkptmoveError, CorruptError, RefusedError, WriteError
@@ -95,7 +95,7 @@ class UndoableChange:
         self.changes: list[FileChange] = []
         self._began = self._begun = self._committing = False
 
-    def _write(self, held: Locked, journal: bytes) -> int:
+    def _write(self, held: Locked, journal: Iterable[bytes]) -> int:
         """Write and sync the journal, then make the changes; return how many bytes they have.
 
         Raises CorruptError if a file was changed since it was read.
@@ -177,7 +177,7 @@ class InPlace(UndoableChange):
 
         Raises CorruptError if the file was changed since it was read.
         """
-        return self._write(self._file.held, self._file.journal.to_bytes())
+        return self._write(self._file.held, self._file.journal.parts())
 
     def open_written(self) -> File:
         """Open the changed file for reading, like any other source."""
@@ -222,7 +222,7 @@ class InPlaceFolder(UndoableChange):
         """As `InPlace.write`, for all files."""
         journals = [change.journal for change in self.changes]
         found = dict(zip(sorted(self._files), journals, strict=True))
-        return self._write(self._held, folder_journal(found))
+        return self._write(self._held, [folder_journal(found)])
 
     def open_written(self, name: str) -> File:
         """Open a changed file for reading, like any other source."""

@@ -76,12 +76,16 @@ class Journal(NamedTuple):
         """How many bytes the changes replace."""
         return sum(len(change.new) for change in self.changes)
 
-    def to_bytes(self) -> bytes:
-        """Return the journal as the bytes on disk."""
+    def parts(self) -> list[bytes]:
+        """Return what the journal on disk consists of, without a copy of the old and new bytes."""
         parts = [_HEAD.pack(_MAGIC, self.nbytes, self.inode, self.tail, len(self.changes))]
         for change in self.changes:
             parts += (_CHANGE.pack(change.at, len(change.old)), change.old, change.new)
-        return b"".join((*parts, _digest(*parts)))
+        return [*parts, _digest(*parts)]
+
+    def to_bytes(self) -> bytes:
+        """Return the journal as the bytes on disk."""
+        return b"".join(self.parts())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Journal:

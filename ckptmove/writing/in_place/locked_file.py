@@ -78,11 +78,14 @@ class Locked:
     def _unfinished(self) -> str:
         return self.journal + UNFINISHED
 
-    def write_journal(self, data: bytes) -> None:
+    def write_journal(self, parts: Iterable[bytes]) -> None:
         """Write and sync the journal, and only then give it its name. Raises OSError."""
         fd = self.folder.open(self._unfinished, WRITE | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            write_at(fd, 0, data)
+            at = 0
+            for part in parts:
+                write_at(fd, at, part)
+                at += len(part)
             sync(fd)
         finally:
             os.close(fd)

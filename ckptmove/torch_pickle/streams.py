@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -118,7 +118,7 @@ class Container:
         self.ids: dict[int, StorageId] = {}
         #: `id()` of the node of a persistent id → the tensor that it names
         self.tensors: dict[int, TensorId] = {}
-        self.storages: dict[str, Storage] = {}
+        self.storages: MutableMapping[str, Storage] = {}
         #: devices that are named outside its pickles, and where
         self.named: list[tuple[NamedDevice, Literal]] = []
         #: `id()` of bytes in the saved objects that are not held in memory → their source

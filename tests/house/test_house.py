@@ -122,6 +122,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "manifest.other_records",
         "manifest.folder_files",
         "manifest.manifest",
+        "manifest.storage_table",
         "manifest",
     ),
     (

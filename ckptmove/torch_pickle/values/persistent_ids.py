@@ -19,7 +19,8 @@ from typing import NamedTuple, TypeGuard
 
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
-from ...manifest.manifest import Extent, Storage
+from ...manifest.manifest import Extent
+from ...manifest.storage_table import StorageTable
 from ...pickles.nodes import Global, Node, Persistent, Text, Tuple, named
 from ...pickles.opcodes.plain_tensors import StorageForm, StorageReference, is_compact
 
@@ -147,7 +148,7 @@ def storages_of(
     extent: Callable[[StorageId], Extent | None],
     *,
     retyped: bool = False,
-) -> dict[str, Storage]:
+) -> StorageTable:
     """Storage id → storage, given every reference to a storage.
 
     `extent` returns where the bytes of a storage are in the file. If `retyped`, the references may
@@ -158,7 +159,7 @@ def storages_of(
     for each in ids:
         if firsts.setdefault(each.id, each) is not each:
             others.setdefault(each.id, []).append(each)
-    storages: dict[str, Storage] = {}
+    storages = StorageTable()
     locations: dict[str, str] = {}
     for name, first in firsts.items():
         dtype, nbytes, place = first.dtype, first.whole_nbytes, first.tag
@@ -168,8 +169,7 @@ def storages_of(
         lies = extent(first)
         if lies is not None:
             nbytes = lies[1]
-        # the constructor would take longer, here and below, and there may be very many
-        storages[name] = tuple.__new__(Storage, (name, location, nbytes, dtype, lies))
+        storages.add(name, location, nbytes, dtype, lies)
     return storages
 
 

@@ -57,12 +57,13 @@ def applied(
     data: bytes, changes: Iterable[Replacement], start: int = 0, stop: int | None = None
 ) -> bytes:
     """Apply changes to `data`, or to its part from `start` to `stop`."""
-    parts, position = [], start
+    made, position = bytearray(), start
     for at, end, new in changes:
-        parts += [data[position:at], new]
+        made += data[position:at]
+        made += new
         position = end
-    parts.append(data[position:stop])
-    return b"".join(parts)
+    made += data[position:stop]
+    return bytes(made)
 
 
 def is_applied(data: bytes, changes: Replacements, new: Readable) -> bool:

@@ -25,6 +25,9 @@ from .simulation.torch_answers import replaced
 
 _MOVES = ("to", "cuda", "cpu", "xpu", "to_empty")
 
+#: Functions that record the operations of a model themselves.
+_TRACERS = ((torch.jit, "trace"), (torch.jit, "trace_module"), (torch.onnx, "export"))
+
 
 def _waits() -> Iterator[tuple[Any, str]]:
     """What waits for the device: each owner, and the name of its function."""
@@ -45,6 +48,10 @@ def told_to(recorder: Recorder) -> Iterator[None]:
                 waits = _noting_waits(real, recorder.pending)
                 stack.enter_context(replaced(target, name, waits))
         stack.enter_context(replaced(torch, "load", _noting_tensors(torch.load, names)))
+        stack.enter_context(replaced(torch, "save", _noting_reads(torch.save, recorder.pending)))
+        for target, name in _TRACERS:
+            alone = _calling_alone(getattr(target, name), recorder)
+            stack.enter_context(replaced(target, name, alone))
         for target, name, after in _calls(history):
             real = vars(target).get(name)
             failed = history.note_refused if name in _MOVES else None
@@ -147,6 +154,17 @@ def _noting_tensors(real: Any, names: Names) -> Any:
     return load
 
 
+def _calling_alone(real: Any, recorder: Recorder) -> Any:
+    """Wrap a function to call it while the recorder does not watch."""
+
+    @functools.wraps(real)
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        with recorder.sampling.suspended():
+            return real(*args, **kwargs)
+
+    return alone
+
+
 def _noting_waits(real: Any, pending: PendingCopies) -> Any:
     """Wrap a function that waits for the device, to record the wait."""
 
@@ -157,6 +175,20 @@ def _noting_waits(real: Any, pending: PendingCopies) -> Any:
         return found
 
     return wait
+
+
+def _noting_reads(real: Any, pending: PendingCopies) -> Any:
+    """Wrap `torch.save` to record that it reads the tensors that it is given."""
+
+    @functools.wraps(real)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        if pending.is_pending:
+            line = user_line(sys._getframe(1))
+            for each in tensors_of([*args, *kwargs.values()]):
+                pending.read(each, "save", line)
+        return real(*args, **kwargs)
+
+    return save
 
 
 def _noting_devices(real: Any, history: History) -> Any:

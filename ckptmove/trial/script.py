@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..display.phrases import plural
 from ..live.inventory.holdings import Ownership, holdings
 from ..live.tracing.causes.background import background
-from ..live.tracing.causes.costs import copies_to_host, ran_elsewhere
+from ..live.tracing.causes.costs import found_at_end, ran_elsewhere
 from ..live.tracing.causes.training_causes import gradients_of_copies, stale_copies
 from ..live.tracing.program.source_lines import error_line, raised_at
 from ..live.tracing.recording.history import History
@@ -44,9 +44,8 @@ _SPARE = 10  # the pause after a diagnosis, as a multiple of its duration
 _AGAIN = 1.0  # seconds after which a script that goes on is stopped again
 _IDLE = ": gradients were computed, and nothing that was watched was changed by them"
 _LIMIT = "the simulation can't continue"
-#: Exceptions that are the script's own fault, even if the text looks like one of the simulation.
+#: Exceptions that are the script's own fault, whatever their text.
 _OWN = (ModuleNotFoundError, FileNotFoundError, SyntaxError, NameError, EOFError, KeyboardInterrupt)
-
 
 #: Code of scripts that evaluate, or that save.
 _EVALUATES = re.compile(r"\.eval\(\)|no_grad\(\)|inference_mode\(\)")
@@ -73,8 +72,7 @@ class _Run:
         self._process = os.getpid()
         self._device = str(asked["device"])
         self.simulated = bool(asked["simulate"])
-        # To collect them here starts CUDA, which then ignores environment variables that the script
-        # sets.
+        # Collecting them here starts CUDA, which then ignores variables that the script sets.
         self._facts = Facts.from_json(asked["facts"]) if "facts" in asked else facts()
         self._enough = self._steps = 0
         # the times of the first call of a model and of the next diagnosis
@@ -258,13 +256,14 @@ class _Run:
         later = [
             each
             for each in self.recorder.trace().of("apart")
+            if each.count > 2  # fewer cost little
             if each.site.source not in told and f" {each.site.module} " not in f" {told} "
         ]
         if found.is_wrong:
             return found
         elsewhere = ran_elsewhere(later, self._device, "after the first steps")
-        copies = copies_to_host(self.recorder.pending, self.recorder.trips, self._device)
-        return replace(found, verdicts=(*found.verdicts, *elsewhere, *copies))
+        found_later = (*elsewhere, *found_at_end(self.recorder, self._device))
+        return replace(found, verdicts=(*found.verdicts, *found_later))
 
     def _with_stale(self, found: Diagnosis) -> Diagnosis:
         """The diagnosis of a script that ended, plus its stale copies, which were not renewed."""
@@ -339,7 +338,8 @@ class _Run:
             return _wrong(found, title, "read its output")
         if failed:
             return _noted(found, f"it exited with {code}")
-        if not (recorder.steps or recorder.is_idle) and recorder.models.count >= self._wanted:
+        turns = recorder.steps or max(recorder.models.count, recorder.backwards)
+        if not (recorder.steps or recorder.is_idle) and turns >= self._wanted:
             found = _noted(replace(found, complete=True), self._short())  # all of it was run
         if found.complete or caught is not None:
             return self._with_stale(self._with_later(found)) if found.complete else found
@@ -434,7 +434,7 @@ def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         else:
             found = run.ended(None, defined)
             del defined
-    doubts = () if found.is_wrong else unchecked(run.recorder.pending, run.home, visible)
-    for each in doubts:
-        found = _noted(found, each)
+    if not found.is_wrong:
+        notes = unchecked(run.recorder.pending, run.home, visible)
+        found = replace(found, notes=(*found.notes, *notes))
     return found.to_json()

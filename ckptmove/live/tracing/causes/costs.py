@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ....display.phrases import join_names, plural
+from ....display.text import size
 from ....manifest.device import kind_of
 from ....reports.doctor import SLOW, Verdict
 from ....reports.events import Happening, Site
 from ..program.syntax import code_at
-from ..recording.host_copies import PendingCopies, RoundTrips
+from ..recording.history import History, with_code
+from ..recording.host_copies import PendingCopies
+from ..recording.recorder import Recorder
 from .evidence import MOST_LINES, Evidence
 
 #: Code that puts a module on the CPU, whatever else it chooses.
@@ -49,8 +52,57 @@ def ran_elsewhere(calls: Iterable[Happening], device: str, when: str) -> Iterato
         )
 
 
-def copies_to_host(pending: PendingCopies, trips: RoundTrips, device: str) -> Iterator[Verdict]:
-    """Copies that the host does not wait for, and tensors that go back and forth."""
+def found_at_end(recorder: Recorder, device: str) -> Iterator[Verdict]:
+    """The verdicts about a whole run: copies and moves that are made again, or not waited for."""
+    yield from _not_waited_for(recorder.pending)
+    yield from _there_and_back(recorder.history, recorder.steps)
+    for each in recorder.host.repeated.found(recorder.steps):
+        yield Verdict(
+            "copied-each-step",
+            f"{each.name} ({size(each.nbytes)}) is copied to {device} at {each.line} in "
+            f"{plural(each.steps, 'step')}, and does not change",
+            f"copy it once, before the loop; or only what a step uses of it: {each.name}[…].to(…)",
+            (f"`{code_at(each.line)}` at {each.line}",),
+            SLOW,
+        )
+    for trip in recorder.host.trips.found:
+        yield Verdict(
+            "kept-elsewhere",
+            f"{trip.name} stays on cpu: {trip.filled} fills it from {device}, and {trip.brought} "
+            f"copies it back, {plural(trip.times, 'time')}",
+            f"make it on {device}, and drop both copies; or leave it there, if the device has no "
+            "memory for it",
+            (f"it was made by {trip.made}",) if trip.made else (),
+            SLOW,
+        )
+
+
+def _there_and_back(history: History, steps: int) -> Iterator[Verdict]:
+    """Models that are moved away and back at each step, perhaps with a new optimizer."""
+    swings = [(*lines, count) for lines, count in history.swings.items()]
+    remade = [line for line, count in history.replaced.items() if count > 1]
+    for away, back, count in swings:
+        if count > 1 and remade:
+            yield Verdict(
+                "optimizer-made-anew",
+                f"the optimizer is made anew at {remade[0]}, after the model was moved away and "
+                f"back, {plural(count, 'time')}: the state of the one before is lost",
+                "keep the optimizer, and the model on its device; to save it from there, copy its "
+                "weights: {k: v.cpu() for k, v in model.state_dict().items()}",
+                (with_code(away), with_code(back)),
+            )
+        elif count > 2 and 2 * count >= steps:
+            yield Verdict(
+                "moved-each-step",
+                f"a model is moved away at {away}, and back at {back}, {plural(count, 'time')}",
+                "leave it on its device, and copy only what is needed elsewhere: p.detach().cpu()",
+                (with_code(away), with_code(back)),
+                SLOW,
+            )
+
+
+def _not_waited_for(pending: PendingCopies) -> Iterator[Verdict]:
+    """Copies that the host does not wait for, though it uses their memory."""
     for copied, used, fills in pending.races:
         code, done = f"`{code_at(used)}` at {used}", "reads" if fills else "changes"
         start = f"the copy that `{code_at(copied)}` at {copied} starts"
@@ -62,16 +114,6 @@ def copies_to_host(pending: PendingCopies, trips: RoundTrips, device: str) -> It
             f"{code} {done} pinned memory without a wait for {start} with non_blocking=True: the "
             f"values may be wrong",
             f"{wait}; or drop non_blocking=True at {copied}",
-        )
-    for trip in trips.found:
-        yield Verdict(
-            "kept-elsewhere",
-            f"{trip.name} stays on cpu: {trip.filled} fills it from {device}, and {trip.brought} "
-            f"copies it back, {plural(trip.times, 'time')}",
-            f"make it on {device}, and drop both copies; or leave it there, if the device has no "
-            "memory for it",
-            (f"it was made by {trip.made}",) if trip.made else (),
-            SLOW,
         )
 
 

@@ -12,13 +12,13 @@ from ....reports.events import Operand
 from ...inventory import findings
 from ...inventory.holdings import Ownership
 from ...inventory.ownership import Unregistered
+from ..program.given_device import choice_of_argument
 from ..program.source_lines import CALLED, LAYER
 from ..program.syntax import function_at, is_method, keeps_argument
 from ..recording.operations import COPY, LOAD
 from ..recording.tensor_names import PARAMETER, TRAINED
 from .batch_causes import copied_away, is_assignable
 from .evidence import MOST_LINES, Evidence
-from .given_device import choice_of_argument
 
 #: Functions that take `device=`.
 _MAKERS = {f"torch.{each.__name__}" for each in _device_constructors()} | {"torch.tensor"}
@@ -188,7 +188,7 @@ def tensors_made(case: Evidence) -> Iterator[Verdict]:
                 "once, where it is made",
                 True,
             )
-        if operand.held == TRAINED:
+        if operand.held == TRAINED and op != "torch.clone":
             fix, known = (
                 f"make it at once of values on {case.device}, with requires_grad=True, before the "
                 "optimizer is made; .to of it gives a copy that none trains",

@@ -9,6 +9,7 @@ from ....display.phrases import join_names
 from ....reports.doctor import Verdict
 from ...inventory import findings
 from ...inventory.ownership import Unregistered
+from ..program.source_lines import LAYER
 from ..recording.history import with_code
 from ..recording.operations import COPY
 from ..recording.stale_copies import StaleCopy
@@ -88,6 +89,9 @@ def _state_explained(found: Verdict, case: Evidence) -> Verdict:
     for each in case.belonging.misplaced:
         if each.name in case.origins:
             made.setdefault(case.origins[each.name], each.name)
+    if any(maker.startswith(LAYER) for maker in made):
+        # The optimizer made it like its parameter, which was moved after that.
+        return replace(found, fix=f"make the optimizer after the model is moved; or {found.fix}")
     lines = [f"{case.made_at(name)} is on cpu" for name in made.values()]
     maker, _, line = next(iter(made), "").partition(" at ")
     fix = f"at {line} {code_of_state(maker, case.device)}; or {found.fix}" if line else found.fix

@@ -101,7 +101,9 @@ class Settings:
         """The line of a text, such as JSON or YAML, that gives a setting a device; or ""."""
         wanted = re.compile(rf"[\"']?\b{re.escape(key)}\b[\"']?\s*[:=]\s*[\"']?{kind}\b")
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-            if wanted.search(linecache.getline(self._file, number)):
+            if wanted.search(linecache.getline(self._file, number)) and wanted.search(
+                string_of(node)
+            ):
                 return line_in(self._file, number)
         return ""
 

@@ -17,6 +17,7 @@ import torch
 
 from ....manifest.device import kind_of
 from ...inventory.ownership import own_move
+from ..program.given_device import choice_of_argument
 from ..program.library_calls import LibraryCall, call_without_device
 from ..program.program_source import Choice, source_of
 from ..program.settings import KINDS, device_named_by
@@ -138,6 +139,9 @@ class Callers:
             found = old._replace(evidence=(*old.evidence, *others)) if others else found
         told = found is not None and bool(found.title)
         if moved is not None and not moved.chosen and not told and call(moved.device) == is_on:
+            given = choice_of_argument(moved.line, is_on, there)
+            if given is not None:
+                return given
             title, fix = f"{with_code(moved.line)} puts it there", f'there, move it to "{there}"'
             return Choice(title, fix, (made,) if made and made != with_code(moved.line) else ())
         if moved is None or was_there or not moved.chosen:

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from ..program.source_lines import CALLED, is_library, line_of, locals_of, own_frame, variable
+from ..program.source_lines import CALLED, is_a, is_library, line_of, locals_of, own_frame, variable
 from ..program.syntax import code_at
 from .remembered import Remembered, key_of
 
@@ -107,6 +107,11 @@ class History:
         # For each module, its parameters that were registered after it was moved, with the lines.
         self._replaced: _ByIdentity[dict[str, tuple[int, str]]] = _ByIdentity()
         self._untied: dict[str, list[tuple[weakref.ref[torch.nn.Module], str]]] = {}  # by line
+        #: How often a module was moved away and back: by the lines of both moves.
+        self.swings: dict[tuple[str, str], int] = {}
+        #: How often a line made an optimizer of parameters for which another one has a state.
+        self.replaced: dict[str, int] = {}
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._storages = Remembered()  # the first parameter that had a storage: its module and name
         self._left_by = Remembered()  # the method of a tensor's owner that should move it
         self._left = Remembered()  # the line of a `.to` that did not move a tensor
@@ -116,7 +121,19 @@ class History:
     def note_made(self, made: object, frame: FrameType | None) -> None:
         """Record that a frame makes a module or an optimizer."""
         if self._made.get(made) is None:
-            self._made.set(made, (self._next(), own_lines(frame, made=made)))
+            lines = own_lines(frame, made=made)
+            self._made.set(made, (self._next(), lines))
+            if is_a(made, torch.optim.Optimizer):
+                self._note_optimizer(made, lines)
+
+    def _note_optimizer(self, made: torch.optim.Optimizer, lines: str) -> None:
+        """Record an optimizer; it may replace one that has a state for the same parameters."""
+        own = {id(each) for group in made.param_groups for each in group["params"]}
+        known = [each for ref in self._optimizers if (each := ref()) is not None]
+        if any(own & {id(p) for p in each.state} for each in known if each is not made):
+            self.replaced[lines] = self.replaced.get(lines, 0) + 1
+        if len(self._optimizers) < _MOST_KEPT and all(each is not made for each in known):
+            self._optimizers.append(weakref.ref(made))
 
     def note_moved(self, module: torch.nn.Module, to: object, frame: FrameType | None) -> None:
         """Record that a module was moved; `to` is the given device."""
@@ -124,6 +141,11 @@ class History:
         device = "" if first is None else str(first.device)
         moved = Moved(self._next(), own_lines(frame), device, self.line_of_device(to))
         self._moves[type(module)] = moved.line
+        last = self._moved.get(module)
+        if last is not None and last.before == device != last.device:
+            both = last.line, moved.line
+            if both[::-1] not in self.swings:
+                self.swings[both] = self.swings.get(both, 0) + 1
         for each in module.modules():
             before = self._moved.get(each)
             self._moved.set(each, moved._replace(before="" if before is None else before.device))

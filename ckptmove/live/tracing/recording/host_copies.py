@@ -9,14 +9,16 @@ from typing import NamedTuple
 
 import torch
 
+from ....reports.events import Site
 from ..program.syntax import reads_at_once
-from .operations import is_big
-from .remembered import Remembered, key_of
+from .operations import bytes_of, is_big
+from .remembered import Remembered, key_of, storage_of
 from .tensor_names import Names
 
 #: Methods that read a tensor on the CPU, or let NumPy read it, without an operation of torch.
 HOST_READS = frozenset((torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__))
 _MOST_RACES = 64
+_LARGE = 1 << 19  # bytes of a tensor that is worth a word if it is copied again and again
 _ENOUGH_TRIPS = 3  # fewer may be a snapshot that is restored
 
 
@@ -147,3 +149,88 @@ class RoundTrips:
         """Those that went back and forth several times."""
         trips: list[RoundTrip] = [each for _, each in self._kept.values()]
         return [each for each in trips if each.times >= _ENOUGH_TRIPS]
+
+
+@dataclass
+class RepeatedCopy:
+    """A tensor on the host that is copied to the device again, though it did not change.
+
+    Attributes:
+        name: its variable where it is copied, or "".
+        line: the line that copies it.
+        nbytes: its size.
+        steps: in how many steps it was copied.
+    """
+
+    name: str
+    line: str
+    nbytes: int
+    steps: int = 0
+    step: int = -1  # the latest of these steps
+    version: int = 0
+
+
+class RepeatedCopies:
+    """Large tensors on the host that the program copies to the device, outside of its models."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._kept = Remembered()
+
+    def copied(self, tensor: torch.Tensor, step: int, line: str, frame: FrameType | None) -> None:
+        """Record that a tensor is copied to the device."""
+        nbytes, storage = bytes_of([tensor]), storage_of(tensor)
+        whole = storage is not None and storage.nbytes() == nbytes
+        if nbytes < _LARGE or not whole or tensor.requires_grad:
+            return
+        found: RepeatedCopy | None = self._kept.about(tensor)
+        if found is None:
+            name = "" if frame is None else self._names.kept(frame, tensor)
+            found = RepeatedCopy(name or "a tensor", line, nbytes, version=tensor._version)
+            self._kept.note(tensor, found)
+        if found.step != step:
+            found.steps += found.version == tensor._version
+            found.step, found.version = step, tensor._version
+
+    def found(self, steps: int) -> list[RepeatedCopy]:
+        """Those that were copied in most steps of a run."""
+        copies: list[RepeatedCopy] = [each for _, each in self._kept.values()]
+        return [each for each in copies if each.steps >= max(_ENOUGH_TRIPS, steps / 2)]
+
+
+class HostCopies:
+    """The copies of a run from the host to the device, and back.
+
+    Attributes:
+        pending: those that the host does not wait for.
+        trips: tensors that go back and forth.
+        repeated: large tensors that are copied again and again.
+    """
+
+    def __init__(self, names: Names) -> None:
+        self.pending = PendingCopies()
+        self.trips = RoundTrips(names)
+        self.repeated = RepeatedCopies(names)
+
+    def copied(
+        self,
+        source: torch.Tensor,
+        made: torch.Tensor,
+        site: Site,
+        step: int,
+        frame: FrameType | None,
+        *,
+        is_blocking: bool,
+    ) -> None:
+        """Record a copy between the host and the device, after so many steps."""
+        new = not site.op.startswith("aten.copy_")
+        if is_blocking:
+            self.pending.waited()
+        else:
+            self.pending.started(source, made, site.source, new=new)
+        if source.device.type == "cpu":
+            self.trips.brought(source, site.source)
+            if not site.phase:
+                self.repeated.copied(source, step, site.source, frame)
+        elif not new and made.device.type == "cpu":
+            self.trips.filled(made, site.source, frame)

@@ -36,7 +36,7 @@ from .call_sites import Places
 from .cut_gradients import GradientCuts
 from .device_choice import Callers
 from .history import History, own_lines
-from .host_copies import PendingCopies, RoundTrips
+from .host_copies import HostCopies
 from .model_calls import ModelCalls
 from .operand_code import codes_of, discarded, given_at
 from .operations import (
@@ -100,12 +100,12 @@ class Recorder(TorchDispatchMode):
         self.cuts = GradientCuts(self.names.optimizers.fed)  #: on the way to another device
         self.stale = StaleCopies()  #: copies whose sources change
         self.updates = Updates(self.line_of_node)  #: changes of trained tensors
-        self._sampling = Sampling(every, self)
+        self.sampling = Sampling(every, self)  #: which steps are watched
         self.callers = Callers(self.history)  #: of models on another device
         known = self.names, self.callers, self._tally, self.home, call, self._note
         self.models = ModelCalls(*known)  #: the calls of models
-        self.pending = PendingCopies()  #: copies that the host does not wait for
-        self.trips = RoundTrips(self.names)  #: tensors copied to the host and back
+        self.host = HostCopies(self.names)  #: copies from and to the host
+        self.pending = self.host.pending
         self._stepping = False
         self._hooked: ExitStack | None = None
         #: The site of the last operation that failed, or None.
@@ -132,7 +132,7 @@ class Recorder(TorchDispatchMode):
             modules=self._tally.modules,
             calls=self.models.count,
             steps=self.steps,
-            watched=self._sampling.watched,
+            watched=self.sampling.watched,
             sites=self._tally.sites,
             happenings=sorted(happened(noted), key=lambda each: -each.count),
             dropped=self._tally.dropped,
@@ -157,9 +157,9 @@ class Recorder(TorchDispatchMode):
             ):
                 stack.callback(handle.remove)
             known = self.names, self.history, self.updates, self.home, self._where
-            calls = TorchCalls(self.failed, self._sampling, self.pending, *known)
+            calls = TorchCalls(self.failed, self.sampling, self.pending, *known)
             stack.enter_context(calls)
-            self._sampling.begin(calls)
+            self.sampling.begin(calls)
             super().__enter__()  # type: ignore[no-untyped-call]
             self._hooked = stack.pop_all()
         return self
@@ -170,7 +170,7 @@ class Recorder(TorchDispatchMode):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self._sampling.paused:
+        if not self.sampling.paused:
             super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         if self._hooked is not None:
             self._hooked.close()
@@ -192,7 +192,7 @@ class Recorder(TorchDispatchMode):
             given = self.models.note_call(module, args, named, frame)
             self.evaluated |= bool(self.steps) and not torch.is_grad_enabled()
             self._copies.use(given, moved=False)
-            if not self._sampling.paused:
+            if not self.sampling.paused:
                 self.models.note_place(module, frame, once=not self.steps)
         self.running.append(self.names.of_module(module))
 
@@ -207,7 +207,7 @@ class Recorder(TorchDispatchMode):
             frame = user_frame(sys._getframe(1))
             self.names.optimizers.know(optimizer, self.names.models, frame)
             self._stepping = True
-            self._sampling.enter_optimizer()
+            self.sampling.enter_optimizer()
 
     def _leave_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not runs_for(self._thread):
@@ -216,10 +216,10 @@ class Recorder(TorchDispatchMode):
         self.steps += 1
         if self.steps <= FIRST:
             self.cuts.watch(optimizer)
-        if not self._sampling.paused:
+        if not self.sampling.paused:
             self._tally.finish_step(self.steps)
-        self._sampling.finish_step(self.steps)
-        if self._sampling.paused:
+        self.sampling.finish_step(self.steps)
+        if self.sampling.paused:
             self._copies.forget()  # their use would not be seen
             self.pending.waited()
         if self._turn is not None:
@@ -387,17 +387,11 @@ class Recorder(TorchDispatchMode):
         self._note("transfer", site, devices, nbytes, [source])
         if source.requires_grad and source.is_leaf and torch.is_grad_enabled():
             self.history.note_copied(source, self.steps, frame_outside(__file__))
-        new = not site.op.startswith("aten.copy_")
-        if not is_blocking:
-            self.pending.started(source, made, site.source, new=new)
-        else:
-            self.pending.waited()
-            if there.type == "cpu":
-                self._note("sync", site, self._call(here), 0, [source])
-        if here == self.home and not new:
-            self.trips.filled(made, site.source, user_frame(frame_outside(__file__)))
-        elif there == self.home:
-            self.trips.brought(source, site.source)
+        if is_blocking and there.type == "cpu":
+            self._note("sync", site, self._call(here), 0, [source])
+        if self.home in (here, there):
+            frame = user_frame(frame_outside(__file__))
+            self.host.copied(source, made, site, self.steps, frame, is_blocking=is_blocking)
         if here == self.home and is_big(made):
             self.names.made(made, site._replace(op=COPY))
         if there == self.home and is_big(made):

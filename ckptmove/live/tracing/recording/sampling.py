@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -120,6 +121,17 @@ class Sampling:
     def is_due(self, step: int) -> bool:
         """Whether a step is watched; the first step is 1."""
         return step <= FIRST or step % self._every == 0
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """A context in which nothing is watched: `torch.jit.trace` can't record beside a mode."""
+        paused = self.paused
+        self._recorder.take_off()
+        try:
+            yield
+        finally:
+            if not paused:
+                self._recorder.put_back()
 
     def enter_optimizer(self) -> None:
         """In a step that is not watched, ignore also the calls that the optimizer makes."""

@@ -97,6 +97,8 @@ class Names:
         """Remember a model and the dotted names of its modules."""
         if model not in self._modules:
             self._models.append(weakref.ref(model))
+            if self._walks < 2 * _MOST_WALKS and any(m in self._modules for m in model.modules()):
+                self._walk()  # it names the tensors of a known one
             for path, module in model.named_modules():
                 keys = [key for key in path.split(".") if key != COMPILED]
                 self._modules.setdefault(module, ".".join(keys))
@@ -387,6 +389,9 @@ class Names:
         for key in self._chain(tensor):
             if key in found:
                 name, owner, held, module, around = found[key]
+                anew = held == str(Ownership.BUFFER) and key in self._made
+                if anew and all(p.device != tensor.device for p in module.parameters()):
+                    return None  # a method of a module that was moved made it
                 line = self._history.told_of(module) or code_that_makes(around, owner)
                 return name, owner, held, line
         return None
@@ -395,7 +400,7 @@ class Names:
         """Search the models for tensors again, because attributes may have changed."""
         self._walks += bool(self.models)
         self._held.clear()
-        for model in self.models:
+        for model in sorted(self.models, key=lambda each: -len([*each.modules()])):  # outer first
             found = holdings(model, self.optimizers.known, as_written=True).all
             owner = self.variable(model) or type(written(model)).__name__
             made = self._history.told_of(model)
@@ -414,7 +419,8 @@ def kept_in(frame: FrameType, keys: Sequence[int]) -> tuple[str, torch.Tensor] |
     for name, value in named:
         for key, each in (("", value), *items_of(value)):
             if is_a(each, torch.Tensor) and key_of(each) in keys:
-                return f"{name}{key}", each
+                registered = name in ("self._buffers", "self._parameters")
+                return f"self.{key[2:-2]}" if registered else f"{name}{key}", each
     return None
 
 

@@ -115,6 +115,7 @@ def test_only_storages_that_a_zip_can_hold_add_to_the_budget(tmp_path: Path) -> 
         ckptmove.inspect(path)
 
 
+@pytest.mark.slow
 def test_devices_are_moved_beside_a_long_log(tmp_path: Path) -> None:
     """The log takes most of the budget; each use of the tag is still told apart."""
     log = [{"step": n, **dict.fromkeys(_LOGGED[:4], n / 9)} for n in range(85_000)]
@@ -133,6 +134,7 @@ def dense(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_dense_file_is_refused_unless_one_insists(run_cli: RunCli, tmp_path: Path) -> None:
     """The line says what it would take, and how to insist; that reaches the workers of a batch."""
     (tmp_path / "runs").mkdir()
@@ -147,6 +149,7 @@ def test_a_dense_file_is_refused_unless_one_insists(run_cli: RunCli, tmp_path: P
     assert (out / "log.pt").exists()
 
 
+@pytest.mark.slow
 def test_in_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = dense(tmp_path)
     with pytest.raises(Excess) as raised:

@@ -25,7 +25,12 @@ def read_whole(probe: Probe, *, by_rank: bool) -> FolderCheckpoint:
     folder = read_folder(probe, format, bare=bare, by_rank=by_rank)
     if folder.class_of_parts is not None:
         containers = {part.name: part.checkpoint.container for part in folder.parts}
-        for group in rank_groups(containers, alone=True):
+        groups, grouped = rank_groups(containers, alone=True), set[str]()
+        for group in groups:
+            grouped.update(group.files.values())
             if group.world is None:  # else the names tell
                 check_has_all_parts(containers[name] for name in group.files.values())
+        rest = (each.checkpoint for each in folder.parts if each.name not in grouped)
+        if all(each.class_of_parts is None for each in rest):
+            folder.class_of_parts = None  # the parts are all there
     return folder

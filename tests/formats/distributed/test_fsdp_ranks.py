@@ -207,7 +207,8 @@ def test_plain_tensors_that_differ_are_not_put_together(spelled: str, tmp_path: 
 def test_files_of_ranks_are_relocated_as_a_whole(tmp_path: Path) -> None:
     folder = save_verl(tmp_path / "actor", (2,))
     before = ckptmove.inspect(folder)
-    ckptmove.relocate(folder, tmp_path / "moved", to="cuda:0")
+    done = ckptmove.relocate(folder, tmp_path / "moved", to="cuda:0")
+    assert not any("put the files of all ranks" in each for each in done.warnings)
     assert contents(tmp_path / "moved").keys() == contents(folder).keys()
     found = ckptmove.inspect(tmp_path / "moved" / "model_world_size_2_rank_1.pt")
     devices = {each.device for each in found.tensors if "_rank_map" not in each.name}

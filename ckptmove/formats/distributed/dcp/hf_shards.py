@@ -225,8 +225,8 @@ class _ShardsContainer(TensorsContainer):
                     hint=_ALL,
                 )
             self.warnings.append(
-                "its files do not tell how many ranks saved: if the last are missing, that is not "
-                "seen"
+                "its files do not tell how many ranks saved: if the last are missing, only the "
+                "sizes of the tensors can show it, and here they do not"
             )
 
     @property

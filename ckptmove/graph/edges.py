@@ -21,7 +21,7 @@ from ..pickles.nodes import (
     Set,
     Tuple,
 )
-from ..pickles.opcodes.pairs import Pairs
+from ..pickles.opcodes.pairs import keys_of
 from ..pickles.opcodes.plain_tensors import kind_of
 from ..torch_pickle.children import TRANSPARENT, children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
@@ -61,12 +61,13 @@ def edges_of(node: Composite) -> Edges:
 
 
 def have_same_keys(old: Dict, new: Dict) -> bool:
-    """Whether two long dicts have the same keys in the same order, all text; a fast check."""
-    if not isinstance(old.pairs, Pairs) or not isinstance(new.pairs, Pairs):
-        return False
-    keys = old.pairs.keys
-    texts = TEXTS.issuperset(map(type, keys)) and TEXTS.issuperset(map(type, new.pairs.keys))
-    return texts and keys == new.pairs.keys and len(set(keys)) == len(keys)
+    """Whether two dicts have the same keys in the same order: texts, or numbers; a fast check."""
+    keys, others = keys_of(old.pairs), keys_of(new.pairs)
+    kinds = {*map(type, keys), *map(type, others)}
+    safe = TEXTS.issuperset(kinds) or (
+        kinds == {int} and all(key.bit_length() <= _SAFE_BITS for key in keys)  # type: ignore[union-attr]
+    )
+    return safe and keys == others and len(set(keys)) == len(keys)
 
 
 def _labels_of(members: Items) -> Iterator[Hashable]:

@@ -17,6 +17,7 @@ from ...pickles.opcodes.plain_tensors import PlainTensor
 from ...pickles.opcodes.rows import same_numbers
 from ...pickles.terms import Term
 from ...reports.difference import Difference, Kind
+from ...torch_pickle.children import children_of
 from ...torch_pickle.pickled_modules import attributes_of
 from ...torch_pickle.values.strided import Tensor
 from ..draft import CheckpointGraph
@@ -336,11 +337,11 @@ class _Pairing:
                 yield old, new, self.inside(where, (n,))
 
     def unlike_pairs(self, old: Dict, new: Dict, where: TreePosition) -> Iterator[_Place]:
-        """Yield the values of two long dicts with equal keys that may differ."""
+        """Yield the values of two dicts with equal keys that may differ."""
         in_part = self.chosen is not None and not where.chosen
-        for (key, value), (_, other) in zip(old.pairs, new.pairs, strict=True):
+        for (keys, value), (_, other) in zip(children_of(old), new.pairs, strict=True):
             if in_part or not self.is_known(value, other):
-                yield value, other, self.inside(where, (str(key),))
+                yield value, other, self.inside(where, keys)
 
     def is_known(self, old: Node, new: Node) -> bool:
         """Whether two nodes need not be compared, as for most items of a long row."""

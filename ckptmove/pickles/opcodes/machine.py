@@ -132,6 +132,8 @@ class Machine(MarkedStack):
         if self.empty_tuple is None:
             self.empty_tuple = Tuple([], self.at)
         self.stack.append(self.empty_tuple)
+        if self.data.startswith(b")", self.position):
+            self.repeat_last(1)
         if len(self.stack) > self.longest_row:
             self.check_row()
 

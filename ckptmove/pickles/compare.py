@@ -143,7 +143,7 @@ class _Comparison:
                 self.alike[id(old)] = new
             return True
         if isinstance(old, float) and isinstance(new, float):
-            return struct.pack("<d", old) == struct.pack("<d", new)
+            return _are_same_scalar(old, new)
         if old is None or isinstance(old, (bool, int, str, bytes)):
             return old == new
         if id(old) in self.met or id(new) in self.met_new:
@@ -228,7 +228,8 @@ class _Comparison:
         if len(old) != len(new):
             return False
         if not same_numbers(old, new):
-            self.todo.extend((a, b, where) for a, b in zip(old, new, strict=True))
+            pairs = zip(old, new, strict=True)
+            self.todo.extend((a, b, where) for a, b in pairs if not _are_same_scalar(a, b))
         return True
 
     def same_pairs(
@@ -246,3 +247,12 @@ class _Comparison:
                 inside = repr(str(key[:_SHOWN])) if isinstance(key, str) else where
                 self.todo.append((value, new_value, inside))
         return True
+
+
+def _are_same_scalar(old: Node, new: Node) -> bool:
+    """Whether both are the same number or None: rows may have millions of these."""
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, float) and isinstance(new, float):
+        return struct.pack("<d", old) == struct.pack("<d", new)
+    return (old is None or isinstance(old, int)) and old == new

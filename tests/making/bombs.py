@@ -517,7 +517,7 @@ def dense(kinds: tuple[str, ...], count: int) -> bytes:
 
 VERBS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", "{}"),
-    "relocate": ("relocate", "{}", "--to", "cuda:0", "--dry-run"),
+    "relocate": ("relocate", "{}", "{}.out.pt", "--to", "cuda:0"),
     "convert": ("convert", "{}", "{}.out.safetensors"),
     "convert back": ("convert", "{}", "{}.out.pt"),
     "diff": ("diff", "{}", "{}"),

@@ -131,7 +131,7 @@ def test_the_densest_file_that_is_read_takes_little(
     most = min(int(1000 * room / max(1, room - budget.room)), LARGE * 1000 // len(one))
     path = tmp_path / "dense.pt"
     path.write_bytes(zipped(dense(kinds, int(0.99 * most))))
-    measure(path, {0, 1, 3, 4}, ("inspect", "convert", "validate", "diff"), each=True)
+    measure(path, {0, 1, 3, 4}, ("inspect", "relocate", "convert", "validate", "diff"), each=True)
     if path.stat().st_size < 0.9 * LARGE:
         path.write_bytes(zipped(dense(kinds, int(1.1 * most))))
         measure(path, {3}, ("inspect",))

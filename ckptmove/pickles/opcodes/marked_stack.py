@@ -109,7 +109,7 @@ class MarkedStack(Literals, ABC):
 
     def row_to_mark(self) -> Items:
         """The items above the mark as a row, counted with the memory that it takes."""
-        row = packed(self.to_mark())
+        row = packed(self.to_mark(), may_empty=True)
         self.charge(TUPLE_ITEM * len(row) if len(row) <= _SHORT else memory_of(row))
         return row
 

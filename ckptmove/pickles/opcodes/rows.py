@@ -100,8 +100,11 @@ def _every_short() -> list[int]:
     return list(range(1 << 16))
 
 
-def packed(items: Items, shortest: int = _SHORTEST) -> Items:
-    """The same items, in a compact row if they are many numbers."""
+def packed(items: Items, shortest: int = _SHORTEST, *, may_empty: bool = False) -> Items:
+    """The same items, in a compact row if they are many numbers.
+
+    `may_empty`: whether a list of items may be emptied, so that they are not in memory twice.
+    """
     if len(items) < shortest or isinstance(items, (array, FlagRow, MixedRow)):
         return items
     kind: type = type(items[0])
@@ -116,7 +119,15 @@ def packed(items: Items, shortest: int = _SHORTEST) -> Items:
         return items if code is None else array(code, plain)
     if kinds and kinds <= _FLAGS:
         return FlagRow(plain)
-    return MixedRow(items) if is_worth_it(items) else items
+    if not is_worth_it(items):
+        return items
+    return MixedRow(_popped(items) if may_empty and isinstance(items, list) else items)
+
+
+def _popped(items: list[Node]) -> Iterator[Node]:
+    items.reverse()
+    while items:
+        yield items.pop()
 
 
 def extended(row: Items, items: Items) -> Items:

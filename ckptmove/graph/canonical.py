@@ -388,7 +388,7 @@ def _names() -> Names:
     return Names(_name("torch._utils", V2), _name("collections", "OrderedDict"), _NOTHING)
 
 
-@lru_cache(1 << 10)  # limited, because sizes can be chosen to have equal hashes
+@lru_cache(1 << 7)  # limited, because sizes can be chosen to have equal hashes
 def _form(
     offset: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
 ) -> Form:
@@ -396,7 +396,7 @@ def _form(
     return Form(_names(), offset, shape, stride, requires_grad)
 
 
-@lru_cache(1 << 10)
+@lru_cache(1 << 7)
 def _whole_form(shape: tuple[int, ...]) -> Form:
     return _form(0, shape, contiguous_stride(shape), False)
 

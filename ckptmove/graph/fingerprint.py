@@ -16,7 +16,7 @@ from .canonical import Graph
 Content = tuple["array[int]", list[str]]
 
 
-@lru_cache(1 << 10)  # limited, because sizes can be chosen to have equal hashes
+@lru_cache(1 << 7)  # limited, because sizes can be chosen to have equal hashes
 def _of_tensor(dtype: str, shape: tuple[int, ...], device: str) -> str:
     return str(("tensor", dtype, shape, device, False))
 

@@ -412,7 +412,7 @@ class _Look(NamedTuple):
     is_flat: bool
 
 
-@lru_cache(1 << 10)  # limited, because sizes can be chosen to have equal hashes
+@lru_cache(1 << 7)  # limited, because sizes can be chosen to have equal hashes
 def _look_of(view: View) -> _Look:
     dtype, last = CARRIERS.get(view.dtype, (view.dtype, 0))
     shape = (*view.shape, last) if last else view.shape

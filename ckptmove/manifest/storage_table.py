@@ -43,6 +43,9 @@ class StorageTable(MutableMapping[str, Storage]):
         extent = tuple.__new__(Extent, (self._starts[row], nbytes, 0))
         return tuple.__new__(Storage, (id, location, nbytes, dtype, extent))
 
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
     def __setitem__(self, id: str, storage: Storage) -> None:
         self._rows[id] = storage
 

@@ -116,10 +116,12 @@ class Budget:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Count what is read within, unless it fails: it is then read again."""
+        """Count what is read within, unless it is faulty: it is then read again."""
         before = self.__dict__.copy()
         try:
             yield
+        except Excess:  # again at once, without another walk
+            raise
         except InputError:
             self.__dict__.update(before)
             raise

@@ -73,13 +73,13 @@ def tensor_at(
     )
 
 
-@lru_cache(1 << 10)  # many tensors look alike
+@lru_cache(1 << 7)  # many tensors look alike; but sizes can be chosen to have equal hashes
 def size_of(shape: tuple[int, ...], dtype: str) -> int:
     """The size in bytes of the elements of a shape; CorruptError if that is impossible."""
     return nbytes_of(count_of(shape), dtype)
 
 
-@lru_cache(1 << 10)
+@lru_cache(1 << 7)
 def reach_of(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: str) -> int:
     """How many bytes a storage must have for a tensor with this shape, stride and offset."""
     if 0 in shape:
@@ -90,7 +90,7 @@ def reach_of(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype
     return nbytes_of(last + 1, dtype)
 
 
-@lru_cache(1 << 10)
+@lru_cache(1 << 7)
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The stride of a contiguous tensor of this shape, in elements."""
     stride, step = [0] * len(shape), 1
@@ -100,7 +100,7 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(stride)
 
 
-@lru_cache(1 << 10)
+@lru_cache(1 << 7)
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether the elements are contiguous; strides of dimensions of size 1 do not matter."""
     pairs = zip(shape, stride, contiguous_stride(shape), strict=True)

@@ -45,8 +45,8 @@ ASIDE: dict[str, tuple[str, str, str, str]] = {
     "tensors": (
         "shadow = {name: each.detach().clone() for name, each in model.named_parameters()}",
         "for name, each in model.named_parameters():\n    shadow[name].mul_(0.9).add_(each)",
-        "shadow['0.weight'], made by",
-        "create shadow['0.weight'] after the model is moved, or move it before it is first changed",
+        "makes shadow['0.weight'] on cpu",
+        "make that copy after the model is moved to cuda:0, or bring it there once",
     ),
     "a tuple": (
         "batch = torch.ones(8, 4), torch.ones(8, 2)",

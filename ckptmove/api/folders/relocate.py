@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ... import formats
 from ...display.phrases import few, quote
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
-from ...formats.distributed.deepspeed.rank_files import ALL_RANKS
+from ...formats.folders.parts import ALL_RANKS
 from ...formats.folders.run_folders import several_checkpoints
 from ...formats.folders.training_folder import FolderCheckpoint, Part
 from ...formats.relocation_check import check_container

@@ -31,7 +31,7 @@ from ...torch_pickle.values.strided import contiguous_stride, is_contiguous
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
 from ..folders.layouts import NameMeaning, layout_of, says
-from ..folders.parts import number_files
+from ..folders.parts import ALL_RANKS, number_files
 from ..folders.run_folders import LIKE_CHECKPOINTS
 from ..probe import Probe
 from .alike import Alike
@@ -39,7 +39,6 @@ from .boxes import Box, check_tiling, division_of
 from .dcp.items import strip_of
 from .dcp.metadata import SavedTensor
 from .deepspeed.folder import open_file, tell_devices, tell_others
-from .deepspeed.rank_files import ALL_RANKS
 from .divided_tensor import Part
 from .part_of_rank import check_has_all_parts
 from .rank_groups import CONFIGURED, RankGroup, files_beside, is_of_ranks, rank_groups, serves

@@ -9,9 +9,8 @@ from ...display.phrases import join_names
 from ...graph.traversal import nodes_of
 from ...sources.source import Source
 from ...torch_pickle.streams import Container
-from ..folders.parts import IncompleteError
+from ..folders.parts import ALL_RANKS, IncompleteError
 from ..torch.zip import TorchZipContainer
-from .deepspeed.rank_files import ALL_RANKS
 from .divided_tensor import DividedTensor, Placement, divided_tensor
 from .rank_groups import rank_of
 from .saved_file import SavedFile

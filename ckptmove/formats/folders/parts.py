@@ -12,6 +12,9 @@ from ...plans.plan import Plan
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
 
+#: What to do if the files of some ranks are missing.
+ALL_RANKS = "copy the files of all ranks into one folder"
+
 
 class IncompleteError(CorruptError):
     """A file of a checkpoint is missing, or shorter than another file says."""

@@ -37,7 +37,7 @@ from ....torch_pickle.values.strided import contiguous_stride
 from ....zips.archive import Archive
 from ...base import WritableFormat
 from ...checkpoint import Carries, Checkpoint
-from ...folders.parts import IncompleteError, PartsContainer, number_files
+from ...folders.parts import ALL_RANKS, IncompleteError, PartsContainer, number_files
 from ...probe import Probe
 from ...torch.zip import TorchZipContainer
 from ...writing import WriteOptions, WritePlan
@@ -61,7 +61,6 @@ _BESIDE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _COMMON = ("meta.pt", COMMON)
 _OF_ITEMS = re.compile(r"__(\d+)_\d+\.distcp$")
 _MOST_NAMED = 3
-_NO_RANK = "copy the files of all ranks into one folder"
 
 
 class Dcp(WritableFormat):
@@ -140,19 +139,19 @@ def _open(probe: Probe, saved: SavedState) -> dict[str, Source]:
     missing = [name for name in needed if name not in probe.entries]
     if missing:
         what = f"files {quote(missing)} are" if len(missing) > 1 else f"file {missing[0]!r} is"
-        raise IncompleteError(f"its {what} missing", path=probe.path, hint=_NO_RANK)
+        raise IncompleteError(f"its {what} missing", path=probe.path, hint=ALL_RANKS)
     files: dict[str, Source] = {}
     for name, nbytes in sorted(needed.items()):
         try:
             files[name] = probe.open(name).file
         except Missing as error:
-            raise IncompleteError(f"its file {name!r} is missing", hint=_NO_RANK) from error
+            raise IncompleteError(f"its file {name!r} is missing", hint=ALL_RANKS) from error
         if files[name].nbytes < nbytes:
             raise IncompleteError(
                 f"is truncated: it has {files[name].nbytes:,} of {nbytes:,} bytes, as after an "
                 "interrupted upload",
                 path=files[name].path,
-                hint=_NO_RANK,
+                hint=ALL_RANKS,
             )
     return files
 

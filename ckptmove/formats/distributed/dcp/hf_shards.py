@@ -34,7 +34,7 @@ from ....sources.source import Memory, Source
 from ....torch_pickle.values.persistent_ids import is_size
 from ...base import Format
 from ...checkpoint import Carries, Checkpoint
-from ...folders.parts import IncompleteError
+from ...folders.parts import ALL_RANKS, IncompleteError
 from ...probe import Probe
 from ...safetensors.file import SHARDING, Placed, TensorsContainer
 from ...safetensors.header import Entry, quote, read_header, read_json
@@ -45,7 +45,6 @@ from .ranks_by_sizes import DividedShape, number_of_ranks
 _OFFSETS, _SHAPE, _TENSOR = "saved_offsets", "shape", "fqn"
 _VERSION = "transformers_dcp_chunk_version"
 _KNOWN_VERSION = "1"
-_ALL = "copy the files of all ranks into one folder"
 _NBYTES_OF_QUOTE = 6  # an entry has four in at least 28 bytes
 
 
@@ -109,7 +108,7 @@ def checked_names(probe: Probe) -> list[str]:
         raise IncompleteError(
             f"its file 'shard-{missing[0]}.safetensors' is missing",
             path=probe.path,
-            hint=_ALL,
+            hint=ALL_RANKS,
         )
     if len(ranks) * len(numbers) > len(held):
         pairs = ((rank, n) for rank in sorted(ranks) for n in sorted(numbers))
@@ -222,7 +221,7 @@ class _ShardsContainer(TensorsContainer):
                     f"its files from 'shard-{ranks + 1:05}-model-…' on are missing: its tensors "
                     f"have {ranks}/{world} of the rows that fit their columns",
                     path=self.joined.path,
-                    hint=_ALL,
+                    hint=ALL_RANKS,
                 )
             self.warnings.append(
                 "its files do not tell how many ranks saved: if the last are missing, only the "

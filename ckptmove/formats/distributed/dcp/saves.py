@@ -20,7 +20,7 @@ from itertools import islice
 from ....display.phrases import join_names
 from ....errors import CorruptError, InputError
 from ....sources.place import FolderEntry
-from ...folders.parts import IncompleteError
+from ...folders.parts import ALL_RANKS, IncompleteError
 from ...probe import Probe
 from ...safetensors.header import read_json
 from .items import ReadChunks
@@ -93,7 +93,7 @@ def check_ranks(probe: Probe) -> None:
         raise IncompleteError(
             f"metadata of ranks are missing: {join_names(missing, _MOST_NAMED)}",
             path=probe.path,
-            hint="copy the files of all ranks into one folder",
+            hint=ALL_RANKS,
         )
 
 

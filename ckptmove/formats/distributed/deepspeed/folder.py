@@ -24,13 +24,13 @@ from ....sources.place import EntryKind
 from ...base import Format
 from ...checkpoint import Carries, Checkpoint
 from ...folders.layouts import before_convert, is_several
-from ...folders.parts import IncompleteError
+from ...folders.parts import ALL_RANKS, IncompleteError
 from ...folders.weight_names import weights_among
 from ...probe import Probe
 from ...torch.zip import TorchZipContainer
 from ..saved_file import SavedFile, check_names
 from .pipeline import Stage, join_stages, module_of
-from .rank_files import ALL_RANKS, RankFiles
+from .rank_files import RankFiles
 from .zero import Zero, world_of
 from .zero_container import ZeroContainer
 

@@ -19,8 +19,8 @@ from ....errors import CorruptError, InputError, UnsupportedError
 from ....pickles.nodes import Mapping as MappingNode
 from ....pickles.nodes import Node
 from ....torch_pickle.values.persistent_ids import is_size
+from ...folders.parts import ALL_RANKS
 from ..saved_file import SavedFile
-from .rank_files import ALL_RANKS
 from .trained import Group, Module, Trained
 from .zero import Zero
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from ....display.phrases import join_names
 from ....errors import CorruptError, UnsupportedError
-from ...folders.parts import IncompleteError
+from ...folders.parts import ALL_RANKS, IncompleteError
 
 _OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,9})_mp_rank_(\d{1,9})_optim_states\.pt")
 _MODEL_OF_RANK = re.compile(r"zero_pp_rank_(\d{1,9})_mp_rank_(\d{1,9})_model_states\.pt")
@@ -31,7 +31,6 @@ _LAYER = re.compile(r"layer_(\d{1,9})-model_(?:(\d{1,9})-model_)?states\.pt")
 _EXPERT = re.compile(r"layer_-?\d+_expert_.+_states\.pt|expp_rank_\d+_.+_states\.pt")
 _MOST_NAMED = 5
 #: The hint when files of ranks are missing.
-ALL_RANKS = "copy the files of all ranks into one folder"
 
 
 def is_of_rank(name: str) -> bool:

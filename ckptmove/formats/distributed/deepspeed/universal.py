@@ -29,13 +29,14 @@ from ....sources import place_of
 from ....sources.place import EntryKind
 from ...base import WritableFormat
 from ...checkpoint import Carries, Checkpoint
+from ...folders.parts import ALL_RANKS
 from ...probe import Probe
 from ...writing import WriteOptions, WritePlan
 from ..saved_file import SavedFile, by_number, check_names, shapes_in
 from . import universal_writing
 from .flat import Elements, Whole, whole_of
 from .folder import open_file, tell_devices, tell_others
-from .rank_files import ALL_RANKS, RankFiles
+from .rank_files import RankFiles
 from .trained import INNER, Module, Shapes, Trained, Value, abouts_of, frozen_in, groups_of, rest_of
 from .zero import LAYOUT
 from .zero_container import ZeroContainer

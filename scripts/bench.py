@@ -71,8 +71,8 @@ from torch.serialization import skip_data
 width, count = 4096, 160
 rows = max(1, round(float(sys.argv[2]) * 1e9 / (3 * 4 * width * count)))
 with FakeTensorMode():
-    model = {f"l{n}.weight": torch.empty(rows, width, device="cuda:1") for n in range(count)}
-    moment = lambda: torch.empty(rows, width, device="cuda:1")
+    model = {f"l{n}.weight": torch.empty(rows, width, device="cuda:0") for n in range(count)}
+    moment = lambda: torch.empty(rows, width, device="cuda:0")
     moments = {n: {"exp_avg": moment(), "exp_avg_sq": moment()} for n in range(count)}
 with skip_data(materialize_fake_tensors=True):
     torch.save({"model": model, "optimizer": {"state": moments, "param_groups": []}}, sys.argv[1])
@@ -129,7 +129,7 @@ def in_place(folder: Path, size: float, rounds: int) -> None:
 
     def before() -> None:
         for source in sources:
-            again = [*CKPTMOVE, "relocate", str(source), "--to", "cuda:1", "--in-place", "--quiet"]
+            again = [*CKPTMOVE, "relocate", str(source), "--to", "cuda:0", "--in-place", "--quiet"]
             subprocess.run(again, check=True, env=environment(), stderr=subprocess.DEVNULL)
         os.sync()
 

@@ -28,6 +28,12 @@ _TAKEN = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 
 #: Whether files can be locked here for a change in place.
 LOCKS_FILES: bool = hasattr(_fcntl, "flock")
+#: Held while a thread tries a lock of a file, so that no other thread meets what is just a check.
+_trying = threading.Lock()
+if LOCKS_FILES:
+    os.register_at_fork(
+        before=_trying.acquire, after_in_parent=_trying.release, after_in_child=_trying.release
+    )
 
 
 # -- of a whole file -------------------------------------------------------------------------------
@@ -35,6 +41,11 @@ LOCKS_FILES: bool = hasattr(_fcntl, "flock")
 
 def lock_file(fd: int) -> bool:
     """Lock a file; return whether its file system has locks. BlockingIOError if it is locked."""
+    with _trying:
+        return _lock_file(fd)
+
+
+def _lock_file(fd: int) -> bool:
     if not LOCKS_FILES:
         return False
     try:
@@ -49,12 +60,13 @@ def lock_file(fd: int) -> bool:
 
 
 def is_locked(fd: int) -> bool:
-    """Whether another process has locked the file."""
-    try:
-        if lock_file(fd):
-            _fcntl.flock(fd, _fcntl.LOCK_UN)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
+    """Whether somebody has locked the file, by another descriptor."""
+    with _trying:
+        try:
+            if _lock_file(fd):
+                _fcntl.flock(fd, _fcntl.LOCK_UN)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
     return False
 
 

@@ -35,7 +35,9 @@ from ckptmove import (
 from ckptmove.placement.place import place
 from ckptmove.placement.rules import rules_of
 from ckptmove.sources.file import File
+from ckptmove.system.locks import is_locked
 from ckptmove.writing.in_place.change import InPlace
+from ckptmove.writing.in_place.locked_file import LockedFile
 from tests.conftest import ROOT, RunCli
 from tests.faults.injecting import command
 from tests.making.checkpoints import MAKERS, kept_on_cpu, rezip, save, save_tagged, squeeze
@@ -406,6 +408,51 @@ def test_threads_are_refused_for_what_they_do(run_pt: Path) -> None:
     assert "done: True" in said
     assert journals(run_pt.parent) == []
     ckptmove.inspect(run_pt)
+
+
+def test_a_check_in_another_thread_is_not_taken_for_a_change(
+    run_pt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes to lock and unlock the file."""
+    done: list[object] = []
+
+    def change() -> None:
+        try:
+            done.append(in_place(run_pt).written)
+        except ckptmove.CkptmoveError as error:
+            done.append(error)
+
+    def flock(fd: int, how: int) -> None:
+        if how == fcntl.LOCK_UN and changing.ident is None:
+            changing.start()
+            changing.join(0.2)
+        lock(fd, how)
+
+    lock, changing = fcntl.flock, threading.Thread(target=change)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with run_pt.open("rb") as file:
+        assert not is_locked(file.fileno())
+    changing.join()
+    assert done == [True]
+
+
+def test_a_file_that_is_only_opened_to_be_locked_is_not_open_elsewhere(
+    run_pt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another thread opens it, which looks for a journal and ends at once."""
+    opened: list[bool] = []
+
+    def control(fd: int, how: int, *given: int) -> int:
+        if how != fcntl.F_SETLEASE or opened:
+            return ask(fd, how, *given)
+        opened.append(True)
+        with LockedFile(os.fspath(run_pt)):
+            return ask(fd, how, *given)
+
+    ask = fcntl.fcntl
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    assert in_place(run_pt).written
+    assert opened
 
 
 def test_who_comes_shortly_before_the_end_waits(

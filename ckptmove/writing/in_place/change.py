@@ -9,6 +9,7 @@ is left over from an interrupted change.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
@@ -30,6 +31,7 @@ from .locked_file import (
 )
 
 _INSIST = "--force changes it anyway"
+_GLANCES = 5  # a file that is open for writing each time is not just opened to be locked
 
 
 class FileChange:
@@ -275,9 +277,12 @@ def check_in_place(source: File, plan: Plan, *, force: bool) -> None:
     links = os.fstat(source.fd).st_nlink
     if links > 1:
         raise RefusedError(f"has {links:,} hard links", path=path, hint=_INSIST)
-    here = is_held_here(source.fd)
-    if is_open_for_writing(source.fd):
+    for _ in range(_GLANCES):
+        here = is_held_here(source.fd)
+        if not is_open_for_writing(source.fd):
+            return
         here = here or is_held_here(source.fd)  # removed or created meanwhile
         if here or is_locked(source.fd):
             raise busy_error(path, here=here)
-        raise RefusedError("is open for writing elsewhere", path=path, hint=_INSIST)
+        time.sleep(0.01)
+    raise RefusedError("is open for writing elsewhere", path=path, hint=_INSIST)

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .manifest.other_records import Alias, NamedDevice
     from .placement.move_totals import Kept, Moved
     from .reports.batch.items import Result
+    from .reports.batch.log import LogLine
     from .reports.batch.report import BatchPlan, BatchReport
     from .reports.convert import ConvertReport, Loss
     from .reports.diff import Diff
@@ -91,6 +92,7 @@ __all__ = [
     "Kept",
     "Kind",
     "LiveManifest",
+    "LogLine",
     "Loss",
     "Manifest",
     "MoveReport",
@@ -184,6 +186,7 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.placement.move_totals": ("Kept", "Moved"),
     "ckptmove.reports.batch.report": ("BatchPlan", "BatchReport"),
     "ckptmove.reports.batch.items": ("Result",),
+    "ckptmove.reports.batch.log": ("LogLine",),
     "ckptmove.reports.convert": ("ConvertReport", "Loss"),
     "ckptmove.reports.diff": ("Diff",),
     "ckptmove.reports.difference": ("Difference", "Kind", "Values"),

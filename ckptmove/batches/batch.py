@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 from ..api.options import Option, declare_options
 from ..errors import StrPath, UsageError
+from ..sources.filesystem import reached_only_here
 from ..sources.known_objects import remembering
 from ..system.signals import HAS_TIMER, cores
 from ..writing.verify import Progress
@@ -227,7 +228,7 @@ def batch(
     if jobs is not None and jobs < 1:
         raise UsageError("jobs must be at least 1")
     if executor is None:
-        _refuse_memory(src, dst)
+        _refuse_private(src, dst)
     if max_failures is not None and max_failures < 1:
         raise UsageError("max-failures must be at least 1")
     if timeout is not None and not timeout > 0:
@@ -286,12 +287,13 @@ def batch(
     )
 
 
-def _refuse_memory(*trees: StrPath | None) -> None:
-    """Raises UsageError for an in-memory path, which other processes can't see."""
+def _refuse_private(*trees: StrPath | None) -> None:
+    """Raises UsageError for a tree that other processes can't see."""
     for tree in trees:
-        if isinstance(tree, str) and tree.startswith("memory:"):
+        why = reached_only_here(tree) if isinstance(tree, str) else ""
+        if why:
             hint = "executor=concurrent.futures.ThreadPoolExecutor()"
-            raise UsageError("other processes cannot read memory: URLs", path=tree, hint=hint)
+            raise UsageError(why, path=tree, hint=hint)
 
 
 def _joined(address: str) -> Cluster:

@@ -75,7 +75,7 @@ def plan_batch(
     ledger = None if root is None else tree_at(root).open_ledger()
     named = output_namer(verb, root, options, keep_suffix=keep_suffix)
     removed = [] if ledger is None or root is None else _removed(ledger, wanted, root, named)
-    if is_gone and not removed:
+    if is_gone and not removed and place_of(source).opens_by_path:
         raise InputError("there is no such directory", path=source)
     found = (
         Discovery()
@@ -97,9 +97,8 @@ def plan_batch(
         found.notes.append(f"nothing is left to do: earlier runs removed {many}")
     elif is_empty and not allow_empty:
         more = f"; {plural(len(found.others), 'other file')} left out" if found.others else ""
-        raise RefusedError(
-            f"no checkpoint was found{more}", path=source, hint="--allow-empty accepts that"
-        )
+        why = "there is nothing below it" if is_gone else f"no checkpoint was found{more}"
+        raise RefusedError(why, path=source, hint="--allow-empty accepts that")
     if in_place:
         found.items = dedupe_hard_links(found.items, found.notes)
     indices = verb == "relocate" and not in_place  # the index lists the files under these names

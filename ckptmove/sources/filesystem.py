@@ -115,6 +115,18 @@ def _options(protocol: str) -> dict[str, Any]:
     return {"config_kwargs": ours | dict(conf.get(protocol, {}).get("config_kwargs", {}))}
 
 
+def reached_only_here(url: str) -> str:
+    """Return why other processes can't open what a URL names; empty if they can."""
+    protocol = url.partition(":")[0]
+    if protocol == "memory":
+        return "other processes cannot read memory: URLs"
+    registry = sys.modules.get("fsspec.registry")  # else nothing was registered
+    found = None if registry is None else registry.registry.get(protocol)
+    if found is None or found.__module__ != "__main__":
+        return ""
+    return f"other processes cannot import {found.__name__} from your script"
+
+
 def registered_filesystems() -> dict[str, str]:
     """Return fsspec's registered classes by protocol, in a form for other processes."""
     registry = sys.modules.get("fsspec.registry")  # else nothing was registered
@@ -122,7 +134,7 @@ def registered_filesystems() -> dict[str, str]:
         return {}
     found = {name: str(each["class"]) for name, each in registry.known_implementations.items()}
     for name, each in registry.registry.items():
-        if each.__module__ != "__main__":  # other processes cannot import it
+        if each.__module__ != "__main__":  # `reached_only_here` says so
             found[name] = f"{each.__module__}.{each.__qualname__}"
     return found
 

@@ -70,7 +70,7 @@ class KnownObjects:
             return time.monotonic() < until, about
         for base in self._listed:
             if url == base:
-                return bool(self._listed[base]), _FOLDER
+                return (True, _FOLDER) if self._listed[base] else (False, None)
             if url.startswith(f"{base}/"):
                 return True, self._listed[base].get(url[len(base) + 1 :])
         return self.around is not None and self.around.lacks(url), None

@@ -20,7 +20,7 @@ import torch
 import ckptmove
 from ckptmove.batches.options import VerbName
 from ckptmove.reports.batch.items import Result
-from ckptmove.reports.batch.log import LogLine, log_line
+from ckptmove.reports.batch.log import log_line
 from tests.cli.test_printing import on_a_terminal
 from tests.conftest import RunCli
 from tests.making.trees import CLI, many, model_folder, small_tree
@@ -36,7 +36,7 @@ def test_a_line_of_the_log_says_when_where_and_what(tmp_path: Path, run_cli: Run
     lines = {}
     for text in (tmp_path / "log").read_text().splitlines():
         line = json.loads(text)
-        schemas.validate(line, LogLine.json_schema())
+        schemas.validate(line, ckptmove.LogLine.json_schema())
         lines[line["name"]] = line
     assert len(lines) == 7
     run = lines["a/run.pt"]

@@ -269,15 +269,17 @@ def test_a_run_that_was_killed_before_it_removed_a_source_does_it_when_it_is_res
         ckptmove.batch("convert", tree, out, delete_source=True, select="model")
 
 
+@pytest.mark.parametrize("count", [2, 20])  # alone, and in bundles
 def test_a_rerun_after_all_sources_were_removed_is_a_success(
-    tmp_path: Path, run_cli: RunCli
+    count: int, tmp_path: Path, run_cli: RunCli
 ) -> None:
-    tree, out = many(tmp_path / "tree", 2, 10), tmp_path / "out"
-    convert = ("batch", "convert", "tree", "out")
+    tree, out = many(tmp_path / "tree", count, 10), tmp_path / "out"
+    convert = ("batch", "convert", "tree", "out", "-j1")
     run_cli(*convert, "--delete-source", exit=0)
     for again in ((), ("--delete-source",), ("--dry-run",)):
         done = run_cli(*convert, *again, exit=0)
-        assert "nothing is left to do: earlier runs removed 2 sources" in done.stdout + done.stderr
+        said = f"nothing is left to do: earlier runs removed {count} sources"
+        assert said in done.stdout + done.stderr
     run_cli(*convert, "--include=other.pt", exit=4)
     shutil.rmtree(tree)
     run_cli(*convert, exit=0)
@@ -290,15 +292,17 @@ def test_a_rerun_after_all_sources_were_removed_is_a_success(
 
 
 @pytest.mark.slow
-def test_a_source_in_a_store_is_removed(tmp_path: Path, store: Store) -> None:
-    source = store.put_folder("runs", many(tmp_path / "tree", 2, 10))
-    with ThreadPoolExecutor(2) as executor:
-        work = ckptmove.batch(
-            "convert", source, store.url("out"), delete_source=True, executor=executor
-        )
-        assert set(outcomes(work).values()) == {"done"}
+def test_a_source_in_a_store_is_removed(tmp_path: Path, store: Store, run_cli: RunCli) -> None:
+    source, out = store.put_folder("runs", many(tmp_path / "tree", 2, 10)), store.url("out")
+    command = ("batch", "convert", source, out, "--delete-source")
+    run_cli(*command, exit=0)
     assert b"<Key>runs/" not in store.say("GET", f"/{store.bucket}?list-type=2&prefix=runs/")
+    assert len(store.front.asked("PUT", "/out/")) == 2 * 2, "the output, and that it is done"
     assert ckptmove.inspect(store.url("out/run-1/step-001.safetensors")).tensors
+    assert "earlier runs removed 2 sources" in run_cli(*command, exit=0).stderr
+    elsewhere = ("batch", "convert", source, store.url("other"))
+    assert "runs: there is nothing below it (--allow-empty" in run_cli(*elsewhere, exit=4).stderr
+    run_cli(*elsewhere, "--allow-empty", exit=0)
 
 
 def test_what_holds_no_weights_is_left_out_where_weights_are_asked_for(

@@ -16,6 +16,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileSystem
 
 import ckptmove
 from ckptmove.batches.options import VerbName
@@ -189,8 +190,10 @@ def test_nothing_in_a_store_is_changed_in_place(tmp_path: Path, store: Store) ->
 
 
 def test_a_tree_that_is_not_there(store: Store) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(RefusedError, match="there is nothing below it"):
         ckptmove.batch("convert", store.url("nothing"), store.url("out"))
+    with pytest.raises(InputError, match="no such bucket"):
+        ckptmove.batch("convert", "s3://no-such-bucket/x", store.url("out"), allow_empty=True)
 
 
 def test_planned_by_few_requests(tmp_path: Path, store: Store) -> None:
@@ -292,9 +295,15 @@ def test_names_of_objects_lead_nowhere_else(name: str, tmp_path: Path) -> None:
 
 
 def test_what_other_processes_do_not_see_is_refused(tmp_path: Path) -> None:
+    class OfScript(LocalFileSystem):
+        protocol = "ofscript"
+        __module__ = "__main__"
+
     (tmp_path / "tree").mkdir()
-    with pytest.raises(UsageError, match="other processes"):
-        ckptmove.batch("convert", tmp_path / "tree", "memory://out")
+    fsspec.register_implementation("ofscript", OfScript, clobber=True)
+    for url in ("memory://out", "ofscript://out"):
+        with pytest.raises(UsageError, match=r"other processes cannot .*(memory|OfScript)"):
+            ckptmove.batch("convert", tmp_path / "tree", url)
 
 
 def test_filesystems_that_are_registered_here_reach_the_workers(

@@ -16,6 +16,7 @@ from ...errors import (
     UnsupportedError,
     UntrustedError,
     UsageError,
+    WriteError,
 )
 from ...graph.edit.model_weights import NoWeights
 from ...reports.batch.items import (
@@ -277,13 +278,13 @@ def _recorded(
         if not verify and is_done(known, task, key):
             why = "done before" if known == task.known else "done by another run"
             result = skipped_result(item, why, known)
-            return _without_source(task, ledger, known, result)
+            return _without_source(task, ledger, record, known, result)
         moved = refresh_entry(known, task, key)
         if moved is not None:
             if moved != known:
                 record.add(moved)
             result = skipped_result(item, "done before", moved)
-            return _without_source(task, ledger, moved, result)
+            return _without_source(task, ledger, record, moved, result)
     with collecting_digests(task.digests) as passed, summing_written() as sums:
         made = _made_by_tags(task, ledger, known) if task.by_tags else do_item(task, known)
     yield
@@ -293,13 +294,12 @@ def _recorded(
         record.add(entry)
     if made is None:
         how = "changed" if task.in_place else "there"
-        return _without_source(
-            task, ledger, entry, skipped_result(item, f"it was already {how}", entry)
-        )
+        result = skipped_result(item, f"it was already {how}", entry)
+        return _without_source(task, ledger, record, entry, result)
     result = _result(item, made)._replace(
         digests=entry.digests, source_digests=entry.source_digests
     )
-    return _without_source(task, ledger, entry, result)
+    return _without_source(task, ledger, record, entry, result)
 
 
 def _key(task: Task) -> str:
@@ -313,8 +313,13 @@ def _key(task: Task) -> str:
         raise
 
 
-def _without_source(task: Task, ledger: Ledger, entry: Entry, result: Result) -> Result:
-    """Remove the source of a finished item, if wanted and safe; otherwise say why not."""
+def _without_source(
+    task: Task, ledger: Ledger, record: _Record, entry: Entry, result: Result
+) -> Result:
+    """Remove the source of a finished item, if wanted and safe; otherwise say why not.
+
+    The ledger says so first. No other entry of the item is recorded after that.
+    """
     if not task.delete_source or not result.ok:
         return result
     kept = why_kept(task, entry, copied=result.copied or is_copied(task))
@@ -326,11 +331,15 @@ def _without_source(task: Task, ledger: Ledger, entry: Entry, result: Result) ->
             named = os.path.dirname(os.path.abspath(task.item.output))
             for folder in with_those_above([named], os.path.dirname(ledger.path)):
                 sync_folder(folder)
-        ledger.add(entry, synced=True)
-        remove_source(task)
         ledger.add(entry._replace(removed=True), synced=True)
     except OSError as error:
         raise failure_of(error, ledger.path) from error
+    try:
+        remove_source(task)
+    except WriteError:
+        ledger.add(entry)
+        raise
+    record.entries.clear()  # it is recorded
     return result._replace(source_removed=True)
 
 

@@ -113,7 +113,9 @@ def convert(
     optimizer_ids: Annotated[
         Literal["int", "name"] | None,
         Option(
-            "Call the parameters of optimizers by numbers, as `load_state_dict` needs, or by names."
+            "Call the parameters of optimizers by numbers, as `load_state_dict` needs, or by "
+            "names.",
+            default="as SRC does",
         ),
     ] = None,
     dtype: Annotated[

@@ -65,9 +65,9 @@ def doctor(
     steps: Annotated[
         int | None,
         Option(
-            "Stop the script after this many optimizer steps. Otherwise two are watched, and the "
-            "script runs on to its end, for 20 seconds at most.",
+            "Watch this many optimizer steps, then stop the script.",
             "N",
+            default="watch two, and go on to the end of the script, for 20 seconds at most",
         ),
     ] = None,
     args: Sequence[str] = (),

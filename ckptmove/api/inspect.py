@@ -25,7 +25,11 @@ def inspect(
     *,
     select: Annotated[
         str | Iterable[str] | None,
-        Option("Show only tensors whose name matches GLOB, or of the section GLOB.", "GLOB"),
+        Option(
+            "Show only tensors whose name matches GLOB, or of the section GLOB.",
+            "GLOB",
+            "What to show",
+        ),
     ] = None,
     require: Annotated[
         str | None,

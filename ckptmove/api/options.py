@@ -219,7 +219,8 @@ OF_WHICH_WEIGHTS = (
     "the dtype that the model trained with (module)."
 )
 FollowLinks = Annotated[
-    bool, Option("Follow symbolic links that lead out of a model folder.", group="Safety")
+    bool,
+    Option("Follow symbolic links that lead out of the folder of a checkpoint.", group="Safety"),
 ]
 DryRun = Annotated[bool, Option("Show what would be done; write nothing.", group="Destination")]
 ForceLarger = Annotated[

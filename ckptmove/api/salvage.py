@@ -24,12 +24,12 @@ from ..sources.joined import Joined
 from ..sources.source import Source
 from ..writing import destination_of
 from ..writing.verify import Progress
+from .conversion.plan import check_size
 from .conversion.target import PlannedPart, Target, target_of
 from .options import DryRun, FollowLinks, ForceLarger, Format, Option, declare_options
 
 #: The suffix that the name of the report adds to the name of the file.
 REPORT = ".salvage.json"
-_MOST_TIMES, _MOST_AT_LEAST = 8, 1 << 20  # times the size of the source; bytes
 _KEY = "salvaged"
 
 
@@ -102,16 +102,13 @@ def salvage(
         said = f"{kept:,} of {plural(len(tensors), 'tensor')} of a broken checkpoint"
         draft = draft_of(remains, chosen, target.path, {} if report.complete else {_KEY: said})
         options = WriteOptions(target.stem)
-        for loss in target.format.losses(draft, options):
-            raise RefusedError(f"would lose {loss.name}, which {loss.why}", path=target.path)
+        if losses := target.format.losses(draft, options):
+            name, why = losses[0].name, losses[0].why
+            raise RefusedError(f"would lose {name}, which {why}", path=target.path)
         plan = target.format.plan_write(draft, options)
-        nbytes = sum(file.nbytes for file in plan.files.values())
-        most = max(_MOST_TIMES * sum(each.nbytes for each in remains.files), _MOST_AT_LEAST)
-        if nbytes > most and not force:
-            raise RefusedError(
-                f"would write {nbytes:,} bytes: more than {_MOST_TIMES} times as many as are there",
-                hint="--force writes them all the same",
-            )
+        if not force:
+            nbytes = sum(file.nbytes for file in plan.files.values())
+            check_size(nbytes, sum(each.nbytes for each in remains.files))
         report = replace(report, shared=plan.shared)
         if not dry_run:
             report = _write(target, plan, report, draft.sources, force=force, progress=progress)

@@ -111,8 +111,9 @@ def batch(
     verify: Annotated[
         bool,
         Option(
-            "Read finished outputs again, to check that they have not changed; of batch validate, "
-            "read the checkpoints themselves again, whatever their reports say."
+            "Read again what earlier runs finished (outputs, or the checkpoints of batch "
+            "validate), to check that nothing has changed.",
+            group="Outputs",
         ),
     ] = False,
     copy_rest: Annotated[
@@ -128,8 +129,8 @@ def batch(
     digests: Annotated[
         bool,
         Option(
-            "Compute the SHA-256 of each file in DST, while what was written is verified, and of "
-            "each in SRC: all bytes have to be read for that."
+            "Compute the SHA-256 of each file in SRC and in DST. All bytes of SRC have to be read "
+            "for that; DST is read anyway, to verify it."
         ),
     ] = False,
     delete_source: Annotated[
@@ -150,13 +151,13 @@ def batch(
     timeout: Annotated[
         float | None,
         Option(
-            "Give up an item that takes longer, clean up, and do the others.",
+            "Give up on an item that takes longer, clean up, and do the others.",
             "SECONDS",
             python="Not with `executor`.",
         ),
     ] = None,
     allow_empty: Annotated[
-        bool, Option("Accept that nothing is found, or left in; otherwise it is refused.")
+        bool, Option("Accept that there are no items to do; otherwise that is refused.")
     ] = False,
     ray: Annotated[
         str | None,

@@ -20,6 +20,7 @@ from ..errors import CkptmoveError, CorruptError, UsageError, descriptor_error
 from ..system.signals import ENDING, end_by
 from ..version import __version__
 from .display.streams import Signalled, take_streams
+from .help_text import HelpContext
 
 _BUG = 70
 _OURS = "ckptmove: "
@@ -32,7 +33,8 @@ COMMANDS = {
     "diff": "Show what differs between two checkpoints of any formats; exit 1 if they differ.",
     "doctor": "Find out why a model trains on the CPU or fails on the GPU, and how to fix it.",
     "inspect": "Show what a checkpoint holds, and on which devices.",
-    "recover": "Undo interrupted relocate --in-place; remove temporary files of killed commands.",
+    "recover": "Undo an interrupted relocate --in-place; remove temporary files of killed "
+    "commands.",
     "relocate": "Rewrite a checkpoint for another device.",
     "salvage": "Save what can still be read of a broken checkpoint; exit 1 if that is not all, or "
     "unproven.",
@@ -43,6 +45,8 @@ COMMANDS = {
 
 class _Commands(click.Group):
     """The commands; each is imported only when it is used, because importing all is slow."""
+
+    context_class = HelpContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -115,7 +119,8 @@ def run(args: list[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.UsageError as error:
-        return _say(UsageError(error.format_message(), hint=_help_of(error.ctx)))
+        message = error.format_message().removesuffix(".")
+        return _say(UsageError(message, hint=_help_of(error.ctx)))
     except click.ClickException as error:
         return _say(UsageError(error.format_message()))
     except CkptmoveError as error:

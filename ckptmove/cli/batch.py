@@ -38,8 +38,24 @@ from .display.output import (
 )
 from .display.streams import Signalled
 from .display.terminal import terminal_of
+from .help_text import HelpContext
 
 _WORDS = "ckptmove.display.phrases"
+
+
+class _Verbs(click.Group):
+    """The verbs of a batch; the help shows the whole first sentence of each."""
+
+    context_class = HelpContext
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, (each.help or "").partition("\n\n")[0])
+                    for name, each in self.commands.items()
+                ]
+            )
 
 
 class _BatchCommand(Command):
@@ -119,7 +135,7 @@ def _options(verb: str) -> Decorator:
     return lambda command: with_options(command, *arguments, *added, html_option, output_options)
 
 
-@click.group()
+@click.group(cls=_Verbs)
 @with_values(options_of(run_batch))
 def batch() -> None:
     """Inspect, relocate, convert or validate all checkpoints of a folder tree.
@@ -127,7 +143,7 @@ def batch() -> None:
     ckptmove finds checkpoints by their content, not by their names. The folder of a model or a
     trainer is one item, also in place. It plans everything first. If an item fails, the
     others still run, and the summary lists the failures. After kill -9 or Ctrl-C, run the same
-    command again to resume. Two runs at the same time share the work. Links to files are followed,
+    command again to resume. Two runs at the same time share the work. Links to files are followed;
     links to folders are not.
 
     \b

@@ -27,7 +27,7 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
     SRC may be a folder, or an index of several files: they are read as one checkpoint. From folder
     to folder, every checkpoint is converted by itself, also in subfolders: weights get the names
     that libraries load, optimizer.pt becomes optimizer.pt.safetensors. Options about names and
-    dtypes speak of the weights; config.json gets their dtype. Other files are copied, except links
+    dtypes apply to the weights; config.json gets their dtype. Other files are copied, except links
     to folders. A pickle that can't be converted is copied and named; the exit code is then 1. SRC
     and DST may be in an object store: s3://bucket/run.pt. There, the files of a folder appear one
     by one after all are verified, the index last.

@@ -10,6 +10,7 @@ import click
 
 from ..api.options import Declaration, values_of
 from ..errors import UsageError
+from .help_text import HelpContext
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -40,6 +41,8 @@ class Option(click.Option):
 
 class Command(click.Command):
     """A command whose help shows many options in groups."""
+
+    context_class = HelpContext
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under the headings of their groups."""

@@ -23,9 +23,9 @@ def unknown_command(name: str, commands: Iterable[str]) -> UsageError:
         return UsageError(
             f"the command is missing before {name!r}", hint=f"ckptmove inspect {shlex.quote(name)}"
         )
-    message = f"No such command {name!r}."
+    message = f"No such command {name!r}"
     if close:
-        return UsageError(f"{message} Did you mean {close[0]!r}?", hint="see ckptmove --help")
+        return UsageError(f"{message}; did you mean {close[0]!r}?", hint="see ckptmove --help")
     return UsageError(message, hint="see ckptmove --help")
 
 

@@ -17,8 +17,8 @@ from .display.output import Output, html_option, needs_source, source_argument, 
 @verb_command(
     inspect_checkpoint,
     source_argument,
-    option("--tensors", is_flag=True, help="List every tensor."),
-    option("--tree", is_flag=True, help="Show the saved object as a tree."),
+    option("--tensors", group="What to show", is_flag=True, help="List every tensor."),
+    option("--tree", group="What to show", is_flag=True, help="Show the saved object as a tree."),
     html_option,
 )
 def inspect(

@@ -13,7 +13,7 @@ from .display.output import Output, needs_source, output_options
 @click.argument("path", type=click.Path(), required=False)
 @output_options
 def recover(path: str | None, output: Output) -> None:
-    """Undo interrupted relocate --in-place; remove temporary files of killed commands.
+    """Undo an interrupted relocate --in-place; remove temporary files of killed commands.
 
     Before relocate --in-place changes a file, it saves the old bytes in a journal beside the file.
     A crash or kill -9 leaves the journal there. recover then restores the file, byte for byte, and
@@ -25,7 +25,7 @@ def recover(path: str | None, output: Output) -> None:
 
     A command that is killed while it writes PATH leaves a temporary file or folder beside it, whose
     name ends with .ckptmove-tmp. recover removes it. It keeps one that a process is still writing,
-    or of which the file system can't tell.
+    or may be writing: some file systems can't tell.
 
     PATH may also be the destination of a batch in S3. If a process is killed while it uploads a
     large object, invisible parts of it are left, which cost money. recover removes them, and so

@@ -217,6 +217,11 @@ class CheckpointGraph:
     #: the checkpoint that it was taken from, no longer usable
     origin: object = None
 
+    @property
+    def source_nbytes(self) -> int:
+        """The size of its source."""
+        return sum(each.own_nbytes for each in self.sources)
+
     def release(self) -> None:
         """Release everything except the sources, once the writing is planned."""
         self.graph, self.stored, self.blobs = Graph(None), {}, {}
@@ -230,7 +235,7 @@ class CheckpointGraph:
         return Manifest(
             path=self.path,
             format=self.format,
-            nbytes=sum(each.own_nbytes for each in self.sources),
+            nbytes=self.source_nbytes,
             tensors=tuple(found.tensors),
             storages={**self.storages, **found.storages},
             values_naming_devices=tuple(found.values),

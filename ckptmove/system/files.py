@@ -153,7 +153,7 @@ def sync(fd: int) -> None:
     os.fsync(fd)
 
 
-#: File systems of Linux on which `syncfs` waits for the disk and reports errors: : ext2 to ext4,
+#: File systems of Linux on which `syncfs` waits for the disk and reports errors: ext2 to ext4,
 #: XFS, btrfs, F2FS, tmpfs (linux/magic.h).
 _SYNCED_WHOLE = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994}
 _REPORTS_ERRORS = (5, 8)  # `syncfs` reports errors since this version of Linux

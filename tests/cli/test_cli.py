@@ -396,6 +396,7 @@ START = {
     ".cli",
     ".cli.display",
     ".cli.display.streams",
+    ".cli.help_text",
     ".errors",
     ".system",
     ".system.signals",
@@ -530,3 +531,12 @@ def test_former_names_of_arguments_work_and_warn(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="part is now called subset"):
         work = former("validate", tmp_path, part=True, against=tmp_path)
     work.close()
+
+
+def test_a_help_keeps_names_and_sentences_whole(run_cli: RunCli) -> None:
+    """A name with a hyphen is not broken at it, so that it can be searched for and copied."""
+    for words in ("relocate", "batch", "batch convert", "convert"):
+        shown = run_cli(*words.split(), "-h", exit=0).stdout
+        assert not [line for line in shown.splitlines() if re.search(r"\w-$", line)]
+        assert "\N{NON-BREAKING HYPHEN}" not in shown
+        assert not re.search(r"\w\.\.\.$", shown, re.MULTILINE)

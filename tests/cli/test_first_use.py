@@ -57,8 +57,8 @@ def test_a_file_in_place_of_a_command(tmp_path: Path, run_cli: RunCli) -> None:
     ("wrong", "right"), [("convrt", "convert"), ("validat", "validate"), ("Inspect", "inspect")]
 )
 def test_a_misspelled_command_names_the_right_one(wrong: str, right: str, run_cli: RunCli) -> None:
-    assert f"Did you mean {right!r}?" in run_cli(wrong, "run.pt", exit=2).stderr
-    assert "Did you mean" not in run_cli("zzz", exit=2).stderr
+    assert f"did you mean {right!r}?" in run_cli(wrong, "run.pt", exit=2).stderr
+    assert "did you mean" not in run_cli("zzz", exit=2).stderr
 
 
 @pytest.mark.sample(1)

@@ -555,6 +555,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "cli.display.terminal",
         "cli.display.streams",
+        "cli.help_text",
         "cli.first_use",
         "cli.display.pages",
         "cli.declare",

@@ -52,8 +52,8 @@ def plan_conversion(
         RefusedError: an entry would be lost that `drops` does not name, a callable would be written
             that must not be, or the result is far larger than its source and `force` is not set.
     """
-    source, most = _limit(graph)
-    most += format.item_nbytes * options.ranks * len(graph.stored)
+    source = graph.source_nbytes
+    most = _most_nbytes(source) + format.item_nbytes * options.ranks * len(graph.stored)
     if not force:
         options = options._replace(most_nbytes=most)
     try:
@@ -69,17 +69,15 @@ def plan_conversion(
     raise _too_large(size, source)
 
 
-def check_sum(graph: CheckpointGraph, nbytes: int) -> None:
-    """Raises RefusedError if all files made from a draft are far larger than its source."""
-    source, most = _limit(graph)
-    if nbytes > most:
+def check_size(nbytes: int, source: int) -> None:
+    """Raises RefusedError if the files made from so many bytes are far larger."""
+    if nbytes > _most_nbytes(source):
         raise _too_large(f"{nbytes:,}", source)
 
 
-def _limit(graph: CheckpointGraph) -> tuple[int, int]:
-    """Return the size of the source, and the largest allowed output without `force`."""
-    source = sum(each.own_nbytes for each in graph.sources)
-    return source, max(_MOST_TIMES * source, _MOST_AT_LEAST)
+def _most_nbytes(source: int) -> int:
+    """The largest output that is allowed without `force`."""
+    return max(_MOST_TIMES * source, _MOST_AT_LEAST)
 
 
 def _too_large(size: str, source: int) -> RefusedError:

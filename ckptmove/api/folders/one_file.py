@@ -35,7 +35,7 @@ from ...reports.convert import ConvertReport, Loss
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, Place, folders_above
 from ..conversion.edits import Edits, is_state_dict
-from ..conversion.plan import ConversionOptions, check_sum, plan_conversion
+from ..conversion.plan import ConversionOptions, check_size, plan_conversion
 from ..conversion.target import PlannedPart, Target
 from ..conversion.trust import TrustedPlan
 from .files import CONFIGURATION, Companion, main_dtype, with_dtype
@@ -213,7 +213,8 @@ def unpack(
         after = _dtype_of(draft) if edits.casts else None
         planned = [_plan(draft, part, options) for part in record.parts]
         if not options.force:
-            check_sum(draft, sum(sum(part.sizes.values()) for part, _ in planned))
+            written = sum(sum(part.sizes.values()) for part, _ in planned)
+            check_size(written, draft.source_nbytes)
         companions = [
             Companion(name, "", len(content), None, content)
             for name, content in record.files.items()

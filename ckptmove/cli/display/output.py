@@ -116,8 +116,8 @@ def verb_command(verb: Function, *arguments: Decorator) -> Callable[[Function], 
 html_option = option(
     "--html",
     metavar="FILE",
-    help="Also write the result as one HTML file that needs no network. An older report is "
-    "replaced, any other file is not.",
+    help="Also write the result as one HTML file that needs no network. It replaces an "
+    "older report, but no other file.",
 )
 source_argument = click.argument("src", type=click.Path(), required=False)
 destination_argument = click.argument("dst", type=click.Path(), required=False)

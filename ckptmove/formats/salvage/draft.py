@@ -10,7 +10,7 @@ from ...manifest.manifest import Section
 from ...pickles.nodes import Dict
 from ...sources.source import Source
 from ...zips.found_records import Proof
-from .remains import NamedTensor, Remains, StorageRemains
+from .remains import NamedTensor, Remains, StorageRemains, written_dtype
 from .zero_fill import ZeroFilled
 
 
@@ -70,7 +70,7 @@ def _stored(key: str, held: StorageRemains, reach: int, sources: list[Source]) -
     stored = StorageBytes(
         id=key,
         location=held.location,
-        dtype=_plain(held.dtype),
+        dtype=None if held.dtype is None else written_dtype(held.dtype),
         nbytes=nbytes,
         source=held.source,
         start=held.start,
@@ -83,10 +83,3 @@ def _stored(key: str, held: StorageRemains, reach: int, sources: list[Source]) -
         sources.append(filled)
         return stored._replace(source=len(sources) - 1, start=0)
     return stored
-
-
-def _plain(dtype: str | None) -> str | None:
-    """The dtype in which a storage is written: for quantized numbers, that of their integers."""
-    if dtype is None:
-        return None
-    return NamedTensor("", dtype, (), (), 0, 0, None).written_dtype

@@ -21,6 +21,12 @@ MISSING = "its bytes are not in the file"
 _ZEROS = "the file ends in zeros, as when a disk was full"
 
 
+def written_dtype(dtype: str) -> str:
+    """A dtype that any format can store: for quantized numbers, that of their integers."""
+    is_plain = dtype not in CARRIERS or dtype.startswith("complex")
+    return dtype if is_plain else CARRIERS[dtype][0]
+
+
 class NamedTensor(NamedTuple):
     """A tensor that the broken checkpoint names; strides and offset are in elements."""
 
@@ -42,9 +48,8 @@ class NamedTensor(NamedTuple):
 
     @property
     def written_dtype(self) -> str:
-        """A dtype that any format can store: for quantized numbers, that of their integers."""
-        plain = self.dtype not in CARRIERS or self.dtype.startswith("complex")
-        return self.dtype if plain else CARRIERS[self.dtype][0]
+        """A dtype that any format can store."""
+        return written_dtype(self.dtype)
 
     def span(self) -> tuple[int, int]:
         """The offsets of its first byte, and after its last byte, in its storage."""

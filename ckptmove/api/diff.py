@@ -16,9 +16,9 @@ from ..errors import RefusedError, StrPath, UnsupportedError, UsageError
 from ..formats.checkpoint import Checkpoint
 from ..formats.folders.model_folder import checkpoints_beside
 from ..formats.writing import FOLDER
-from ..graph.compare.difference import Extent, Held, SharedBytes, can_cast, unlike
+from ..graph.compare.difference import ComparedTensor, Extent, SharedBytes, can_cast, unlike
 from ..graph.compare.other_content import Beside, compare_beside, compare_records, is_code
-from ..graph.compare.pairing import Pairs, pair
+from ..graph.compare.pairing import Pairing, pair
 from ..graph.draft import CheckpointGraph
 from ..graph.edit.numpy_arrays import tensors_for_arrays
 from ..graph.edit.select import named_by
@@ -266,7 +266,9 @@ class _Findings:
         self.ignored += [each for each in self.differences if is_ignored(each)]
         self.differences = [each for each in self.differences if not is_ignored(each)]
 
-    def compare(self, old: CheckpointGraph, new: CheckpointGraph, chosen: Set[str] | None) -> Pairs:
+    def compare(
+        self, old: CheckpointGraph, new: CheckpointGraph, chosen: Set[str] | None
+    ) -> Pairing:
         """Compare two checkpoints in one walk; then find the tensors that were only renamed."""
         pairs = pair(
             old,
@@ -289,7 +291,7 @@ class _Findings:
                     self.add_single(kind, held)
         return pairs
 
-    def compare_values(self, old: Held, new: Held) -> None:
+    def compare_values(self, old: ComparedTensor, new: ComparedTensor) -> None:
         """Compare the bytes of two tensors of the same name."""
         self.count(old, new)
         dtypes = old.tensor.dtype, new.tensor.dtype
@@ -314,7 +316,7 @@ class _Findings:
         elif found.close:
             self.close += 1
 
-    def add_renamed(self, old: Held, new: Held) -> None:
+    def add_renamed(self, old: ComparedTensor, new: ComparedTensor) -> None:
         """Add two tensors with equal bytes in different places, usually with different names."""
         self.count(old, new)
         names = old.name, new.name
@@ -330,7 +332,7 @@ class _Findings:
                 name = f"{old.name}.requires_grad" if kind is Kind.VALUE else old.name
                 self.differences.append(Difference(kind, name, mine, other))
 
-    def place(self, held: Held) -> str:
+    def place(self, held: ComparedTensor) -> str:
         """Return the place of a tensor, spelled with all keys that lead to it."""
         if id(held.draft) not in self.places:
             listed = held.draft.list_contents()
@@ -340,7 +342,7 @@ class _Findings:
             }
         return self.places[id(held.draft)].get((held.name, id(held.node)), held.name)
 
-    def add_single(self, kind: Kind, held: Held) -> None:
+    def add_single(self, kind: Kind, held: ComparedTensor) -> None:
         """Add a tensor that only one of the checkpoints has."""
         what = {"dtype": held.tensor.dtype, "shape": list(held.tensor.shape)}
         pair = (what, None) if kind is Kind.REMOVED else (None, what)
@@ -371,7 +373,7 @@ class _Findings:
         """Count a tensor that was cast."""
         self.cast[f"{old}→{new}"] = self.cast.get(f"{old}→{new}", 0) + 1
 
-    def count(self, old: Held, new: Held) -> None:
+    def count(self, old: ComparedTensor, new: ComparedTensor) -> None:
         """Count a tensor that both have, and its bytes once."""
         self.tensors += 1
         extent = old.extent

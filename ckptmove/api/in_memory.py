@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..live.tracing.trace import Watch
-    from ..live.transfer.prefetch import Prefetched
+    from ..live.transfer.prefetch import PrefetchingLoader
 
 Batch = TypeVar("Batch")
 
@@ -194,7 +194,7 @@ def _to_device() -> Callable[..., Any]:
 
 def prefetch(
     loader: Iterable[Batch], device: str | int | torch.device, *, keep: str | Iterable[str] = ()
-) -> Prefetched[Batch]:
+) -> PrefetchingLoader[Batch]:
     """Return a loader that copies the next batch to a device while the current one is in use.
 
     Batches are copied as `to_device` does. The copies overlap on accelerators with streams, such as
@@ -220,9 +220,9 @@ def prefetch(
         UsageError: `loader` gives no batches (it is a model, for example), or `keep` holds no valid
             glob.
     """
-    from ..live.transfer.prefetch import Prefetched
+    from ..live.transfer.prefetch import PrefetchingLoader
 
-    return Prefetched(loader, device, keep)
+    return PrefetchingLoader(loader, device, keep)
 
 
 def trace(

@@ -20,7 +20,7 @@ from ..graph.draft import Pieces
 from ..graph.parts import allowed_name
 from ..reports.salvage import Fate, SalvagedTensor, SalvageReport
 from ..sources import place_of
-from ..sources.joined import Joined
+from ..sources.joined import JoinedFiles
 from ..sources.source import Source
 from ..writing import destination_of
 from ..writing.verify import Progress
@@ -150,7 +150,7 @@ def _new_names(target: Target, chosen: Sequence[NamedTensor]) -> Iterator[str]:
 def _damage(remains: Remains) -> str:
     """Describe the damage of each file in turn; empty if no cause is recognized."""
     found = dict(remains.damage)
-    files = [each for each in remains.files if not isinstance(each, Joined)]
+    files = [each for each in remains.files if not isinstance(each, JoinedFiles)]
     for each in files:
         name = place_of(each.path).name
         if name not in found:

@@ -7,7 +7,7 @@ from typing import Annotated, TypeGuard
 from ..errors import RefusedError, StrPath
 from ..graph.canonical import canonical
 from ..graph.draft import CheckpointGraph, StorageBytes
-from ..graph.edit.callables import Judge, Place, places_of
+from ..graph.edit.callables import CallablePlace, Judge, places_of
 from ..graph.traversal import Composite, nodes_of
 from ..pickles.nodes import Call, Global, Items, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
@@ -140,7 +140,7 @@ def _parts(node: Call) -> Items:
     return node.args.items
 
 
-def _draft_of(obj: object, target: Target) -> tuple[CheckpointGraph, list[Place]]:
+def _draft_of(obj: object, target: Target) -> tuple[CheckpointGraph, list[CallablePlace]]:
     """Return the graph of an object, and the places of unknown callables in it."""
     from ..runtime.pickling import pickle_object
 

@@ -28,7 +28,7 @@ from ..formats.folders.run_folders import own_folders
 from ..formats.folders.weight_names import INDEX
 from ..formats.pickle import PROTO, PlainPickle
 from ..formats.unread_formats import kind_of_weights
-from ..reports.batch.items import Entry, Item
+from ..reports.batch.items import Item, LedgerEntry
 from ..sources import place_of
 from ..sources.place import BLOBS, EntryKind, FolderEntry, folders_above, has_blobs_of_hub
 from .selection import ItemFilter
@@ -120,7 +120,7 @@ def discover(
     wanted: ItemFilter,
     *,
     whole: bool,
-    finished: Callable[[str, str], Entry | None] = lambda name, stamp: None,
+    finished: Callable[[str, str], LedgerEntry | None] = lambda name, stamp: None,
 ) -> Discovery:
     """Find the `wanted` checkpoints and other files in a tree.
 
@@ -250,7 +250,7 @@ class _Search:
         root: str,
         listed: Sequence[_Folder],
         wanted: ItemFilter,
-        finished: Callable[[str, str], Entry | None],
+        finished: Callable[[str, str], LedgerEntry | None],
         *,
         whole: bool,
     ) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
-from ..reports.batch.items import Entry, Item, Task
+from ..reports.batch.items import Item, LedgerEntry, Task
 from ..sources import place_of
 from ..version import __version__
 from .discovery import checkpoint_files, item_checkpoint
@@ -94,7 +94,7 @@ def _text_of(value: object) -> str:
     return repr(value) if name is None else f"{getattr(value, '__module__', '')}.{name}"
 
 
-def is_done(entry: Entry, task: Task, key: str) -> bool:
+def is_done(entry: LedgerEntry, task: Task, key: str) -> bool:
     """Whether the ledger's entry of an item is still true, judged without reading the output."""
     if entry.outcome != "done" or entry.key != key:
         return False
@@ -106,7 +106,7 @@ def is_done(entry: Entry, task: Task, key: str) -> bool:
         return False
 
 
-def refresh_entry(entry: Entry, task: Task, key: str) -> Entry | None:
+def refresh_entry(entry: LedgerEntry, task: Task, key: str) -> LedgerEntry | None:
     """Return the new entry of a moved output; None unless its bytes are unchanged."""
     if entry.outcome != "done" or entry.key != key or task.in_place:
         return None
@@ -123,13 +123,13 @@ def refresh_entry(entry: Entry, task: Task, key: str) -> Entry | None:
     return entry._replace(stamp=there.stamp, digests=there.digests or entry.digests)
 
 
-def _is_equal(entry: Entry, there: Output) -> bool:
+def _is_equal(entry: LedgerEntry, there: Output) -> bool:
     """Whether the output still has the written bytes; in a store, its stamp decides."""
     told = there.crc32 == entry.crc32 if entry.crc32 else there.stamp == entry.stamp
     return there.nbytes == entry.nbytes and told
 
 
-def is_ours(entry: Entry | None, output: str) -> bool:
+def is_ours(entry: LedgerEntry | None, output: str) -> bool:
     """Whether an output is the one recorded in the ledger, regardless of its source."""
     if entry is None or entry.outcome == "begun":
         return False

@@ -11,7 +11,7 @@ from typing import Any
 from ..api.folders.files import check_apart
 from ..display.phrases import plural
 from ..errors import InputError, RefusedError, StrPath, UnsupportedError, UsageError
-from ..reports.batch.items import MISSING, Entry, Item, Task
+from ..reports.batch.items import MISSING, Item, LedgerEntry, Task
 from ..reports.batch.report import BatchPlan
 from ..sources import place_of
 from ..sources.place import folders_above
@@ -186,9 +186,9 @@ def _earlier_outputs(
     root: str,
     named: Callable[[Item], str],
     items: Collection[str],
-) -> list[tuple[Entry, str]]:
+) -> list[tuple[LedgerEntry, str]]:
     """Return finished items in the share outside this run, with the paths of their outputs."""
-    found = list[tuple[Entry, str]]()
+    found = list[tuple[LedgerEntry, str]]()
     for entry in ledger.every():
         name = entry.name
         if entry.outcome != "done" or name in items or not wanted.is_in_share(name):
@@ -203,7 +203,7 @@ def _earlier_outputs(
 
 def _removed(
     ledger: Ledger, wanted: ItemFilter, root: str, named: Callable[[Item], str]
-) -> list[tuple[Entry, str]]:
+) -> list[tuple[LedgerEntry, str]]:
     """Return wanted items whose sources earlier runs removed, with the paths of their outputs."""
     return [
         (entry, path)
@@ -212,7 +212,7 @@ def _removed(
     ]
 
 
-def _check_unchanged(outputs: Iterable[tuple[Entry, str]]) -> None:
+def _check_unchanged(outputs: Iterable[tuple[LedgerEntry, str]]) -> None:
     """Raises RefusedError if outputs, whose sources were removed, are not as they were written."""
     changed = [made for made in outputs if not _is_as_written(made)]
     if changed:
@@ -223,7 +223,7 @@ def _check_unchanged(outputs: Iterable[tuple[Entry, str]]) -> None:
         )
 
 
-def _is_as_written(made: tuple[Entry, str]) -> bool:
+def _is_as_written(made: tuple[LedgerEntry, str]) -> bool:
     """Whether an output still matches the ledger, judged without reading it."""
     entry, path = made
     try:
@@ -258,10 +258,10 @@ def _tasks(
 
 def _finished(
     verb: str, options: Mapping[str, Any], request: str, ledger: Ledger | None
-) -> Callable[[str, str], Entry | None]:
+) -> Callable[[str, str], LedgerEntry | None]:
     """Return a function from the name and stamp of a file to its entry, if it is up to date."""
 
-    def finished(name: str, stamp: str) -> Entry | None:
+    def finished(name: str, stamp: str) -> LedgerEntry | None:
         known = None if ledger is None or not stamp else ledger.entry(name)
         if known is None or known.outcome != "done" or not known.kind:
             return None

@@ -28,7 +28,7 @@ from ..formats.folders.training_folder import FolderCheckpoint
 from ..formats.safetensors.file import SafetensorsFile
 from ..graph.edit.cast import casts_of
 from ..plans.plan import Copy, Plan, Write
-from ..reports.batch.items import MISSING, UNREADABLE, Contents, Entry, Item, Task
+from ..reports.batch.items import MISSING, UNREADABLE, Contents, Item, LedgerEntry, Task
 from ..reports.convert import ConvertReport
 from ..reports.relocate import RelocateReport
 from ..sources import place_of
@@ -60,7 +60,7 @@ class ItemOutcome(NamedTuple):
         return not self.reason
 
 
-def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
+def do_item(task: Task, known: LedgerEntry | None) -> ItemOutcome | None:
     """Do an item; `known` is its entry in the ledger. None if a correct output exists already.
 
     This finds finished items without an entry: their run was killed, or another process did them.
@@ -241,7 +241,7 @@ def inspected(task: Task) -> ItemOutcome:
     return ItemOutcome(Contents.of(manifest, format)._asdict(), 0, reason=reason)
 
 
-def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
+def _validated(task: Task, known: LedgerEntry | None, *, force: bool) -> ItemOutcome:
     """Validate an item, and write the report, which may replace only a report of ours."""
     refuse_unreadable(task.item)
     options = {name: each for name, each in task.options.items() if name != "force"}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError, UsageError, WriteError
-from ..reports.batch.items import Entry, Task
+from ..reports.batch.items import LedgerEntry, Task
 from ..sources import place_of
 from .fingerprints import key_of, source_stamp
 from .trees import tree_at
@@ -32,7 +32,7 @@ def check_removal(verb: str, options: Mapping[str, Any]) -> None:
         )
 
 
-def why_kept(task: Task, entry: Entry, *, copied: bool) -> str:
+def why_kept(task: Task, entry: LedgerEntry, *, copied: bool) -> str:
     """Return why the source of a finished item must stay; empty if it can be removed."""
     item, tree = task.item, tree_at(task.item.output)
     files = item.files or (item.path,)

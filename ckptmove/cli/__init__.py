@@ -19,7 +19,7 @@ import click
 from ..errors import CkptmoveError, CorruptError, UsageError, descriptor_error
 from ..system.signals import ENDING, end_by
 from ..version import __version__
-from .display.streams import Signalled, take_streams
+from .display.streams import SignalReceived, take_streams
 from .help_text import HelpContext
 
 _BUG = 70
@@ -131,7 +131,7 @@ def run(args: list[str]) -> int:
         return _say(CorruptError(NO_MEMORY))
     except (KeyboardInterrupt, click.Abort):
         return end_by(signal.SIGINT)
-    except Signalled as error:
+    except SignalReceived as error:
         return end_by(error.number)
     except Exception as error:
         if (known := descriptor_error(error)) is not None:
@@ -148,7 +148,7 @@ def _signals() -> Iterator[None]:
 
     def unwind(number: int, frame: FrameType | None) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)  # a second one is immediate
-        raise Signalled(number)
+        raise SignalReceived(number)
 
     handlers = {
         number: signal.default_int_handler if number == signal.SIGINT else unwind

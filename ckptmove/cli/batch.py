@@ -23,11 +23,11 @@ from ..errors import CheckFailed, CkptmoveError, RefusedError, UsageError
 from ..reports.batch.items import DONE, SKIPPED, Result
 from ..reports.batch.report import RetryCommand, batch_line, only_left_out
 from .declare import Command, Decorator, option, verb_options, with_options, with_values
-from .display.batch_files import Log, Manifest
+from .display.batch_files import ChecksumFile, Log
 from .display.batch_metrics import MetricsFile
 from .display.batch_progress import FORMS, BatchProgress
 from .display.output import (
-    Output,
+    OutputOptions,
     destination_argument,
     emit,
     emit_json,
@@ -36,7 +36,7 @@ from .display.output import (
     output_options,
     source_argument,
 )
-from .display.streams import Signalled
+from .display.streams import SignalReceived
 from .display.terminal import terminal_of
 from .help_text import HelpContext
 
@@ -158,7 +158,7 @@ def batch() -> None:
 
 @batch.command(cls=_BatchCommand)
 @_options("inspect")
-def inspect(src: str | None, output: Output, **options: Any) -> None:
+def inspect(src: str | None, output: OutputOptions, **options: Any) -> None:
     """Show one table of SRC: each checkpoint with its format, devices, dtypes and bytes.
 
     The options are those of ckptmove inspect. A file that can't be read also has a row, with the
@@ -175,7 +175,7 @@ def inspect(src: str | None, output: Output, **options: Any) -> None:
 
 @batch.command(cls=_BatchCommand)
 @_options("relocate")
-def relocate(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
+def relocate(src: str | None, dst: str | None, output: OutputOptions, **options: Any) -> None:
     """Relocate every checkpoint in SRC to the same name in DST, or in place.
 
     The options are those of ckptmove relocate. Checkpoints that store no devices, such as
@@ -190,7 +190,7 @@ def relocate(src: str | None, dst: str | None, output: Output, **options: Any) -
 
 @batch.command(cls=_BatchCommand)
 @_options("convert")
-def convert(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
+def convert(src: str | None, dst: str | None, output: OutputOptions, **options: Any) -> None:
     """Convert every checkpoint in SRC to the same name in DST, with another suffix.
 
     The options are those of ckptmove convert; see ckptmove convert -h for names, GLOB and the
@@ -206,7 +206,7 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
 
 @batch.command(cls=_BatchCommand)
 @_options("validate")
-def validate(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
+def validate(src: str | None, dst: str | None, output: OutputOptions, **options: Any) -> None:
     """Validate every checkpoint in SRC; with DST, write a JSON report of each there.
 
     The options are those of ckptmove validate; see ckptmove validate -h for FACTORY and SPEC. OTHER
@@ -220,7 +220,7 @@ def validate(src: str | None, dst: str | None, output: Output, **options: Any) -
 
 
 def _run(
-    verb: VerbName, src: str, dst: str | None, output: Output, options: dict[str, Any]
+    verb: VerbName, src: str, dst: str | None, output: OutputOptions, options: dict[str, Any]
 ) -> None:
     """Plan, run and sum up."""
     gc.enable()  # imported only here: it is slow
@@ -230,7 +230,7 @@ def _run(
     options["contents"] = output.html is not None and verb != "inspect"
     if sums is not None and dst is None:
         raise UsageError("--manifest needs a destination")
-    manifest = None if sums is None or dst is None else Manifest(sums, dst)
+    manifest = None if sums is None or dst is None else ChecksumFile(sums, dst)
     options["digests"] = (
         options.get("digests", False) or sums is not None or (log is not None and dst is not None)
     )
@@ -258,7 +258,7 @@ def _run(
                     unknown += result.outcome in (DONE, SKIPPED) and not result.digests
                     if verbose and not as_json:
                         bar.print(_item_lines(result))
-        except (KeyboardInterrupt, Signalled) as error:
+        except (KeyboardInterrupt, SignalReceived) as error:
             broken = error
     errors = list[CkptmoveError]()  # raised after the summary
     if manifest is not None and broken is None:
@@ -303,7 +303,7 @@ def _collecting(errors: list[CkptmoveError]) -> Iterator[None]:
         errors.append(error)
 
 
-def _foretell(work: Batch, src: str, output: Output, bar: BatchProgress) -> None:
+def _foretell(work: Batch, src: str, output: OutputOptions, bar: BatchProgress) -> None:
     """Show what would happen to each item. Raises CheckFailed if some items would not be done."""
     with forking(), bar.over(work), work:
         for result in work:

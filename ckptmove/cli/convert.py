@@ -6,7 +6,7 @@ from typing import Any
 
 from ..api.convert import convert as convert_checkpoint
 from .display.output import (
-    Output,
+    OutputOptions,
     destination_argument,
     needs_source,
     source_argument,
@@ -15,7 +15,7 @@ from .display.output import (
 
 
 @verb_command(convert_checkpoint, source_argument, destination_argument)
-def convert(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
+def convert(src: str | None, dst: str | None, output: OutputOptions, **options: Any) -> None:
     """Convert a checkpoint to safetensors, or back to a file of torch.save.
 
     Nothing in the file is executed. In safetensors, the tensors of a model keep the names that the

@@ -19,7 +19,7 @@ _GENERAL = "General"
 _MOST_UNGROUPED = 10  # the most options that a help lists without groups
 
 
-class Option(click.Option):
+class GroupedOption(click.Option):
     """An option with a heading in the help of its command, and with former names."""
 
     def __init__(
@@ -60,8 +60,8 @@ class Command(click.Command):
 
 
 def option(*names: str, **settings: Any) -> Decorator:
-    """Like `click.option`, but makes an `Option`: for options that only the command line has."""
-    return click.option(*names, cls=Option, **settings)
+    """Like `click.option`, but in a group: for options that only the command line has."""
+    return click.option(*names, cls=GroupedOption, **settings)
 
 
 def with_options(command: Function, *options: Decorator) -> Function:

@@ -8,7 +8,7 @@ import click
 
 from ..api.diff import diff as diff_checkpoints
 from ..errors import UsageError
-from .display.output import Output, html_option, needs_source, verb_command
+from .display.output import OutputOptions, html_option, needs_source, verb_command
 
 
 @verb_command(
@@ -17,7 +17,7 @@ from .display.output import Output, html_option, needs_source, verb_command
     click.argument("b", type=click.Path(), required=False),
     html_option,
 )
-def diff(a: str | None, b: str | None, output: Output, **options: Any) -> None:
+def diff(a: str | None, b: str | None, output: OutputOptions, **options: Any) -> None:
     """Show what differs between two checkpoints of any formats; exit 1 if they differ.
 
     Nothing in the files is executed. Numbers are compared bit by bit. Tensors are compared by their

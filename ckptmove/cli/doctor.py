@@ -8,12 +8,12 @@ import click
 
 from ..api.doctor import doctor as examine
 from ..errors import CheckFailed
-from .display.output import Output, html_option, verb_command
+from .display.output import OutputOptions, html_option, verb_command
 from .display.streams import stdout_kept
 
 
 @verb_command(examine, click.argument("args", nargs=-1), html_option)
-def doctor(output: Output, **options: Any) -> None:
+def doctor(output: OutputOptions, **options: Any) -> None:
     """Find out why a model trains on the CPU or fails on the GPU, and how to fix it.
 
     Without options, doctor checks the machine and the build of torch. With --model, it builds the

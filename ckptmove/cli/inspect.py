@@ -11,7 +11,7 @@ from ..reports.folder_files import chunks as chunks_of
 from ..reports.inspect import tensors as tensors_of
 from ..reports.tree import tree as tree_of
 from .declare import option
-from .display.output import Output, html_option, needs_source, source_argument, verb_command
+from .display.output import OutputOptions, html_option, needs_source, source_argument, verb_command
 
 
 @verb_command(
@@ -30,7 +30,7 @@ def inspect(
     chunks: bool,
     follow_links: bool,
     strict: bool,
-    output: Output,
+    output: OutputOptions,
 ) -> None:
     """Show what a checkpoint holds, and on which devices.
 

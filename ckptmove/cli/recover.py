@@ -6,13 +6,13 @@ import click
 
 from ..api.recover import recover as recover_files
 from .declare import Command
-from .display.output import Output, needs_source, output_options
+from .display.output import OutputOptions, needs_source, output_options
 
 
 @click.command(cls=Command)
 @click.argument("path", type=click.Path(), required=False)
 @output_options
-def recover(path: str | None, output: Output) -> None:
+def recover(path: str | None, output: OutputOptions) -> None:
     """Undo an interrupted relocate --in-place; remove temporary files of killed commands.
 
     Before relocate --in-place changes a file, it saves the old bytes in a journal beside the file.

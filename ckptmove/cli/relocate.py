@@ -8,7 +8,7 @@ from ..api.relocate import relocate as relocate_checkpoint
 from ..errors import UsageError
 from .declare import option
 from .display.output import (
-    Output,
+    OutputOptions,
     destination_argument,
     needs_source,
     source_argument,
@@ -19,7 +19,7 @@ from .display.output import (
 @verb_command(relocate_checkpoint, source_argument, destination_argument)
 @option("-o", "--output", "other_dst", group="Destination", metavar="DST", help="The same as DST.")
 def relocate(
-    src: str | None, dst: str | None, other_dst: str | None, output: Output, **options: Any
+    src: str | None, dst: str | None, other_dst: str | None, output: OutputOptions, **options: Any
 ) -> None:
     """Rewrite a checkpoint for another device.
 

@@ -7,7 +7,7 @@ from typing import Any
 from ..api.salvage import salvage as salvage_checkpoint
 from ..errors import CheckFailed, UsageError
 from .display.output import (
-    Output,
+    OutputOptions,
     destination_argument,
     needs_source,
     source_argument,
@@ -16,7 +16,7 @@ from .display.output import (
 
 
 @verb_command(salvage_checkpoint, source_argument, destination_argument)
-def salvage(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
+def salvage(src: str | None, dst: str | None, output: OutputOptions, **options: Any) -> None:
     """Save what can still be read of a broken checkpoint; exit 1 if that is not all, or unproven.
 
     SRC is a file that was cut short, partly overwritten or damaged, or an index or folder of

@@ -6,12 +6,12 @@ from typing import Any
 
 from ..api.validate import validate as validate_checkpoint
 from ..errors import CheckFailed
-from .display.output import Output, html_option, needs_source, source_argument, verb_command
+from .display.output import OutputOptions, html_option, needs_source, source_argument, verb_command
 from .display.streams import stdout_kept
 
 
 @verb_command(validate_checkpoint, source_argument, html_option)
-def validate(src: str | None, output: Output, **options: Any) -> None:
+def validate(src: str | None, output: OutputOptions, **options: Any) -> None:
     """Check that a checkpoint is intact, equals its source, loads and trains; exit 1 if not.
 
     There are six checks. Each one passes, fails, or is skipped for a stated reason.

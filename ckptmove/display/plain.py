@@ -37,17 +37,17 @@ OMITTED = Key(omitted=True)
 Seconds = Annotated[float, Key(plain=lambda seconds: round(seconds, 3))]
 
 
-class Derived(cached_property[T]):
+class DerivedKey(cached_property[T]):
     """A property, computed once, that is also a key of the JSON; see `derived`."""
 
     key: Key
 
 
-def derived(after: str, name: str = "") -> Callable[[Callable[[Any], T]], Derived[T]]:
+def derived(after: str, name: str = "") -> Callable[[Callable[[Any], T]], DerivedKey[T]]:
     """Make a property that is also a key of the JSON, after another key."""
 
-    def declare(function: Callable[[Any], T]) -> Derived[T]:
-        found = Derived(function)
+    def declare(function: Callable[[Any], T]) -> DerivedKey[T]:
+        found = DerivedKey(function)
         found.key = Key(name, after)
         return found
 
@@ -245,7 +245,7 @@ def _members(kind: Any) -> Iterator[_Member]:
         yield _Member(name, hints[name], _key_of(hints[name]))
     for base in reversed(kind.__mro__):
         for name, found in vars(base).items():
-            if isinstance(found, Derived):
+            if isinstance(found, DerivedKey):
                 returned = hints_of(found.func, include_extras=True)["return"]
                 yield _Member(name, returned, found.key, is_field=False)
 

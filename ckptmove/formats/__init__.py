@@ -18,7 +18,7 @@ from ..sources import place_of
 from .base import PickledFormat, WritableFormat
 from .probe import Opener, Probe
 from .session import ReadSession
-from .table import Row, in_file, in_folder, in_index, in_package, in_pickle, in_tar, in_zip
+from .table import FormatRow, in_file, in_folder, in_index, in_package, in_pickle, in_tar, in_zip
 
 if TYPE_CHECKING:
     from ..errors import StrPath
@@ -46,35 +46,35 @@ __all__ = [
 ]
 
 #: The first format that recognizes a file or folder reads it.
-FORMATS: tuple[Row, ...] = (
-    Row("dcp", in_folder, ".distributed.dcp.folder.Dcp"),
-    Row("universal", in_folder, ".distributed.deepspeed.universal.Universal"),
-    Row("deepspeed", in_folder, ".distributed.deepspeed.folder.DeepSpeed"),
-    Row("fsdp-ranks", in_folder, ".distributed.fsdp_ranks.FsdpRanks"),
-    Row("dcp-safetensors", in_folder, ".distributed.dcp.hf_shards.HuggingFaceShards"),
-    Row("training-folder", in_folder, ".folders.training_folder.TrainingFolder"),
-    Row("model-folder", in_folder, ".folders.model_folder.ModelFolder"),
-    Row("sharded", in_index, ".folders.sharded.Sharded"),
-    Row("torch-package", in_package, ".torch.package.TorchPackage"),
-    Row("torch-zip", in_zip, ".torch.zip.TorchZip", nestable=True),
-    Row("torchscript", in_zip, ".programs.torchscript.TorchScript", nestable=True),
-    Row("torch-export", in_zip, ".programs.torch_export.TorchExport"),
-    Row("torchscript-v1", in_zip, ".programs.torchscript_v1.TorchScriptV1"),
-    Row("nemo", in_tar, ".torch.nemo.Nemo"),
-    Row("torch-tar", in_tar, ".torch.tar.TorchTar"),
-    Row("torch-legacy", in_pickle, ".torch.legacy.TorchLegacy", nestable=True),
+FORMATS: tuple[FormatRow, ...] = (
+    FormatRow("dcp", in_folder, ".distributed.dcp.folder.Dcp"),
+    FormatRow("universal", in_folder, ".distributed.deepspeed.universal.Universal"),
+    FormatRow("deepspeed", in_folder, ".distributed.deepspeed.folder.DeepSpeed"),
+    FormatRow("fsdp-ranks", in_folder, ".distributed.fsdp_ranks.FsdpRanks"),
+    FormatRow("dcp-safetensors", in_folder, ".distributed.dcp.hf_shards.HuggingFaceShards"),
+    FormatRow("training-folder", in_folder, ".folders.training_folder.TrainingFolder"),
+    FormatRow("model-folder", in_folder, ".folders.model_folder.ModelFolder"),
+    FormatRow("sharded", in_index, ".folders.sharded.ShardedFormat"),
+    FormatRow("torch-package", in_package, ".torch.package.TorchPackage"),
+    FormatRow("torch-zip", in_zip, ".torch.zip.TorchZip", nestable=True),
+    FormatRow("torchscript", in_zip, ".programs.torchscript.TorchScript", nestable=True),
+    FormatRow("torch-export", in_zip, ".programs.torch_export.TorchExport"),
+    FormatRow("torchscript-v1", in_zip, ".programs.torchscript_v1.TorchScriptV1"),
+    FormatRow("nemo", in_tar, ".torch.nemo.Nemo"),
+    FormatRow("torch-tar", in_tar, ".torch.tar.TorchTar"),
+    FormatRow("torch-legacy", in_pickle, ".torch.legacy.TorchLegacy", nestable=True),
     # every other length of the header of safetensors could also start a pickle
-    Row("safetensors", in_file, ".safetensors.file.SafetensorsFile"),
-    Row("pickle", in_file, ".pickle.PlainPickle", nestable=True),
-    Row("zip-bundle", in_zip, ".bundle.ZipBundle"),
+    FormatRow("safetensors", in_file, ".safetensors.file.SafetensorsFile"),
+    FormatRow("pickle", in_file, ".pickle.PlainPickle", nestable=True),
+    FormatRow("zip-bundle", in_zip, ".bundle.ZipBundle"),
 )
 
-_STRANGE = Row("", in_folder, ".unread_formats.StrangeFolder")
+_STRANGE = FormatRow("", in_folder, ".unread_formats.StrangeFolder")
 #: These are tried when no format in `FORMATS` fits.
-_GUESSES: tuple[Row, ...] = (
+_GUESSES: tuple[FormatRow, ...] = (
     _STRANGE,
-    Row("torch-legacy", in_file, ".torch.legacy.LegacyAfterPrefix"),
-    Row("model-folder", in_folder, ".folders.model_folder.OnlyFile"),
+    FormatRow("torch-legacy", in_file, ".torch.legacy.LegacyAfterPrefix"),
+    FormatRow("model-folder", in_folder, ".folders.model_folder.OnlyFile"),
 )
 
 #: The formats that can be written, the most usual first.
@@ -172,7 +172,7 @@ def read(source: Readable) -> Checkpoint:
         return read_probe(probe)
 
 
-class Sniffed(NamedTuple):
+class SniffedFile(NamedTuple):
     """What a file is, by its content."""
 
     format: Format
@@ -180,7 +180,7 @@ class Sniffed(NamedTuple):
     files: Sequence[str]
 
 
-def sniff_format(source: Readable) -> Sniffed | None:
+def sniff_format(source: Readable) -> SniffedFile | None:
     """The format of a file, which may still be damaged; None if it is not a checkpoint."""
     if not source.nbytes:
         return None
@@ -190,7 +190,7 @@ def sniff_format(source: Readable) -> Sniffed | None:
         if format is not None:
             files = format.files(probe)
             if files or not format.vague or format.read(probe).manifest.tensors:
-                return Sniffed(format, files)
+                return SniffedFile(format, files)
     return None
 
 

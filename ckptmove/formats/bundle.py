@@ -34,7 +34,7 @@ from ..reports.convert import Loss
 from ..sources.budget import Excess
 from ..sources.source import Memory, Readable
 from ..torch_pickle.callables.uses import Uses, not_surely_harmless
-from ..torch_pickle.streams import Stream
+from ..torch_pickle.streams import PickleStream
 from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive
 from ..zips.members import Record
 from .archives.records import RecordsContainer
@@ -92,7 +92,7 @@ class BundleContainer(RecordsContainer):
         """Open every record that is a checkpoint."""
         super().__init__(archive, session, by_torch=False)
         self.reached: list[str] = []  # names that unpickling unreadable text would import
-        self.in_text: list[Stream] = []  # pickles that a record keeps as text
+        self.in_text: list[PickleStream] = []  # pickles that a record keeps as text
         self.texts: Counter[str] = Counter()  # how many such pickles each record has
         self.tight = set[str]()  # records that are compressed too tightly to be held in memory
         large = 0
@@ -138,7 +138,7 @@ class BundleContainer(RecordsContainer):
         packed = record.method == DEFLATED
         window = self.archive.source.window
         content = window(self.archive.data_at(record), record.stored_nbytes)
-        self.blobs[id(blob)] = _Packed(self.archive, record) if packed else content
+        self.blobs[id(blob)] = _CompressedRecord(self.archive, record) if packed else content
         self.roots.append(((record.name,), blob))
 
     def unknown_callables(self) -> Iterator[str]:
@@ -173,7 +173,7 @@ class BundleContainer(RecordsContainer):
         return False
 
 
-class _Packed:
+class _CompressedRecord:
     """The content of a compressed record, inflated at the first read."""
 
     start = None

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ..errors import RefusedError, WriteError
 from ..graph.draft import CheckpointGraph, Pieces
 from ..graph.edges import bytes_of, is_mutable
-from ..graph.edit.callables import Place, unlisted_callable
+from ..graph.edit.callables import CallablePlace, unlisted_callable
 from ..graph.fill import fill, stored_blob
 from ..graph.traversal import nodes_of
 from ..manifest.paths import spell
@@ -35,7 +35,7 @@ from ..reports.convert import Loss
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive
-from ..zips.layout import LaidOut, Member, directory, lay_out
+from ..zips.layout import Member, PlacedRecord, directory, lay_out
 from .torch.zip import TorchZip
 from .writing import WriteOptions, WritePlan, assemble, join_plans, move_plan
 
@@ -141,7 +141,7 @@ def _fill_checkpoints(draft: CheckpointGraph, records: Sequence[tuple[str, Node]
 
 def _pickle_of_imports(
     draft: CheckpointGraph, records: Sequence[tuple[str, Node]]
-) -> tuple[bytes, list[Place]]:
+) -> tuple[bytes, list[CallablePlace]]:
     """A pickle that names everything that loading any of the records would import.
 
     The second result lists the records of bytes that name a callable not known to be harmless: a
@@ -149,7 +149,7 @@ def _pickle_of_imports(
     text.
     """
     assert isinstance(draft.graph.root, Dict)
-    held, places, budget = list[Node](), list[Place](), Budget()
+    held, places, budget = list[Node](), list[CallablePlace](), Budget()
     for slot, (name, node) in enumerate(records):
         if is_bytes(node):
             calls = [Call(each, None, "REDUCE", 0) for each in _risky_imports(draft, node, budget)]
@@ -158,7 +158,7 @@ def _pickle_of_imports(
                 filter(None, map(unlisted_callable, (*calls, *(e.function for e in calls)))), None
             )
             if wrong is not None:
-                places.append(Place(spell((name,)), wrong, draft.graph.root.pairs, slot))
+                places.append(CallablePlace(spell((name,)), wrong, draft.graph.root.pairs, slot))
         if not (isinstance(node, Blob) and node.content is None):
             held.append(node)
     return emit(List(held)), places
@@ -242,7 +242,7 @@ def _member(part: _Part) -> Member:
 
 
 def _last_writes(
-    parts: Sequence[_Part], laid: Sequence[LaidOut], sums: Sequence[Sequence[int]]
+    parts: Sequence[_Part], laid: Sequence[PlacedRecord], sums: Sequence[Sequence[int]]
 ) -> list[Write]:
     """The writes that need all checksums; `sums` are those of each part's measures."""
     writes: list[Write] = []

@@ -13,10 +13,10 @@ from ..manifest.other_records import HeldRecord, RecordKind
 from ..manifest.paths import Path
 from ..sources.budget import Budget
 from ..sources.source import MAX_NBYTES, FetchStats, Memory, Readable, Source
-from ..torch_pickle.listed_tensors import Contents
+from ..torch_pickle.listed_tensors import PickleContents
 from ..torch_pickle.listing import contents_of
 from ..torch_pickle.merged_contents import MergedContents, merge_contents
-from ..torch_pickle.streams import Container, LocationEdits, Stream
+from ..torch_pickle.streams import Container, LocationEdits, PickleStream
 from ..torch_pickle.tree import join_roots
 from ..torch_pickle.unknown import unknown_callables_in, unknown_makers_in
 from ..torch_pickle.values.tensors import device_text
@@ -114,7 +114,7 @@ class Checkpoint:
         return merge_contents(self.container)
 
     @cached_property
-    def contents(self) -> Contents:
+    def contents(self) -> PickleContents:
         """The contents of the pickles, and the nodes that spell devices."""
         return contents_of(self.container, self.whole)
 
@@ -409,7 +409,7 @@ class Checkpoint:
             return True
         from .relocation_check import difference_in
 
-        walked = Stream(Memory(new.read(0, new.nbytes), written.path), 0, 0, Budget())
+        walked = PickleStream(Memory(new.read(0, new.nbytes), written.path), 0, 0, Budget())
         found = difference_in(old, walked, spelling)
         if found is not None:
             raise WriteError(f"the written file differs from the source in {found}")

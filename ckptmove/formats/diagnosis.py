@@ -12,7 +12,7 @@ from itertools import islice
 
 from ..errors import CkptmoveError, CorruptError, InputError, UnsupportedError
 from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
-from ..pickles.fetch import Truncated, fetch
+from ..pickles.fetch import TruncatedPickle, fetch
 from ..pickles.nodes import Global, List, Persistent, Tuple
 from ..pickles.walk import Pickle, walk
 from ..sources import place_of
@@ -262,7 +262,7 @@ def _of_tar(source: Readable, zeros: int) -> str:
 def _of_pickle(source: Readable, zeros: int) -> str:
     try:
         fetch(source, 0)
-    except Truncated:
+    except TruncatedPickle:
         return _full_disk(zeros) or cut_short(source, None)
     return ""
 
@@ -278,7 +278,7 @@ def _legacy_nbytes(source: Readable) -> int | None:
                 found = walk(fetched.data, gaps=gaps)
                 wanted = wanted or _storages(found)
             at += fetched.nbytes
-    except Truncated:
+    except TruncatedPickle:
         return None
     keys = found.root.items if isinstance(found.root, List) else []
     return at + sum(8 + wanted.get(str(key), 0) for key in keys)

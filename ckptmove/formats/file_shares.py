@@ -30,13 +30,17 @@ def shares_of(
         ranks[each.file] = each.rank
         over.setdefault(each.name, set()).add(each.file)
     if len(files) > 1:
-        from ..sources.joined import Joined
+        from ..sources.joined import JoinedFiles
 
         names, seen = _short([each.path for each in files]), set[str]()
         for entry in tensors:
             storage = storages.get(entry.storage or "")
             extent = None if storage is None else storage.extent
-            if entry.name in over or extent is None or isinstance(files[extent.source], Joined):
+            if (
+                entry.name in over
+                or extent is None
+                or isinstance(files[extent.source], JoinedFiles)
+            ):
                 continue
             file = names[extent.source]
             new = entry.storage not in seen

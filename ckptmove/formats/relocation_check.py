@@ -6,7 +6,7 @@ from ..errors import WriteError
 from ..pickles.compare import difference
 from ..placement.place import Moves
 from ..torch_pickle.merged_contents import merge_contents
-from ..torch_pickle.streams import Container, LocationEdits, Stream
+from ..torch_pickle.streams import Container, LocationEdits, PickleStream
 
 
 def check_container(old: Container, new: Container, spelling: LocationEdits, moves: Moves) -> None:
@@ -31,7 +31,7 @@ def check_container(old: Container, new: Container, spelling: LocationEdits, mov
         raise WriteError("the written file has other storages than the source")
 
 
-def difference_in(old: Stream, new: Stream, spelling: LocationEdits) -> str | None:
+def difference_in(old: PickleStream, new: PickleStream, spelling: LocationEdits) -> str | None:
     """The first difference of two pickles, except in spelling and nested checkpoints."""
     if len(old.nested) != len(new.nested):
         return "the number of checkpoints in its byte strings"

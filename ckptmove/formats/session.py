@@ -12,7 +12,7 @@ from ..sources.budget import Budget, Excess
 from ..sources.source import Readable
 from ..torch_pickle.callables.uses import LOADER
 from ..torch_pickle.merged_contents import loaded_from
-from ..torch_pickle.streams import Candidate, Container, Nested, Stream
+from ..torch_pickle.streams import Candidate, Container, InnerFile, PickleStream
 
 _DEEPEST = 8  # levels of checkpoints nested in bytes
 _NO_STORAGE = "the pickle loads a storage from bytes that are not a storage"
@@ -47,12 +47,12 @@ class ReadSession:
         number = next(self._containers)
         return f"{self._base}nested/{number}/" if number else self._base
 
-    def stream(self, source: Readable, start: int = 0, *, broken: bool = False) -> Stream:
+    def stream(self, source: Readable, start: int = 0, *, broken: bool = False) -> PickleStream:
         """Read the pickle at `start`, and the checkpoints nested in it.
 
         If `broken`, as much of both as makes sense.
         """
-        stream = Stream(source, start, next(self._streams), self.budget, broken=broken)
+        stream = PickleStream(source, start, next(self._streams), self.budget, broken=broken)
         unread, reached = self.unread, len(self.reached)
         loaded = {id(loaded_from(call)) for call in stream.calls_of(LOADER)} - {id(None)}
         loaded = set() if broken else loaded
@@ -65,13 +65,13 @@ class ReadSession:
                 opened[known] = self._nested(candidate, needed=needed)
             container = opened[known]
             if container is not None:
-                stream.nested.append(Nested(candidate.node, candidate.maker, container))
+                stream.nested.append(InnerFile(candidate.node, candidate.maker, container))
         if loaded:
             raise CorruptError(_NO_STORAGE)
         stream.unread, stream.reached = self.unread - unread, self.reached[reached:]
         return stream
 
-    def plain(self, source: Readable, start: int) -> Stream:
+    def plain(self, source: Readable, start: int) -> PickleStream:
         """Read a pickle that must hold only plain data.
 
         CorruptError if it imports or calls anything.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .probe import Probe
 
 
-class Row(NamedTuple):
+class FormatRow(NamedTuple):
     """A known format; its class is imported on first use."""
 
     name: str

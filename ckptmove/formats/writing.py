@@ -12,7 +12,7 @@ from ..sources.source import Readable
 
 if TYPE_CHECKING:
     from ..graph.draft import Pieces
-    from ..graph.edit.callables import Place
+    from ..graph.edit.callables import CallablePlace
 
 #: The metadata key under which a file stores the folder that it was made from.
 FOLDER = "ckptmove-folder"
@@ -51,7 +51,7 @@ class WritePlan(NamedTuple):
     is_harmless: bool = False  #: whether the pickle surely holds no unknown callable
     #: byte strings that a library may unpickle, each with a callable in it that is not known to be
     #: harmless; the pickle names all of these callables
-    places: tuple[Place, ...] = ()
+    places: tuple[CallablePlace, ...] = ()
     #: details that the format does not store and that hardly anybody misses
     warnings: tuple[str, ...] = ()
     #: raises CorruptError if the written bytes differ from the checksums of the sources; called

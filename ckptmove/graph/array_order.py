@@ -47,11 +47,11 @@ def order_of(array: Array) -> Order | None:
 class Latest:
     """The array of a file that is in memory; there is only one at a time."""
 
-    #: its `Reordered`, and its bytes
-    held: tuple[Reordered, memoryview] | None = None
+    #: its `ReorderedArray`, and its bytes
+    held: tuple[ReorderedArray, memoryview] | None = None
 
 
-class Reordered:
+class ReorderedArray:
     """The bytes of an array, converted to the order that tensors have in a file.
 
     All bytes stay in memory from the first read until the last is read, or another array is read.

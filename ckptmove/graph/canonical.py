@@ -34,8 +34,8 @@ from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.pairs import change_each, changed
 from ..pickles.opcodes.plain_tensors import (
     Form,
-    Names,
     PlainTensor,
+    RecalledNames,
     StorageForm,
     StorageReference,
     compact_form,
@@ -383,9 +383,9 @@ _NO_STORAGE = StorageForm(Text("storage", 0), Global("torch.storage", "UntypedSt
 
 
 @cache
-def _names() -> Names:
+def _names() -> RecalledNames:
     """Return the names that all compact tensors import."""
-    return Names(_name("torch._utils", V2), _name("collections", "OrderedDict"), _NOTHING)
+    return RecalledNames(_name("torch._utils", V2), _name("collections", "OrderedDict"), _NOTHING)
 
 
 @lru_cache(1 << 7)  # limited, because sizes can be chosen to have equal hashes

@@ -14,7 +14,7 @@ from ..pickles.opcodes.mixed_rows import parts_of
 from ..pickles.opcodes.plain_tensors import PlainTensor
 from ..plans.plan import Checksum, Copy, Gather, Proof, SourceChecksum, Write
 from ..sources.source import Memory, Readable, Source
-from ..torch_pickle.listed_tensors import Contents
+from ..torch_pickle.listed_tensors import PickleContents
 from ..torch_pickle.listing import contents_of
 from ..torch_pickle.merged_contents import MergedContents
 from ..torch_pickle.streams import Container
@@ -258,7 +258,7 @@ class CheckpointGraph:
         """Return the number of the source that holds a part of a file."""
         return [id(each) for each in self.sources].index(id(getattr(window, "source", window)))
 
-    def list_contents(self) -> Contents:
+    def list_contents(self) -> PickleContents:
         """List the content of the graph, as for any checkpoint."""
         container = _Graph(Memory(b"", self.path))
         container.section = self.section

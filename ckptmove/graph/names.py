@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ..manifest.manifest import TensorEntry
 from ..pickles.nodes import Node
-from ..torch_pickle.listed_tensors import Contents
+from ..torch_pickle.listed_tensors import PickleContents
 from .draft import CheckpointGraph
 from .edit.numpy_arrays import ArrayBytes
 from .fill import blobs_of
@@ -23,7 +23,7 @@ _BESIDE = "~extra"
 
 
 def names_of(
-    contents: Contents, draft: CheckpointGraph, arrays: Mapping[int, ArrayBytes]
+    contents: PickleContents, draft: CheckpointGraph, arrays: Mapping[int, ArrayBytes]
 ) -> list[tuple[str, Node]]:
     """Yield tensors and storages under all names, in order; then other long arrays and bytes.
 

@@ -134,7 +134,7 @@ def _dtype(node: Call, dtype: str | None) -> str:
     return getattr(own, "name", None) or dtype or "uint8"
 
 
-class Held(Protocol):
+class FileTensor(Protocol):
     """A tensor of a file: its name, torch's dtype and shape, and its size in bytes."""
 
     @property
@@ -154,10 +154,10 @@ class MissingTensor(CorruptError):
     """Raised if a term names a tensor that the file doesn't have."""
 
 
-class Reader:
+class TermReader:
     """Builds nodes from terms and the tensors of a file."""
 
-    def __init__(self, entries: Mapping[str, Held], folder: str = "") -> None:
+    def __init__(self, entries: Mapping[str, FileTensor], folder: str = "") -> None:
         """`entries` are the tensors by name; `folder` is the prefix of storage ids."""
         #: keeps the nodes of storages
         self.graph = Graph(None)
@@ -323,7 +323,7 @@ def is_location(said: object) -> TypeGuard[str]:
     return isinstance(said, str) and len(said) <= _LONGEST
 
 
-def is_whole(term: Mapping[str, Any], entry: Held) -> bool:
+def is_whole(term: Mapping[str, Any], entry: FileTensor) -> bool:
     """Whether the term of a tensor says only its name and device, and its shape is the entry's."""
     is_bare = len(term) == (3 if "device" in term else 2)  # "$" and "of"
     return is_bare and entry.dtype in _USUAL and len(entry.shape) <= MOST_DIMENSIONS

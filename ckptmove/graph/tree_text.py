@@ -22,7 +22,15 @@ from ..pickles.opcodes.pairs import Pairs
 from ..pickles.terms import MAX_BITS, Term, check_texts, from_terms, parse_term, term_json, to_terms
 from .canonical import Graph
 from .fingerprint import Content, Fingerprint
-from .tensor_terms import TYPED, Held, MissingTensor, Reader, Speller, is_location, is_whole
+from .tensor_terms import (
+    TYPED,
+    FileTensor,
+    MissingTensor,
+    Speller,
+    TermReader,
+    is_location,
+    is_whole,
+)
 
 if TYPE_CHECKING:
     from .parts import Parts
@@ -51,7 +59,7 @@ def tree_text(
     return term_json(said), speller.fingerprint.content()
 
 
-def fingerprint_of(entries: Mapping[str, Held], text: str) -> Content:
+def fingerprint_of(entries: Mapping[str, FileTensor], text: str) -> Content:
     """Return the fingerprint of a tree from its text; raises as `read_tree`, or MissingTensor."""
     root, duplicates = _root_term(text)
     reader = _FingerprintReader(entries)
@@ -63,10 +71,10 @@ def fingerprint_of(entries: Mapping[str, Held], text: str) -> Content:
     return reader.fingerprint.content()
 
 
-class _FingerprintReader(Reader):
+class _FingerprintReader(TermReader):
     """Reads only what a fingerprint needs: it makes no nodes for whole tensors of the file."""
 
-    def __init__(self, entries: Mapping[str, Held]) -> None:
+    def __init__(self, entries: Mapping[str, FileTensor]) -> None:
         super().__init__(entries)
         self.fingerprint = Fingerprint(self.graph)
 
@@ -116,12 +124,12 @@ class _FingerprintReader(Reader):
 
 
 def read_tree(
-    entries: Mapping[str, Held],
+    entries: Mapping[str, FileTensor],
     text: str | None,
     warnings: list[str],
     others: Mapping[str, str] | None = None,
     folder: str = "",
-) -> tuple[Reader, Node]:
+) -> tuple[TermReader, Node]:
     """Return the reader of a file's tree, and the root; without a tree, a dict of the tensors.
 
     `text` is the tree in the metadata. `others`: further names of tensors → their main name, for
@@ -130,18 +138,18 @@ def read_tree(
     """
     if text is not None:
         try:
-            reader = Reader(entries, folder)
+            reader = TermReader(entries, folder)
             return reader, _read_tree(reader, text)
         except MissingTensor as error:
             warnings.append(f"{error}: its tree is ignored")
-    reader, root = Reader(entries, folder), Dict()
+    reader, root = TermReader(entries, folder), Dict()
     names = {**{name: name for name in entries}, **(others or {})}
     root.pairs = [(name, reader.whole(of)) for name, of in names.items()]
     reader.graph.root = root
     return reader, root
 
 
-def _read_tree(reader: Reader, text: str) -> Node:
+def _read_tree(reader: TermReader, text: str) -> Node:
     return _read_nodes(reader, *_root_term(text))
 
 
@@ -158,7 +166,7 @@ def _root_term(text: str) -> tuple[Term, Sequence[str]]:
     return said["root"], duplicates
 
 
-def _check_names(reader: Reader, duplicates: Sequence[str]) -> None:
+def _check_names(reader: TermReader, duplicates: Sequence[str]) -> None:
     """Raises MissingTensor unless the tree has all tensors of the file except the duplicates."""
     entries = reader.entries
     strays = entries.keys() - reader.used - set(duplicates)
@@ -167,7 +175,7 @@ def _check_names(reader: Reader, duplicates: Sequence[str]) -> None:
         raise MissingTensor(f"its tree does not match its tensors, for example {stray!r}")
 
 
-def _read_nodes(reader: Reader, term: Term, duplicates: Sequence[str]) -> Node:
+def _read_nodes(reader: TermReader, term: Term, duplicates: Sequence[str]) -> Node:
     """Return the graph of the root's term."""
     kinds = set[str]()
     root = from_terms(term, reader.leaf, kinds=kinds)

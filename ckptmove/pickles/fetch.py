@@ -12,7 +12,7 @@ from functools import cache
 
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..sources.source import MAX_NBYTES, Memory, Readable
-from .gaps import LONG, Fetched, Gap
+from .gaps import LONG, FetchedPickle, Gap
 from .opcodes.table import LINES, UNKNOWN, WIDTHS
 from .scan import FRAME, STOP, lines_of, row_of
 
@@ -32,16 +32,16 @@ def _row() -> re.Pattern[bytes]:
     return re.compile(b"(?:%b|%b|%b){1,1000}" % (row_of(()), _COUNTED, _LINES), re.DOTALL)
 
 
-class Truncated(CorruptError):
+class TruncatedPickle(CorruptError):
     """The pickle is longer than the file."""
 
 
-def fetch(source: Readable, start: int) -> Fetched:
+def fetch(source: Readable, start: int) -> FetchedPickle:
     """The pickle that starts at `start`; UnsupportedError if it is too long."""
     return _Fetcher(source, start).run()
 
 
-def fetch_part(source: Readable, start: int) -> Fetched:
+def fetch_part(source: Readable, start: int) -> FetchedPickle:
     """Like `fetch`, but for bytes that may not be a pickle: as much as consists of opcodes.
 
     All long strings are skipped, texts too, and frames are ignored.
@@ -50,16 +50,16 @@ def fetch_part(source: Readable, start: int) -> Fetched:
     try:
         return fetcher.run()
     except CorruptError:
-        return Fetched(bytes(fetcher.buffer), fetcher.gaps)
+        return FetchedPickle(bytes(fetcher.buffer), fetcher.gaps)
 
 
-def fetch_prefix(source: Readable, start: int) -> Fetched:
+def fetch_prefix(source: Readable, start: int) -> FetchedPickle:
     """Like `fetch`, but for a pickle that is cut short or damaged: as much as can be read."""
     fetcher = _Fetcher(source, start)
     try:
         return fetcher.run()
     except InputError:
-        return Fetched(bytes(fetcher.buffer), fetcher.gaps)
+        return FetchedPickle(bytes(fetcher.buffer), fetcher.gaps)
 
 
 class _Fetcher:
@@ -73,7 +73,7 @@ class _Fetcher:
         self.buffer = bytearray()
         self.gaps: list[Gap] = []
 
-    def run(self) -> Fetched:
+    def run(self) -> FetchedPickle:
         at, frame_end, buffer = 0, -1, self.buffer
         while True:
             if _ONE_BY_ONE < at < len(buffer):  # a false length leads far beyond the end
@@ -99,7 +99,7 @@ class _Fetcher:
                     self.pass_over(at, header_end, nbytes)
                     end = header_end
             if code == STOP:
-                return Fetched(self.content(end), self.gaps)
+                return FetchedPickle(self.content(end), self.gaps)
             if code == FRAME and self.framed:
                 frame_end = end + int.from_bytes(buffer[at + 1 : end], "little")
             at = end
@@ -150,7 +150,7 @@ class _Fetcher:
         self.buffer[at + 1 : header_end] = bytes(header_end - at - 1)
 
     def truncated(self) -> CorruptError:
-        return Truncated("the pickle is truncated")
+        return TruncatedPickle("the pickle is truncated")
 
 
 class _PartFetcher(_Fetcher):

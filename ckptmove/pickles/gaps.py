@@ -25,7 +25,7 @@ class Gap(NamedTuple):
     nbytes: int
 
 
-class Fetched:
+class FetchedPickle:
     """A pickle without its long byte strings; `nbytes` is its full size, with them."""
 
     def __init__(self, data: bytes, gaps: list[Gap]) -> None:

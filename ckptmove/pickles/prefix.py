@@ -18,7 +18,7 @@ from .opcodes.machine import Machine
 from .walk import Pickle
 
 
-class _Unframed(Machine):
+class _FramelessWalk(Machine):
     """A walk that ignores frames: a frame may be longer than the data."""
 
     def op_frame(self) -> None:
@@ -43,7 +43,7 @@ def walk_prefix(
 
     Excess if it would take too much memory.
     """
-    machine = _Unframed(data, base, gaps or {}, budget)
+    machine = _FramelessWalk(data, base, gaps or {}, budget)
     is_whole = True
     try:
         root = machine.run()

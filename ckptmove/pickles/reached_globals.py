@@ -19,7 +19,7 @@ from .opcodes.machine import Machine
 REST = f"(what follows {MOST_PICKLES:,} pickles)"
 
 
-class _Unframed(Machine):
+class _FramelessWalk(Machine):
     """A walk that ignores frames, as CPython's unpickler in C did for a long time."""
 
     def op_frame(self) -> None:
@@ -45,7 +45,7 @@ def globals_reached(source: Readable, budget: Budget, start: int = 0) -> list[Gl
     while True:
         fetched = fetch_part(source, start)
         gaps = {at: gap.nbytes for at, gap in fetched.gaps.items()}
-        machine, ends = _Unframed(fetched.data, 0, gaps), False
+        machine, ends = _FramelessWalk(fetched.data, 0, gaps), False
         with suppress(InputError, IndexError, struct.error, UnicodeError):
             machine.run()
             ends = True

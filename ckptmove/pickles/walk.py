@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import InputError
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
-from .gaps import Fetched, is_bare
+from .gaps import FetchedPickle, is_bare
 from .nodes import Blob, Call, Global, Node, Persistent
 from .opcodes.machine import Machine
 from .opcodes.tensor_machine import TensorMachine
@@ -79,7 +79,9 @@ def walk(
     )
 
 
-def walk_at(source: Readable, start: int, base: int, budget: Budget) -> tuple[Fetched, Pickle]:
+def walk_at(
+    source: Readable, start: int, base: int, budget: Budget
+) -> tuple[FetchedPickle, Pickle]:
     """Walk the pickle that starts at `start` in a file.
 
     For a pickle in memory without skipped bytes, the walk itself finds the end. Only if it fails is
@@ -88,7 +90,7 @@ def walk_at(source: Readable, start: int, base: int, budget: Budget) -> tuple[Fe
     if not start and isinstance(source, Memory) and is_bare(source.content):
         with contextlib.suppress(InputError), budget.attempt():
             pickle = walk(source.content, base, None, budget)
-            return Fetched(source.content[: pickle.nbytes], []), pickle
+            return FetchedPickle(source.content[: pickle.nbytes], []), pickle
     from .fetch import fetch  # most pickles are bare
 
     fetched = fetch(source, start)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UnsupportedError
-from ..graph.compare.difference import Shown
+from ..graph.compare.difference import StoredElements
 from ..graph.draft import View
 from ..manifest.dtypes import BITS, nbytes_of
 from ..plans.plan import Gather
@@ -26,7 +26,7 @@ from ..sources.file import File
 from ..sources.nearby import NearbyFiles
 from ..sources.source import Source
 from ..torch_pickle.values.strided import is_contiguous
-from .element_runs import Gathered, Run, plain, span
+from .element_runs import ElementRun, GatheredElements, plain, span
 
 if TYPE_CHECKING:
     from .compare_elements import ElementDifferences
@@ -83,7 +83,7 @@ class Comparison:
         for source, _ in self.held.values():
             source.close()
 
-    def compare(self, old: Shown, new: Shown) -> ComparisonResult:
+    def compare(self, old: StoredElements, new: StoredElements) -> ComparisonResult:
         """Compare two tensors of one shape, after a cast of the old one to the new dtype.
 
         Raises CorruptError if bytes are missing, UnsupportedError if torch is missing or can't
@@ -98,7 +98,7 @@ class Comparison:
             self.known[key] = self._compare(old, new)
         return self.known[key]
 
-    def digest(self, shown: Shown, dtype: str) -> bytes:
+    def digest(self, shown: StoredElements, dtype: str) -> bytes:
         """Return a digest of the elements in a dtype."""
         nbytes = nbytes_of(prod(shown.view.shape), dtype)
         self.take_room(nbytes)
@@ -116,7 +116,7 @@ class Comparison:
         if self.room < 0:
             raise UnsupportedError("its tensors use the same bytes too many times")
 
-    def _compare(self, old: Shown, new: Shown) -> ComparisonResult:
+    def _compare(self, old: StoredElements, new: StoredElements) -> ComparisonResult:
         dtype = new.view.dtype
         nbytes = nbytes_of(prod(new.view.shape), dtype)
         if not nbytes or _is_same(old, new):
@@ -136,7 +136,7 @@ class Comparison:
         mine, other = self.run(old, dtype), self.run(new, dtype)
         return self.elements(mine, other, nbytes, new.view, nan_alike=old.view.dtype != dtype)
 
-    def are_small_and_same(self, old: Shown, new: Shown, small: _Small) -> bool:
+    def are_small_and_same(self, old: StoredElements, new: StoredElements, small: _Small) -> bool:
         """Whether a few bytes of two storages are the same; neighbors are read with them.
 
         Also False if one of them is not stored unchanged in a local file.
@@ -154,7 +154,7 @@ class Comparison:
         return left == right
 
     def elements(
-        self, old: Run, new: Run, nbytes: int, view: View, *, nan_alike: bool = False
+        self, old: ElementRun, new: ElementRun, nbytes: int, view: View, *, nan_alike: bool = False
     ) -> ComparisonResult:
         """Compare the elements of two runs; `nan_alike`: any NaN equals any other."""
         tally = _Tally(view, *self.tolerance, nan_alike=nan_alike)
@@ -163,7 +163,7 @@ class Comparison:
         return tally.outcome
 
     def unequal(
-        self, old: Run, new: Run, nbytes: int
+        self, old: ElementRun, new: ElementRun, nbytes: int
     ) -> Iterator[tuple[int, memoryview, memoryview]]:
         """Yield the chunks that differ, with their offsets."""
         left, right = self.buffers
@@ -187,15 +187,15 @@ class Comparison:
 
     # -- where the elements come from ----------------------------------------------------------
 
-    def run(self, shown: Shown, dtype: str) -> Run:
+    def run(self, shown: StoredElements, dtype: str) -> ElementRun:
         """Return the elements of a tensor in a dtype, in sequence."""
         view = shown.view
         made = shown.stored.is_made or view.conj or view.neg or dtype != view.dtype
         if not made and is_contiguous(view.shape, view.stride):
             return plain(shown, span(view)[0])
-        return Gathered(self.gathered(shown, dtype))
+        return GatheredElements(self.gathered(shown, dtype))
 
-    def gathered(self, shown: Shown, dtype: str) -> Iterator[bytearray]:
+    def gathered(self, shown: StoredElements, dtype: str) -> Iterator[bytearray]:
         """Yield the elements of a tensor that must be gathered or converted, in chunks."""
         from .gather import gather_chunks
 
@@ -223,7 +223,7 @@ class Comparison:
                 f"needs torch to compare strided or cast tensors: {error}"
             ) from error
 
-    def source(self, shown: Shown) -> Source:
+    def source(self, shown: StoredElements) -> Source:
         """Return the source with the bytes of a storage; for bytes in memory, make one."""
         stored = shown.stored
         if stored.content is None:
@@ -255,7 +255,7 @@ def _small(old: View, new: View) -> _Small | None:
     return _Small(span(old)[0], span(new)[0], nbytes)
 
 
-def _lie_alike(old: Shown, new: Shown) -> bool:
+def _lie_alike(old: StoredElements, new: StoredElements) -> bool:
     """Whether equal bytes mean equal elements."""
     return not (old.stored.is_made or new.stored.is_made) and _alike(old.view, new.view)
 
@@ -275,7 +275,7 @@ def _alike(mine: View, other: View) -> bool:
     return all(size == 1 or a == b for size, a, b in steps)
 
 
-def _is_same(old: Shown, new: Shown) -> bool:
+def _is_same(old: StoredElements, new: StoredElements) -> bool:
     """Whether both are the same view of the same bytes of the same file."""
     mine, other = old.stored, new.stored
     if mine.content is not None or other.content is not None or old.view != new.view:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from ..graph.compare.difference import Shown
+from ..graph.compare.difference import StoredElements
 from ..graph.draft import View
 from ..manifest.dtypes import BITS
 from ..sources.source import Source
 from ..torch_pickle.values.strided import reach_of
 
 
-class Run(Protocol):
+class ElementRun(Protocol):
     """The elements of a tensor in order, read from the start to the end."""
 
     def data_from(self, at: int) -> int:
@@ -33,7 +33,7 @@ class Range:
         source.expect([(start, end - start)])
 
     def data_from(self, at: int) -> int:
-        """As `Run.data_from`."""
+        """As `ElementRun.data_from`."""
         at += self.start
         if self.dense or self.known[0] <= at < self.known[1]:
             return at - self.start
@@ -42,7 +42,7 @@ class Range:
         return self.known[0] - self.start
 
     def read(self, at: int, buffer: memoryview) -> None:
-        """As `Run.read`."""
+        """As `ElementRun.read`."""
         self.source.read_into(self.start + at, buffer)
 
 
@@ -53,15 +53,15 @@ class Content:
         self.content = content
 
     def data_from(self, at: int) -> int:
-        """As `Run.data_from`."""
+        """As `ElementRun.data_from`."""
         return at
 
     def read(self, at: int, buffer: memoryview) -> None:
-        """As `Run.read`."""
+        """As `ElementRun.read`."""
         buffer[:] = self.content[at : at + len(buffer)]
 
 
-class Gathered:
+class GatheredElements:
     """Elements that come in chunks of any size."""
 
     def __init__(self, chunks: Iterator[bytearray]) -> None:
@@ -69,11 +69,11 @@ class Gathered:
         self.rest = memoryview(b"")
 
     def data_from(self, at: int) -> int:
-        """As `Run.data_from`."""
+        """As `ElementRun.data_from`."""
         return at
 
     def read(self, at: int, buffer: memoryview) -> None:
-        """As `Run.read`."""
+        """As `ElementRun.read`."""
         while len(buffer):
             if not len(self.rest):
                 self.rest = memoryview(next(self.chunks))
@@ -82,7 +82,7 @@ class Gathered:
             buffer, self.rest = buffer[count:], self.rest[count:]
 
 
-def plain(shown: Shown, start: int) -> Run:
+def plain(shown: StoredElements, start: int) -> ElementRun:
     """The stored bytes of a storage from an offset on, without conversion."""
     stored = shown.stored
     if stored.content is not None:

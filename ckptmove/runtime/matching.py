@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ..graph.compare.difference import Held, can_cast
+from ..graph.compare.difference import ComparedTensor, can_cast
 from .compare_tensors import Comparison
 
 _Key = tuple[str, tuple[int, ...]]
 
 
 def match_renamed(
-    old: Sequence[Held], new: Sequence[Held], comparison: Comparison, *, cast: bool
-) -> Iterator[tuple[Held, Held]]:
+    old: Sequence[ComparedTensor],
+    new: Sequence[ComparedTensor],
+    comparison: Comparison,
+    *,
+    cast: bool,
+) -> Iterator[tuple[ComparedTensor, ComparedTensor]]:
     """Pairs of tensors with the same dtype, shape and bytes; each tensor is in one pair at most.
 
     Composite tensors are left out; with `cast`, the dtypes may differ. Raises like
     `Comparison.compare`.
     """
-    groups: dict[_Key, tuple[list[Held], list[Held]]] = defaultdict(lambda: ([], []))
+    groups: dict[_Key, tuple[list[ComparedTensor], list[ComparedTensor]]] = defaultdict(
+        lambda: ([], [])
+    )
     for side, tensors in enumerate((old, new)):
         for held in tensors:
             if held.shown is not None:
@@ -29,7 +35,7 @@ def match_renamed(
             yield from _equal_pairs(olds, news, comparison)
 
 
-def _key(held: Held, cast: bool) -> _Key:
+def _key(held: ComparedTensor, cast: bool) -> _Key:
     dtype = held.tensor.dtype
     if cast and can_cast(dtype, dtype):
         dtype = "complex" if dtype.startswith("complex") else "float"
@@ -37,10 +43,10 @@ def _key(held: Held, cast: bool) -> _Key:
 
 
 def _equal_pairs(
-    olds: list[Held], news: list[Held], comparison: Comparison
-) -> Iterator[tuple[Held, Held]]:
+    olds: list[ComparedTensor], news: list[ComparedTensor], comparison: Comparison
+) -> Iterator[tuple[ComparedTensor, ComparedTensor]]:
     if len(olds) == len(news):  # usually only a prefix has changed
-        rest: tuple[list[Held], list[Held]] = [], []
+        rest: tuple[list[ComparedTensor], list[ComparedTensor]] = [], []
         for old, new in zip(olds, news, strict=True):
             assert old.shown is not None
             assert new.shown is not None
@@ -50,7 +56,7 @@ def _equal_pairs(
                 rest[0].append(old)
                 rest[1].append(new)
         olds, news = rest
-    waiting: dict[tuple[str, bytes], list[Held]] = defaultdict(list)
+    waiting: dict[tuple[str, bytes], list[ComparedTensor]] = defaultdict(list)
     for new in reversed(news):
         assert new.shown is not None
         dtype = new.tensor.dtype

@@ -17,7 +17,7 @@ from ..errors import UnsupportedError
 from .opaque import Opaque
 
 
-class Pickled(NamedTuple):
+class PickledObject(NamedTuple):
     """A pickled object."""
 
     data: bytes  #: the pickle, of protocol 2
@@ -26,7 +26,7 @@ class Pickled(NamedTuple):
     storages: dict[str, memoryview]
 
 
-def pickle_object(obj: object) -> Pickled:
+def pickle_object(obj: object) -> PickledObject:
     """Pickle an object.
 
     Raises UnsupportedError if it can't be pickled, or a storage has no readable bytes.
@@ -38,7 +38,7 @@ def pickle_object(obj: object) -> Pickled:
     except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
         why = str(error).partition("\n")[0]
         raise UnsupportedError(f"it can't be pickled: {why}") from error
-    return Pickled(output.getvalue(), pickler.contents)
+    return PickledObject(output.getvalue(), pickler.contents)
 
 
 def stand_in(*parts: object) -> None:

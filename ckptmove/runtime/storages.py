@@ -21,7 +21,7 @@ from ..manifest.dtypes import BITS, storage_element_nbytes
 from ..plans.plan import Proof
 from ..sources.checksums import crc32_of, damage_error, read_before
 from ..sources.file import File
-from ..sources.joined import Joined
+from ..sources.joined import JoinedFiles
 from ..sources.source import Piece, Source
 from ..system.files import map_file
 from .device_copies import DeviceCopies, device_error
@@ -192,7 +192,7 @@ class Storages:
                 storage.byteswap(getattr(torch, stored.dtype))
             return storage
         pieces = list(islice(self._sources[stored.source].pieces(stored.start, stored.nbytes), 2))
-        joined = len(pieces) > 1 or isinstance(pieces[0].source, Joined)
+        joined = len(pieces) > 1 or isinstance(pieces[0].source, JoinedFiles)
         if joined or pieces[0].at % _alignment(stored):
             return self._read(stored)
         return self._map_piece(pieces[0])

@@ -62,7 +62,7 @@ class Spans:
         del self._starts[bisect_left(self._starts, start)]
 
 
-class _Kept:
+class _SpanOrder:
     """The spans of all objects, the oldest first."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class _Kept:
         self.nbytes = 0
 
 
-_KEPT = _Kept()
+_KEPT = _SpanOrder()
 
 
 class SparseCopy:

@@ -75,7 +75,7 @@ class Region(NamedTuple):
     strips: Callable[[], Sequence[Strip]]  #: its strips, in order of their first bytes
 
 
-class Joined(Source):
+class JoinedFiles(Source):
     """Joined files; regions are added one by one, and indexed at the first read."""
 
     __slots__ = ("_regions", "_runs", "_starts", "_strips", "_sums")

@@ -28,7 +28,7 @@ def fetch_range(place: StorePath, start: int, nbytes: int, total: int, etag: str
         from fsspec.asyn import sync
 
         ask = _ask_s3 if is_s3(place.fs) else _ask_web
-        wanted = _Wanted(place, start, nbytes, total, etag)
+        wanted = _WantedRange(place, start, nbytes, total, etag)
         data: bytes = sync(place.fs.loop, ask, wanted)
     else:
         # what has no requests for ranges of its own would read far ahead, of each
@@ -41,7 +41,7 @@ def fetch_range(place: StorePath, start: int, nbytes: int, total: int, etag: str
     return data
 
 
-class _Wanted:
+class _WantedRange:
     """A range, and what is known of the object."""
 
     def __init__(self, place: StorePath, start: int, nbytes: int, total: int, etag: str) -> None:
@@ -86,7 +86,7 @@ def _strong(etag: str) -> str:
     return etag.strip().removeprefix("W/").strip('"')
 
 
-async def _ask_s3(wanted: _Wanted) -> bytes:
+async def _ask_s3(wanted: _WantedRange) -> bytes:
     fs = wanted.place.fs
     bucket, key, version = fs.split_path(wanted.place.path)
     which = {"VersionId": version} if version else {}
@@ -99,7 +99,7 @@ async def _ask_s3(wanted: _Wanted) -> bytes:
         body.close()
 
 
-async def _ask_web(wanted: _Wanted) -> bytes:
+async def _ask_web(wanted: _WantedRange) -> bytes:
     from aiohttp import ClientTimeout
 
     fs = wanted.place.fs

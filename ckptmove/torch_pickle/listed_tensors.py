@@ -70,7 +70,7 @@ class Allowance:
             raise CorruptError("the same objects are reached on too many paths")
 
 
-class Contents:
+class PickleContents:
     """The contents of a pickle: the fields of a `Manifest`, and the nodes that spell devices."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class TensorListing(Allowance):
         """`nbytes`: the size of the data that describes the checkpoint."""
         super().__init__(nbytes)
         self.recogniser = recogniser
-        self.contents = Contents()
+        self.contents = PickleContents()
         self.first: dict[int, Path] = {}  # container or tensor → the path where it was first found
         self.roles: dict[int, Role] = {}  # tensor → its role in an optimizer
         # For each unfinished container, the children that are still to be visited; an iterator,

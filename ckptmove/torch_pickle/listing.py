@@ -29,7 +29,7 @@ from ..pickles.opcodes.pairs import keys_of
 from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form, is_compact
 from ..sources.budget import Budget
 from .children import TRANSPARENT, breadth, reachable, visits_of
-from .listed_tensors import Contents, Step, TensorListing, are_compact, check_depth
+from .listed_tensors import PickleContents, Step, TensorListing, are_compact, check_depth
 from .merged_contents import MergedContents
 from .pickled_modules import (
     Doubt,
@@ -82,7 +82,7 @@ def contents_of(
     found: MergedContents,
     recogniser: Recogniser | None = None,
     storages: Collection[str] | None = None,
-) -> Contents:
+) -> PickleContents:
     """List the tensors, device names and objects of a checkpoint.
 
     `recogniser` and `storages` (their ids) default to those of `found`.

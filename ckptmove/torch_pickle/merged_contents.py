@@ -10,14 +10,14 @@ from ..manifest.manifest import Storage
 from ..manifest.paths import Path
 from ..pickles.nodes import Call, Node, Tuple
 from .callables.uses import LOADER
-from .streams import Container, Stream
+from .streams import Container, PickleStream
 from .values.persistent_ids import StorageId, TensorId
 
 
 class MergedContents(NamedTuple):
     """The merged contents of all containers of a checkpoint."""
 
-    streams: Sequence[Stream]
+    streams: Sequence[PickleStream]
     #: `id()` of persistent ids of storages, and of calls that load a storage from bytes
     ids: Mapping[int, StorageId]
     storages: Mapping[str, Storage]
@@ -34,7 +34,7 @@ def merge_contents(container: Container) -> MergedContents:
         return MergedContents(
             container.streams, container.ids, container.storages, {}, container.tensors
         )
-    streams: list[Stream] = []
+    streams: list[PickleStream] = []
     ids: dict[int, StorageId] = {}
     storages: dict[str, Storage] = {}
     tensors: dict[int, TensorId] = {}

@@ -65,7 +65,7 @@ class LocationEdits:
         else:
             self.literals.append((node, device))
 
-    def texts_of(self, stream: Stream) -> dict[int, str]:
+    def texts_of(self, stream: PickleStream) -> dict[int, str]:
         """The offsets of nodes that are strings to change in a stream → the new strings."""
         return {stream.base + at: new for at, new in self._texts[stream.base // _SPAN].items()}
 
@@ -75,7 +75,7 @@ class LocationEdits:
             self._plans[id(container)] = container.plan(self)
         return self._plans[id(container)]
 
-    def of(self, stream: Stream) -> Respelling:
+    def of(self, stream: PickleStream) -> Respelling:
         """The changes within one stream."""
         from ..pickles.splice import Respelling
 
@@ -111,7 +111,7 @@ class Container:
     def __init__(self, source: Readable) -> None:
         self.source = source
         #: its pickles, without those nested in them
-        self.streams: list[Stream] = []
+        self.streams: list[PickleStream] = []
         #: the saved objects, each with the path under which it is shown
         self.roots: list[tuple[Path, Node]] = []
         #: `id()` of the node of a persistent id → the storage that it names
@@ -243,7 +243,7 @@ class Container:
                 todo.extend(nested.container for nested in reversed(stream.nested))
 
 
-class Nested(NamedTuple):
+class InnerFile(NamedTuple):
     """A container in the bytes that a pickle holds."""
 
     #: the bytes, or the text that spells them
@@ -261,7 +261,7 @@ class Candidate(NamedTuple):
     source: Readable
 
 
-class Stream:
+class PickleStream:
     """One pickle."""
 
     def __init__(
@@ -289,7 +289,7 @@ class Stream:
         self.data, self.nbytes = self._fetched.data, self._fetched.nbytes
         #: the names that it imports
         self.names = {each.qualname for each in self.pickle.globals}
-        self.nested: list[Nested] = []
+        self.nested: list[InnerFile] = []
         #: how many nested byte strings, at any depth, look like containers but can't be read
         self.unread = 0
         self.reached: Sequence[str] = ()  # names that unpickling these would import
@@ -380,7 +380,7 @@ class Stream:
         is_made = is_applied(self.data, changes, new)
         return is_made and is_respelling(self.survey, changes, texts)
 
-    def _replace(self, nested: Nested, plan: Plan, respelling: Respelling) -> Iterator[Edit]:
+    def _replace(self, nested: InnerFile, plan: Plan, respelling: Respelling) -> Iterator[Edit]:
         """Replace the content of a nested container by the result of a plan."""
         from ..plans.plan import Edit, apply_plan
 

@@ -10,7 +10,7 @@ from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
 from .children import children_of
 
 
-class _Rooted(NamedTuple):
+class _NodeAtPath(NamedTuple):
     """A node, its path, and how many keys of the path are already used."""
 
     path: Path
@@ -30,32 +30,32 @@ def join_roots(roots: Sequence[tuple[Path, Node]]) -> Node:
     other roots. If two nodes have the same path, the last one is used.
     """
     holder = Dict()
-    todo: list[tuple[Dict, Key, list[_Rooted]]] = [
-        (holder, None, [_Rooted(path, 0, root) for path, root in roots])
+    todo: list[tuple[Dict, Key, list[_NodeAtPath]]] = [
+        (holder, None, [_NodeAtPath(path, 0, root) for path, root in roots])
     ]
     while todo:  # without recursion: a path may be long
         outer, key, rooted = todo.pop()
         if rooted and all(each.depth == len(each.path) for each in rooted):
             outer.pairs.append((key, rooted[-1].node))
             continue
-        tree, inner = Dict(), dict[str | tuple[type, str], list[_Rooted]]()
+        tree, inner = Dict(), dict[str | tuple[type, str], list[_NodeAtPath]]()
         outer.pairs.append((key, tree))
         for each in (one for all_of in map(_opened, rooted) for one in all_of):
             name = each.path[each.depth]
             # numbers can be chosen to have the same hash
             slot = name if isinstance(name, str) else (type(name), spell((name,)))
-            inner.setdefault(slot, []).append(_Rooted(each.path, each.depth + 1, each.node))
+            inner.setdefault(slot, []).append(_NodeAtPath(each.path, each.depth + 1, each.node))
         todo += [(tree, held[0].key, held) for held in reversed(inner.values())]
     return holder.pairs[0][1]
 
 
-def _opened(rooted: _Rooted) -> Iterator[_Rooted]:
+def _opened(rooted: _NodeAtPath) -> Iterator[_NodeAtPath]:
     """The item itself, or its children if its path ends here."""
     if rooted.depth < len(rooted.path):
         yield rooted
     else:
         for keys, child in _children(rooted.node):
-            yield _Rooted(keys, 0, child)
+            yield _NodeAtPath(keys, 0, child)
 
 
 def _children(root: Node) -> Iterator[tuple[Path, Node]]:

@@ -17,11 +17,11 @@ from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.usable import Facts, facts
 from . import step as steps
 from .model import factory, inputs
-from .model.factory import Built, Model
+from .model.factory import BuiltModel, Model
 from .model.import_by_name import imported
 from .sandbox import confinement
 from .stage import Stage
-from .stage_fake import Simulated
+from .stage_fake import SimulatedStage
 from .state import optimizer_state
 from .step import NoLoss
 
@@ -37,7 +37,7 @@ def examined(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     if factory.is_of_file(model):
         device = "cpu" if asked["played"] else asked["device"]
         lacking = confinement.begin(model, specs, optimizer, device)
-    stage = Simulated(asked["device"]) if asked["played"] else Stage(asked["device"])
+    stage = SimulatedStage(asked["device"]) if asked["played"] else Stage(asked["device"])
     found = examine(model, specs, optimizer, stage, known)
     return replace(found, notes=(*found.notes, *lacking)).to_json()
 
@@ -97,7 +97,7 @@ def _unbuilt(called: str, error: Exception, stage: Stage, known: Facts | None) -
 
 
 def _examined(
-    built: Built,
+    built: BuiltModel,
     specs: tuple[str, ...],
     optimizer: str | None,
     stage: Stage,
@@ -142,7 +142,7 @@ def _examined(
 
 
 def _step(
-    built: Built,
+    built: BuiltModel,
     specs: tuple[str, ...],
     optimizer: str | None,
     stage: Stage,

@@ -19,7 +19,7 @@ from ..live.tracing.recording.history import History
 from ..live.tracing.recording.host_copies import PendingCopies
 from ..live.tracing.recording.operations import LOAD, tensors_of
 from ..live.tracing.recording.recorder import Recorder
-from ..live.tracing.recording.tensor_names import Names
+from ..live.tracing.recording.tensor_names import TensorNames
 from ..reports.events import Site
 from .simulation.torch_answers import replaced
 
@@ -140,7 +140,7 @@ def _then(
     return called
 
 
-def _noting_tensors(real: Any, names: Names) -> Any:
+def _noting_tensors(real: Any, names: TensorNames) -> Any:
     """Wrap `torch.load` to record the tensors that it returns."""
 
     @functools.wraps(real)

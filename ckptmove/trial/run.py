@@ -19,11 +19,11 @@ from ..reports.validate import FAILED, PASSED, SKIPPED
 from . import step as steps
 from .findings import Performance, report_error, report_failed_step, report_trace
 from .model import factory, inputs
-from .model.factory import Built, Model
+from .model.factory import BuiltModel, Model
 from .model.import_by_name import imported
 from .stage import Stage
 from .state import checkpoint_state, optimizer_state, state_dict_fit
-from .state.checkpoint_state import Placing, Saved, State
+from .state.checkpoint_state import Placing, SavedCheckpoint, State
 from .state.state_dict_fit import Fit
 from .step import NoLoss, Step
 
@@ -81,7 +81,7 @@ def perform(
     return found
 
 
-def _built(request: Request, held: Saved) -> Built:
+def _built(request: Request, held: SavedCheckpoint) -> BuiltModel:
     model = request.path if request.model is None else request.model
     known = held.manifest.format if _is_itself(request) else None
     return factory.built(model, trust_pickle=request.trust_pickle, fmt=known)
@@ -108,7 +108,12 @@ def _averages_told(state: State, averages: Sequence[State]) -> list[str]:
 
 
 def _adopt(
-    request: Request, stage: Stage, held: Saved, to: Placing, built: Built, found: Performance
+    request: Request,
+    stage: Stage,
+    held: SavedCheckpoint,
+    to: Placing,
+    built: BuiltModel,
+    found: Performance,
 ) -> bool:
     """Load the state into the model and move the model to the device.
 
@@ -182,7 +187,7 @@ def _taken(fit: Fit, kind: str) -> str:
     return f"{kind} accepts all {plural(fit.matched, 'tensor')}{where}"
 
 
-def _elsewhere(fit: Fit, held: Saved, to: Placing) -> dict[str, list[str]]:
+def _elsewhere(fit: Fit, held: SavedCheckpoint, to: Placing) -> dict[str, list[str]]:
     """The keys of the model's state that stay on another device, by device."""
     away: dict[str, list[str]] = {}
     for key in fit.state.content:
@@ -198,9 +203,9 @@ def _elsewhere(fit: Fit, held: Saved, to: Placing) -> dict[str, list[str]]:
 def _take(
     request: Request,
     stage: Stage,
-    held: Saved,
+    held: SavedCheckpoint,
     to: Placing,
-    built: Built,
+    built: BuiltModel,
     found: Performance,
     keep: bool,
 ) -> None:
@@ -218,7 +223,7 @@ def _take(
             lines += [f"optimizer: {said}"]
     except CkptmoveError:
         raise
-    except optimizer_state.Unrecognised as error:
+    except optimizer_state.UnrecognisedOptimizer as error:
         hint = "give its class, for example --optimizer torch.optim:AdamW"
         found.find("step", SKIPPED, "the optimizer is not recognized", str(error), hint)
         return
@@ -277,7 +282,7 @@ def _step_title(step: Step, stage: Stage, train: bool) -> str:
 
 
 def _optimizer(
-    request: Request, stage: Stage, held: Saved, to: Placing, module: torch.nn.Module
+    request: Request, stage: Stage, held: SavedCheckpoint, to: Placing, module: torch.nn.Module
 ) -> tuple[optimizer_state.Rebuilt, list[str], str]:
     """The optimizer, the problems of its state, and its description."""
     made: Callable[..., Any] | None = None
@@ -310,14 +315,14 @@ def _optimizer(
     assert misfit is not None
     if len(held.optimizers) > 1:
         n = plural(len(held.optimizers), "optimizer")
-        raise optimizer_state.Unrecognised(
+        raise optimizer_state.UnrecognisedOptimizer(
             f"of {n}, but none holds all parameters of the model"
         ) from misfit
     raise misfit
 
 
 def _steps_elsewhere(
-    state: State, held: Saved, to: Placing, rebuilt: optimizer_state.Rebuilt
+    state: State, held: SavedCheckpoint, to: Placing, rebuilt: optimizer_state.Rebuilt
 ) -> list[str]:
     """Step counters that torch keeps on the CPU but that were stored on another device.
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ..display.phrases import text_of
-from .model.factory import Built
-from .model.inputs import Batch
-from .state.checkpoint_state import Placing, Saved, State
+from .model.factory import BuiltModel
+from .model.inputs import CallArguments
+from .state.checkpoint_state import Placing, SavedCheckpoint, State
 from .state.state_dict_fit import Fit, loaded_into
 
 _MISMATCH = re.compile(r"same device|different devices|FakeTensor Device Propagation")
@@ -42,7 +42,7 @@ class Stage:
         """A context that is active during the trial."""
         return nullcontext()
 
-    def build(self, make: Callable[[], Built], nbytes: int) -> Built:
+    def build(self, make: Callable[[], BuiltModel], nbytes: int) -> BuiltModel:
         """Build the model on the CPU; its checkpoint has `nbytes` bytes."""
         return make()
 
@@ -58,7 +58,9 @@ class Stage:
         """Move a model to the device, like `Module.to`. A simulation leaves the keys in `away`."""
         module.to(self.device)
 
-    def optimizer_state(self, state: State, saved: Saved, to: Placing) -> Mapping[Any, Any]:
+    def optimizer_state(
+        self, state: State, saved: SavedCheckpoint, to: Placing
+    ) -> Mapping[Any, Any]:
         """The state of an optimizer, each tensor on the device where loading would leave it.
 
         On loading, torch moves all tensors except `step` to the devices of the parameters.
@@ -89,7 +91,7 @@ class Stage:
         on_host = label in (None, "cpu")
         return value.clone() if on_host else value.to(self.device, copy=True)
 
-    def batch(self, batch: Batch) -> Batch:
+    def batch(self, batch: CallArguments) -> CallArguments:
         """The batch on the device."""
         return batch.to(self.device)
 

@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..display.phrases import format_error, text_of
 from ..reports.validate import SKIPPED, TRIAL_CHECKS, Finding
-from .model.factory import Built, is_of_file
-from .model.inputs import Batch
+from .model.factory import BuiltModel, is_of_file
+from .model.inputs import CallArguments
 from .run import Request, perform
 from .sandbox import confinement
 from .simulation.device_memory import NotSimulated
@@ -76,7 +76,7 @@ _PACKAGES = (
 )
 
 
-class Simulated(Stage):
+class SimulatedStage(Stage):
     """A simulated device. Its tensors have no values."""
 
     values = False
@@ -92,7 +92,7 @@ class Simulated(Stage):
         """See Stage."""
         return pretending(self._cast, self._mode)
 
-    def build(self, make: Callable[[], Built], nbytes: int) -> Built:
+    def build(self, make: Callable[[], BuiltModel], nbytes: int) -> BuiltModel:
         """See Stage. If the code needs values, a small model is built with values."""
         try:
             built = make()
@@ -132,7 +132,7 @@ class Simulated(Stage):
         """See Stage."""
         return torch.tensor(1e-3) if isinstance(value, torch.Tensor) else value
 
-    def batch(self, batch: Batch) -> Batch:
+    def batch(self, batch: CallArguments) -> CallArguments:
         """See Stage."""
 
         def played(value: Any) -> Any:
@@ -141,7 +141,7 @@ class Simulated(Stage):
             return torch.empty(value.shape, dtype=value.dtype, device=self.device)
 
         args, kwargs = pytree.tree_map(played, (batch.args, batch.kwargs))
-        return Batch(args, kwargs, batch.said, batch.labelled)
+        return CallArguments(args, kwargs, batch.said, batch.labelled)
 
     def excuse(self, error: BaseException) -> str | None:
         """See Stage."""
@@ -229,5 +229,5 @@ def rehearsed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         inputs, optimizer = request.inputs, request.optimizer
         trust = request.trust_pickle
         lacking = confinement.begin(path, inputs, optimizer, "cpu", trust_pickle=trust)
-    found = perform(request, Simulated(request.device), report=confinement.report)
+    found = perform(request, SimulatedStage(request.device), report=confinement.report)
     return confinement.result(found, lacking)

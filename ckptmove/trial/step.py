@@ -13,7 +13,7 @@ from ..live.inventory.holdings import Ownership, holdings
 from ..live.inventory.ownership import misplaced as apart_from_parameters
 from ..live.tracing.recording.operations import indexed
 from ..live.tracing.recording.recorder import Recorder
-from .model.inputs import SEED, Batch
+from .model.inputs import SEED, CallArguments
 from .state.optimizer_state import Rebuilt
 from .state.state_dict_fit import bits_equal
 
@@ -50,7 +50,7 @@ class NoLoss(Exception):
 
 def take_step(
     module: torch.nn.Module,
-    batch: Batch,
+    batch: CallArguments,
     optimizer: Rebuilt | None,
     recorder: Recorder,
     *,
@@ -92,12 +92,14 @@ def take_step(
     return step
 
 
-def _forward(module: torch.nn.Module, batch: Batch, *, train: bool) -> Any:
+def _forward(module: torch.nn.Module, batch: CallArguments, *, train: bool) -> Any:
     with torch.set_grad_enabled(train):
         return module(*batch.args, **batch.kwargs)
 
 
-def _update(module: torch.nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+def _update(
+    module: torch.nn.Module, batch: CallArguments, optimizer: torch.optim.Optimizer
+) -> None:
     def again() -> torch.Tensor:
         optimizer.zero_grad()
         loss, _ = _loss(_forward(module, batch, train=True), batch)
@@ -153,7 +155,7 @@ def tensors_of(output: Any) -> Iterator[tuple[str, torch.Tensor]]:
         todo += [(f"{name}.{key}" if name else str(key), part) for key, part in reversed(parts)]
 
 
-def _loss(output: Any, batch: Batch) -> tuple[torch.Tensor, str]:
+def _loss(output: Any, batch: CallArguments) -> tuple[torch.Tensor, str]:
     """The loss to minimize, and how it is made."""
     leaves = dict(tensors_of(output))
     own = leaves.get("loss")
@@ -247,7 +249,7 @@ def misplaced_lines(found: Sequence[tuple[str, str, str]], call: Callable[[str],
 
 
 @dataclass(frozen=True)
-class Difference:
+class StepComparison:
     """How far the results of two steps agree."""
 
     equal: bool
@@ -256,7 +258,7 @@ class Difference:
     tolerance: float
 
 
-def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> Difference:
+def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> StepComparison:
     """Compare the results of two steps; the coarsest dtype in `dtypes` sets the least tolerance."""
     lines: list[str] = []
     equal = close = True
@@ -288,7 +290,7 @@ def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> Di
             lines.append(f"{label} differs in {plural(n, 'value')}, by at most {largest:.3g}")
     more = len(lines) - _MOST_LISTED
     lines = lines[:_MOST_LISTED] + ([f"and {more:,} more"] if more > 0 else [])
-    return Difference(equal, close, lines, worst)
+    return StepComparison(equal, close, lines, worst)
 
 
 def _tolerance(dtype: torch.dtype) -> float:

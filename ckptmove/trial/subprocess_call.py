@@ -69,7 +69,7 @@ class SubprocessLost(Exception):
         self.latest = latest
 
 
-class _Signalled(BaseException):
+class _SignalReceived(BaseException):
     """A signal arrived that asks this process to end."""
 
 
@@ -212,7 +212,7 @@ def _signals_raised() -> Iterator[None]:
     def arrive(number: int, frame: FrameType | None) -> None:
         if not arrived:
             arrived.append(number)
-            raise _Signalled
+            raise _SignalReceived
 
     if threading.current_thread() is not threading.main_thread():
         ours = []
@@ -220,7 +220,7 @@ def _signals_raised() -> Iterator[None]:
         for each in ours:
             signal.signal(each, arrive)
         yield
-    except _Signalled:
+    except _SignalReceived:
         pass
     finally:
         for each in ours:
@@ -242,7 +242,7 @@ def _read(folder: str) -> tuple[bool, dict[str, Any] | None]:
 # -- in that process -------------------------------------------------------------------------------
 
 
-class _Served:
+class _ServedProcess:
     """The folder for the results, and the id of the process: forks of it report nothing."""
 
     folder = ""
@@ -251,7 +251,7 @@ class _Served:
 
 def serve(folder: str) -> None:
     """In that process: call the requested function and report its result."""
-    _Served.folder, _Served.process = folder, os.getpid()
+    _ServedProcess.folder, _ServedProcess.process = folder, os.getpid()
     asked = json.loads(Path(folder, _ASKED).read_bytes())
     sys.argv[1:] = []
     if asked["path"] is not None:
@@ -272,19 +272,19 @@ def serve(folder: str) -> None:
 
 def enforce() -> tuple[str, ...]:
     """In that process: guard it from now on; see `guard.enforce`."""
-    return guard.enforce(_Served.folder)
+    return guard.enforce(_ServedProcess.folder)
 
 
 def tell_so_far(result: Mapping[str, Any]) -> None:
     """In that process: report an intermediate result, in case the process ends early."""
-    if os.getpid() == _Served.process:
+    if os.getpid() == _ServedProcess.process:
         with contextlib.suppress(OSError):
             _write(result, done=False)
 
 
 def tell(result: Mapping[str, Any]) -> NoReturn:
     """In that process: report the result, and exit."""
-    if os.getpid() == _Served.process:
+    if os.getpid() == _ServedProcess.process:
         _write(result, done=True)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # they may be objects of the user's code
@@ -293,7 +293,7 @@ def tell(result: Mapping[str, Any]) -> NoReturn:
 
 
 def _write(result: Mapping[str, Any], *, done: bool) -> None:
-    path = Path(_Served.folder, _TOLD)
+    path = Path(_ServedProcess.folder, _TOLD)
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps({"done": done, "result": result}))
     draft.replace(path)

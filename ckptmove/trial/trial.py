@@ -25,7 +25,7 @@ from .run import Request, perform
 from .sandbox import confinement
 from .stage import Stage
 from .state.loaders import usual_device
-from .step import Difference, compared
+from .step import StepComparison, compared
 from .subprocess_call import SubprocessLost, call_in_subprocess
 
 __all__ = ["Finding", "TrialResult", "rehearse"]
@@ -223,7 +223,7 @@ def _compare(request: Request, against: str, device: str, found: Performance) ->
 
 
 def _extended(
-    mine: Finding, outcome: str, lines: Sequence[str], difference: Difference | None
+    mine: Finding, outcome: str, lines: Sequence[str], difference: StepComparison | None
 ) -> Finding:
     title = lines[0] if outcome == FAILED and mine.outcome != FAILED else mine.title
     told = lines[1:] if title == lines[0] else lines

@@ -79,7 +79,7 @@ class Copier:
         return files.write_some(self.fd, data, at)
 
 
-class Run:
+class WriteRun:
     """Small copies that lie close together, and the writes over and between them, as one write.
 
     To have the kernel copy each would take twenty times as long.

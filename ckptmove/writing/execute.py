@@ -18,7 +18,7 @@ from ..sources.place import stamp_of
 from ..sources.source import Source
 from ..system.files import READ, READ_WRITE, OpenFolder, clone, free_nbytes, sync
 from ..system.locks import lock_file
-from .copy import Copier, Run, put, start_writeback
+from .copy import Copier, WriteRun, put, start_writeback
 from .final_name import check_free_space, failure_of, mode_from
 from .running_checksums import RunningChecksums, SummedSource
 from .verify import Progress, Verifier
@@ -140,7 +140,7 @@ class PlanFile:
         parts: Iterator[Copy | Gather] = heapq.merge(
             plan.copies, plan.gathers, key=attrgetter("at")
         )
-        run = Run(self.sources, self.fd)
+        run = WriteRun(self.sources, self.fd)
         for part in parts:
             if isinstance(part, Copy) and run.add(part):
                 continue

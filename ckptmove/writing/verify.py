@@ -65,7 +65,7 @@ class Verifier:
         self.done = self._taken = 0
         self._summed = summed
         self.crc32 = 0  #: CRC-32 of the whole file after the end, if `summed`
-        self._measured = Measured(plan.measures)
+        self._measured = RangeChecksums(plan.measures)
         size = min(_BUFFER, plan.nbytes)
         self._buffer, self._other = bytearray(size), bytearray(size)
         self._held = 0, 0  # the range of the destination in the buffer
@@ -124,7 +124,7 @@ class Verifier:
                 left = proof.source_at + proof.nbytes - at
                 if self._sum(source, at, left, crc32) != proof.crc32:
                     raise damage_error(proof.name, source)
-        except _Stopped:
+        except _StopVerifier:
             pass
         except BaseException as error:
             self._error = error
@@ -250,10 +250,10 @@ class Verifier:
         while self._mark < end and not self._stopped:
             mark = self._marks.get()
             if mark is None:
-                raise _Stopped
+                raise _StopVerifier
             self._mark = mark
         if self._stopped:
-            raise _Stopped
+            raise _StopVerifier
 
     def _blame(self, check: Check) -> None:
         """Raise the error for a wrong checksum: it names the source or the destination."""
@@ -267,7 +267,7 @@ class Verifier:
         """Return the CRC-32 of a range of a source, continuing a given CRC-32."""
         for _, data in source.chunks(start, nbytes):
             if self._stopped:
-                raise _Stopped
+                raise _StopVerifier
             crc32 = extend_crc32(crc32, data)
         return crc32
 
@@ -292,11 +292,11 @@ def _parts(stretch: Stretch) -> Iterator[Stretch]:
         yield Stretch(at, end, shift, source, checksums[first:])
 
 
-class _Stopped(Exception):
+class _StopVerifier(Exception):
     """Raised to stop the verifier thread."""
 
 
-class Measured:
+class RangeChecksums:
     """The CRC-32s of ranges in a stream of bytes."""
 
     def __init__(self, measures: Sequence[CrcRange] | Sequence[Checksum]) -> None:

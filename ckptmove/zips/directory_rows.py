@@ -23,7 +23,7 @@ _FLAGS_AT, _NAME_NBYTES_AT = 8, 28
 _LONGEST_NAME = 128  # bytes; longer entries would make a row too large
 
 
-class Row(NamedTuple):
+class EntryRow(NamedTuple):
     """Plain entries that follow each other."""
 
     names: list[str]
@@ -32,7 +32,9 @@ class Row(NamedTuple):
     nbytes: int
 
 
-def row_at(directory: bytes, at: int, count: int, directory_at: int, refused: int) -> Row | None:
+def row_at(
+    directory: bytes, at: int, count: int, directory_at: int, refused: int
+) -> EntryRow | None:
     """Return the next `count` entries, if they are plain, alike, and without refused flags.
 
     None if one of them must be parsed separately. `directory_at` is the directory's offset in the
@@ -71,4 +73,4 @@ def row_at(directory: bytes, at: int, count: int, directory_at: int, refused: in
     numbers = zip(
         repeat(0), repeat(flags), sums, stored, sizes, headers, entries, repeat(0), strict=False
     )
-    return Row(names, numbers, len(part))
+    return EntryRow(names, numbers, len(part))

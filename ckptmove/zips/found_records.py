@@ -58,7 +58,7 @@ _FAR = 4 << 20  # bytes that are searched for records of another writer
 _NUMBERED = re.compile(r"(.*/)(\d{1,8})")
 
 
-class Proof(Enum):
+class ProofLevel(Enum):
     """How well the bytes of a record are proven."""
 
     RIGHT = "its checksum is right"
@@ -76,7 +76,7 @@ class FoundRecord(NamedTuple):
     #: bytes that are present, as stored in the file
     stored_nbytes: int
     crc32: int
-    proof: Proof
+    proof: ProofLevel
     header_at: int
     #: whether more than its own header confirms its name
     is_named_twice: bool = False
@@ -178,11 +178,11 @@ class _Scan:
         before = found.get(record.name)
         if before is None:
             found[record.name] = record
-        elif before.proof is Proof.RIGHT is record.proof:
+        elif before.proof is ProofLevel.RIGHT is record.proof:
             if (before.crc32, before.stored_nbytes) != (record.crc32, record.stored_nbytes):
-                found[record.name] = before._replace(proof=Proof.WRONG)
-        elif before.proof is not Proof.RIGHT and record.proof is Proof.RIGHT:
-            found[record.name] = record._replace(proof=Proof.NONE)  # one of two is not certain
+                found[record.name] = before._replace(proof=ProofLevel.WRONG)
+        elif before.proof is not ProofLevel.RIGHT and record.proof is ProofLevel.RIGHT:
+            found[record.name] = record._replace(proof=ProofLevel.NONE)  # one of two is not certain
 
     # -- headers -------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class _Scan:
         if header.data_at + stored_nbytes > self.source.nbytes:
             return None
         if (crc32 or not stored_nbytes) and self.sum(header, stored_nbytes) == crc32:
-            return _make_record(header, stored_nbytes, crc32, Proof.RIGHT)._replace(
+            return _make_record(header, stored_nbytes, crc32, ProofLevel.RIGHT)._replace(
                 is_named_twice=named
             )
         return None
@@ -290,7 +290,7 @@ class _Scan:
         """Return a record whose header has its size."""
         there = min(header.stored_nbytes, self.source.nbytes - header.data_at)
         if there < header.stored_nbytes:
-            return _make_record(header, there, 0, Proof.CUT), header.data_at
+            return _make_record(header, there, 0, ProofLevel.CUT), header.data_at
         proof = self.judged(header, there, header.crc32)
         end = header.data_at + there
         follows = self.source.read(end, min(2, self.source.nbytes - end))
@@ -311,7 +311,7 @@ class _Scan:
                 header_there = self.header(at) if magic == LOCAL_MAGIC else self.entry(at)
                 next_at = at if header_there is not None else None
         end = self.source.nbytes if next_at is None else next_at
-        return _make_record(header, end - header.data_at, 0, Proof.CUT), end
+        return _make_record(header, end - header.data_at, 0, ProofLevel.CUT), end
 
     def descriptor(self, at: int, nbytes: int) -> int | None:
         """Return the checksum in a descriptor for this many stored bytes; None if it is not one."""
@@ -338,14 +338,14 @@ class _Scan:
                 return found
         there = min(entry.stored_nbytes, max(0, self.source.nbytes - starts[1]))
         header = _Header(entry.name, entry.method, 0, 0, 0, starts[1], entry.header_at)
-        return _make_record(header, there, 0, Proof.WRONG) if there else None
+        return _make_record(header, there, 0, ProofLevel.WRONG) if there else None
 
-    def judged(self, header: _Header, stored_nbytes: int, crc32: int) -> Proof:
+    def judged(self, header: _Header, stored_nbytes: int, crc32: int) -> ProofLevel:
         if not stored_nbytes:
-            return Proof.NONE if crc32 else Proof.RIGHT
+            return ProofLevel.NONE if crc32 else ProofLevel.RIGHT
         if not crc32:
-            return Proof.NONE
-        return Proof.RIGHT if self.sum(header, stored_nbytes) == crc32 else Proof.WRONG
+            return ProofLevel.NONE
+        return ProofLevel.RIGHT if self.sum(header, stored_nbytes) == crc32 else ProofLevel.WRONG
 
     def sum(self, header: _Header, stored_nbytes: int) -> int:
         """Return the checksum of a record's content; -1 if it can't be computed."""
@@ -371,7 +371,7 @@ class _Scan:
         return crc32 if machine is None or machine.eof else -1
 
 
-def _make_record(header: _Header, stored_nbytes: int, crc32: int, proof: Proof) -> FoundRecord:
+def _make_record(header: _Header, stored_nbytes: int, crc32: int, proof: ProofLevel) -> FoundRecord:
     return FoundRecord(
         header.name, header.method, header.data_at, stored_nbytes, crc32, proof, header.at
     )

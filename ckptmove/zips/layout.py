@@ -50,7 +50,7 @@ class Member(NamedTuple):
     nbytes: int
 
 
-class LaidOut(NamedTuple):
+class PlacedRecord(NamedTuple):
     """A record in its place: `header` at `at`, then the payload at `data_at`, then `descriptor`."""
 
     member: Member
@@ -65,9 +65,9 @@ class LaidOut(NamedTuple):
         return self.data_at + self.member.stored_nbytes + len(self.descriptor)
 
 
-def lay_out(members: Sequence[Member], alignment: int = ALIGNMENT) -> list[LaidOut]:
+def lay_out(members: Sequence[Member], alignment: int = ALIGNMENT) -> list[PlacedRecord]:
     """Return the place of each record, in sequence from offset 0."""
-    laid: list[LaidOut] = []
+    laid: list[PlacedRecord] = []
     at = 0
     for member in members:
         laid.append(_lay(member, at, alignment))
@@ -75,7 +75,7 @@ def lay_out(members: Sequence[Member], alignment: int = ALIGNMENT) -> list[LaidO
     return laid
 
 
-def _lay(member: Member, at: int, alignment: int) -> LaidOut:
+def _lay(member: Member, at: int, alignment: int) -> PlacedRecord:
     name = member.name.encode("utf-8")
     big = _is_big(member)
     extra = b""
@@ -95,10 +95,10 @@ def _lay(member: Member, at: int, alignment: int) -> LaidOut:
         descriptor = DESCRIPTOR_MAGIC + struct.pack("<I", member.crc32)
         descriptor += sizes.pack(member.stored_nbytes, member.nbytes)
     header += name + extra
-    return LaidOut(member, at, header, at + len(header), descriptor)
+    return PlacedRecord(member, at, header, at + len(header), descriptor)
 
 
-def directory(laid: Sequence[LaidOut], at: int) -> bytes:
+def directory(laid: Sequence[PlacedRecord], at: int) -> bytes:
     """Return the zip directory at this offset, for records in this order, and the end records."""
     entries = b"".join(_entry(each) for each in laid)
     count, end64_at = len(laid), at + len(entries)
@@ -111,7 +111,7 @@ def directory(laid: Sequence[LaidOut], at: int) -> bytes:
     return entries + end64 + locator + end
 
 
-def sums_in_directory(laid: Sequence[LaidOut]) -> Iterator[int]:
+def sums_in_directory(laid: Sequence[PlacedRecord]) -> Iterator[int]:
     """Return the offsets of the checksums of records, from the start of the directory."""
     at = SUM_AT
     for each in laid:
@@ -119,7 +119,7 @@ def sums_in_directory(laid: Sequence[LaidOut]) -> Iterator[int]:
         at += len(_entry(each))
 
 
-def _entry(laid: LaidOut) -> bytes:
+def _entry(laid: PlacedRecord) -> bytes:
     member = laid.member
     name = member.name.encode("utf-8")
     extra = b""

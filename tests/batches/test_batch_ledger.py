@@ -11,10 +11,10 @@ import pytest
 
 from ckptmove import RefusedError
 from ckptmove.batches.trees.ledger import FileLedger
-from ckptmove.reports.batch.items import Entry
+from ckptmove.reports.batch.items import LedgerEntry
 from tests.servers.fronts import HANG
 
-ONE = Entry("a/run.pt", "f00d", "done", 12, "12-1-2", 99)
+ONE = LedgerEntry("a/run.pt", "f00d", "done", 12, "12-1-2", 99)
 
 
 def test_what_is_added_is_read(tmp_path: Path) -> None:

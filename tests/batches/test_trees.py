@@ -8,7 +8,7 @@ import pytest
 
 from ckptmove.batches.trees import open_ledger, tree_at
 from ckptmove.errors import InputError
-from ckptmove.reports.batch.items import Entry
+from ckptmove.reports.batch.items import LedgerEntry
 from ckptmove.sources.place import EntryKind
 from tests.servers.roots import Root
 
@@ -101,7 +101,7 @@ def test_a_ledger_knows_the_last_entry_of_each_item(root: Root) -> None:
     tree_at(root.path).make_folder()
     ledger = tree_at(root.path).open_ledger()
     again = open_ledger(ledger.path)
-    one, two = (Entry(name, "key", "done", 7, "stamp", 9) for name in ("a b/ü", "other"))
+    one, two = (LedgerEntry(name, "key", "done", 7, "stamp", 9) for name in ("a b/ü", "other"))
     assert again.entry(one.name) is None
     with again.lock([one.name], patient=False) as ours:
         assert ours

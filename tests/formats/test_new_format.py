@@ -14,10 +14,10 @@ from ckptmove.formats.base import Format, PickledFormat, WritableFormat
 from ckptmove.formats.checkpoint import Carries, Checkpoint
 from ckptmove.formats.folders.parts import PartsContainer, number_files
 from ckptmove.formats.probe import Probe
-from ckptmove.formats.safetensors.file import Placed, TensorsContainer
-from ckptmove.formats.safetensors.header import Entry
+from ckptmove.formats.safetensors.file import TensorInFile, TensorsContainer
+from ckptmove.formats.safetensors.header import HeaderEntry
 from ckptmove.formats.session import ReadSession
-from ckptmove.formats.table import Row, in_file, in_folder
+from ckptmove.formats.table import FormatRow, in_file, in_folder
 from ckptmove.sources.source import Memory, Readable, Source
 from tests.oracles.sameness import assert_same_tree
 
@@ -57,10 +57,10 @@ class Gguf(PickledFormat):
 
 def _placed(
     source: Readable, base: int, name: str, shape: tuple[int, ...], kind: int, start: int
-) -> Placed:
+) -> TensorInFile:
     dtype, itemsize = _DTYPES[kind]
     nbytes = itemsize * torch.Size(shape).numel()
-    return Placed(Entry(name, dtype, shape, base + start, nbytes), source)
+    return TensorInFile(HeaderEntry(name, dtype, shape, base + start, nbytes), source)
 
 
 class TrainingFolder(Format):
@@ -94,8 +94,8 @@ class TrainingFolder(Format):
 @pytest.fixture(autouse=True)
 def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = (
-        Row("training-folder", in_folder, f"{__name__}.TrainingFolder"),
-        Row("gguf", in_file, f"{__name__}.Gguf"),
+        FormatRow("training-folder", in_folder, f"{__name__}.TrainingFolder"),
+        FormatRow("gguf", in_file, f"{__name__}.Gguf"),
     )
     monkeypatch.setattr(formats, "FORMATS", (*rows, *formats.FORMATS))
 
@@ -190,14 +190,14 @@ def test_a_batch_takes_such_a_folder_as_one_item(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", formats.FORMATS, ids=lambda each: each.name)
-def test_no_format_takes_a_folder_or_no_bytes_for_a_file(row: Row) -> None:
+def test_no_format_takes_a_folder_or_no_bytes_for_a_file(row: FormatRow) -> None:
     session = ReadSession(lambda source, session: None)
     assert not row.format.sniff(Probe(Memory(b"", "x"), session, None, []))
     assert not row.format.sniff(Probe(Memory(b"", "x"), session))
 
 
 @pytest.mark.parametrize("row", formats.FORMATS, ids=lambda each: each.name)
-def test_a_row_names_its_format(row: Row) -> None:
+def test_a_row_names_its_format(row: FormatRow) -> None:
     assert row.format.name == row.name
     assert isinstance(row.format, WritableFormat) == (row.name in formats.WRITABLE)
     assert isinstance(row.format, PickledFormat) or not row.nestable

@@ -20,7 +20,7 @@ from safetensors.numpy import save
 from safetensors.torch import save_file
 
 from ckptmove.errors import CorruptError, InputError, RefusedError, UnsupportedError
-from ckptmove.formats.safetensors.header import Header, Sized, lay_out, read_header
+from ckptmove.formats.safetensors.header import Header, TensorToWrite, lay_out, read_header
 from ckptmove.manifest.dtypes import SAFETENSORS
 from ckptmove.sources.file import File
 from ckptmove.sources.source import Memory
@@ -79,9 +79,9 @@ def raw(tensor: torch.Tensor) -> bytes:
 METADATA = st.none() | st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=1)
 
 
-def sized(tensors: dict[str, torch.Tensor]) -> list[Sized]:
+def sized(tensors: dict[str, torch.Tensor]) -> list[TensorToWrite]:
     return [
-        Sized(name, str(each.dtype).removeprefix("torch."), tuple(each.shape), each.nbytes)
+        TensorToWrite(name, str(each.dtype).removeprefix("torch."), tuple(each.shape), each.nbytes)
         for name, each in tensors.items()
     ]
 
@@ -122,7 +122,7 @@ def test_a_file_is_read_as_the_library_does(
     assert header == read(content)
     assert header.metadata == (metadata or {})
     assert list(header.entries) == [name for name in said(content)[0] if name != "__metadata__"]
-    assert {Sized(*entry[:3], entry.nbytes) for entry in header.entries.values()} == set(
+    assert {TensorToWrite(*entry[:3], entry.nbytes) for entry in header.entries.values()} == set(
         sized(tensors)
     )
     with safe_open(path, "pt") as file:
@@ -151,14 +151,17 @@ def test_several_metadata_are_sorted() -> None:
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (Sized("x", "complex128", (1,), 16), "the tensor 'x' is of complex128"),
-        (Sized("x", "qint8", (1,), 1), "the tensor 'x' is of qint8"),
-        (Sized("x", "float4_e2m1fn_x2", (), 1), "a single pair of float4"),
-        (Sized("x\ud800", "int8", (1,), 1), "can't spell the name 'x\\ud800'"),
-        (Sized("__metadata__", "int8", (1,), 1), "can't hold a tensor named '__metadata__'"),
+        (TensorToWrite("x", "complex128", (1,), 16), "the tensor 'x' is of complex128"),
+        (TensorToWrite("x", "qint8", (1,), 1), "the tensor 'x' is of qint8"),
+        (TensorToWrite("x", "float4_e2m1fn_x2", (), 1), "a single pair of float4"),
+        (TensorToWrite("x\ud800", "int8", (1,), 1), "can't spell the name 'x\\ud800'"),
+        (
+            TensorToWrite("__metadata__", "int8", (1,), 1),
+            "can't hold a tensor named '__metadata__'",
+        ),
     ],
 )
-def test_what_has_no_form_is_unsupported(tensor: Sized, message: str) -> None:
+def test_what_has_no_form_is_unsupported(tensor: TensorToWrite, message: str) -> None:
     for metadata in (None, {"format": "pt"}):
         with pytest.raises(UnsupportedError, match=re.escape(message)):
             lay_out([tensor], metadata)
@@ -172,7 +175,7 @@ def test_metadata_that_are_not_unicode_are_unsupported() -> None:
 
 def test_two_tensors_of_a_name_are_refused() -> None:
     with pytest.raises(RefusedError, match="two tensors would be named 'x'"):
-        lay_out([Sized("x", "int8", (1,), 1), Sized("x", "int16", (1,), 2)])
+        lay_out([TensorToWrite("x", "int8", (1,), 1), TensorToWrite("x", "int16", (1,), 2)])
 
 
 @pytest.mark.slow
@@ -390,7 +393,7 @@ def test_brackets_are_counted_before_they_take_memory(text: str) -> None:
 def test_tensors_are_counted_before_they_take_memory() -> None:
     """A file of small tensors with usual names is read, and one of shorter ones isn't."""
     for name, is_read in (("layers.{}.weight", True), ("{}", False)):
-        tensors = [Sized(name.format(n), "uint8", (1,), 1) for n in range(100_000)]
+        tensors = [TensorToWrite(name.format(n), "uint8", (1,), 1) for n in range(100_000)]
         if not is_read:
             with pytest.raises(RefusedError, match="would not be read again"):
                 lay_out(tensors)
@@ -412,7 +415,7 @@ def test_texts_are_counted_before_they_take_memory(content: str) -> None:
 
 def test_brackets_in_names_are_no_brackets() -> None:
     name = '[{"\\' * 500_000
-    made = lay_out([Sized(name, "int8", (0,), 0), Sized("w", "int8", (0,), 0)])
+    made = lay_out([TensorToWrite(name, "int8", (0,), 0), TensorToWrite("w", "int8", (0,), 0)])
     assert list(read(made.head).entries) == [name, "w"]
 
 

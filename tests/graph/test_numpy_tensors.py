@@ -23,7 +23,7 @@ from ckptmove.cli import run
 from ckptmove.errors import CheckFailed, CkptmoveError, CorruptError
 from ckptmove.formats.safetensors.file import SafetensorsFile
 from ckptmove.formats.writing import WriteOptions
-from ckptmove.graph.array_order import Latest, Order, Reordered
+from ckptmove.graph.array_order import Latest, Order, ReorderedArray
 from ckptmove.manifest.manifest import Role
 from ckptmove.sources.source import Memory
 from tests.graph.test_numpy_weights import arrays
@@ -401,7 +401,7 @@ def test_elements_are_put_in_order(kind: str, shape: tuple[int, ...]) -> None:
         dtype = array.dtype.newbyteorder("=").name
         order = Order(dtype, shape, True, endian == ">" and kind != "u1")
         latest = Latest()
-        first, second = (Reordered(Memory(content, "x"), order, latest) for _ in range(2))
+        first, second = (ReorderedArray(Memory(content, "x"), order, latest) for _ in range(2))
         assert first.read(0, array.nbytes) == array.tobytes("F")
         assert latest.held is None
         assert first.read(3, 5) == array.tobytes("F")[3:8]

@@ -18,7 +18,7 @@ import ckptmove
 from ckptmove import formats
 from ckptmove.errors import InputError
 from ckptmove.formats.safetensors import file as safetensors_file
-from ckptmove.formats.safetensors.header import Entry, read_header
+from ckptmove.formats.safetensors.header import HeaderEntry, read_header
 from ckptmove.graph import tree_text
 from ckptmove.graph.fingerprint import Content
 from ckptmove.graph.plain_tensors import count_tensors
@@ -57,14 +57,14 @@ def converted(state: object, folder: Path) -> Path:
     return target
 
 
-def slowly(entries: Mapping[str, Entry], text: str) -> Content:
+def slowly(entries: Mapping[str, HeaderEntry], text: str) -> Content:
     """The fingerprint of a tree, by the way for all trees."""
     reader = tree_text._FingerprintReader(entries)
     tree_text._read_tree(reader, text)
     return reader.fingerprint.content()
 
 
-def outcome(way: Any, entries: Mapping[str, Entry], text: str) -> tuple[object, ...]:
+def outcome(way: Any, entries: Mapping[str, HeaderEntry], text: str) -> tuple[object, ...]:
     """What a way returns, or the error that it raises."""
     try:
         return "content", way(entries, text)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ckptmove.errors import CorruptError, InputError
 from ckptmove.pickles.fetch import fetch
-from ckptmove.pickles.gaps import Fetched
+from ckptmove.pickles.gaps import FetchedPickle
 from ckptmove.pickles.nodes import List, Tuple
 from ckptmove.pickles.walk import Pickle, walk, walk_at
 from ckptmove.sources.budget import Budget
@@ -298,17 +298,17 @@ LONG = {"long": b"B" * 70_000, "short": b"T" * 100, "text": "B" * 300}
 BARE_AND_LONG = PICKLES | {"long": dumps(LONG, 4)}
 
 
-def in_memory(memory: Memory) -> tuple[Fetched, Pickle]:
+def in_memory(memory: Memory) -> tuple[FetchedPickle, Pickle]:
     return walk_at(memory, 0, 0, Budget())
 
 
-def in_file(memory: Memory) -> tuple[Fetched, Pickle]:
+def in_file(memory: Memory) -> tuple[FetchedPickle, Pickle]:
     fetched = fetch(memory, 0)
     return fetched, walk(fetched.data, 0, fetched.gap_sizes(), Budget())
 
 
 def outcome(
-    walked: Callable[[Memory], tuple[Fetched, Pickle]], memory: Memory
+    walked: Callable[[Memory], tuple[FetchedPickle, Pickle]], memory: Memory
 ) -> tuple[object, ...]:
     try:
         fetched, found = walked(memory)

@@ -21,7 +21,7 @@ from ckptmove.errors import CkptmoveError
 from ckptmove.formats.distributed.boxes import Box, check_tiling, division_of, runs_of
 from ckptmove.formats.distributed.dcp.items import in_order
 from ckptmove.sources.file import File
-from ckptmove.sources.joined import Filler, Joined, Strip
+from ckptmove.sources.joined import Filler, JoinedFiles, Strip
 from tests.conftest import examples
 from tests.making.distributed import boxes_of
 
@@ -61,7 +61,7 @@ def test_chunks_read_like_one_array(
         for box in boxes:
             strips.append(strip(file, at, shape, box, width))
             at += box.numel * width
-        joined = Joined("t")
+        joined = JoinedFiles("t")
         joined.add(4, lambda: [Strip(file, 0, 0, 4)])  # the next region is aligned
         start = joined.add(whole.nbytes, partial(sorted, strips, key=lambda each: each.at))
         assert joined.read(start, whole.nbytes) == whole.tobytes()
@@ -154,7 +154,7 @@ def test_how_chunks_divide_a_tensor(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_was_read_of_a_file_is_summed_in_any_order(seed: int, tmp_path: Path) -> None:
-    random, joined = Random(seed), Joined("joined")
+    random, joined = Random(seed), JoinedFiles("joined")
     content = random.randbytes(1000)
     path = tmp_path / "a"
     path.write_bytes(content)
@@ -173,7 +173,7 @@ def test_large_columns_are_read_block_by_block(tmp_path: Path) -> None:
     rows, width = 5000, 601
     whole = np.frombuffer(Random(1).randbytes(rows * width), np.uint8).reshape(rows, width)
     boxes = [Box((0, 0), (rows, 400)), Box((0, 400), (rows, 201))]
-    joined, strips = Joined("joined"), list[Strip]()
+    joined, strips = JoinedFiles("joined"), list[Strip]()
     files = list[File]()
     for n, box in enumerate(boxes):
         (tmp_path / str(n)).write_bytes(whole[box_slices(box)].tobytes())
@@ -215,7 +215,7 @@ def test_only_files_are_read_by_another_thread() -> None:
     rows, width = 5000, 2000
     whole = np.frombuffer(Random(1).randbytes(rows * width), np.uint8).reshape(rows, width)
     boxes = [Box((0, 0), (rows, 1500)), Box((0, 1500), (rows, 500))]
-    joined = Joined("joined")
+    joined = JoinedFiles("joined")
     strips = [
         strip(Streamed(whole[box_slices(box)].tobytes()), 0, whole.shape, box, 1) for box in boxes
     ]

@@ -13,8 +13,8 @@ import pytest
 
 from ckptmove.plans.plan import Copy, Write
 from ckptmove.sources.file import File
-from ckptmove.sources.joined import Joined, Strip
-from ckptmove.writing.copy import Run
+from ckptmove.sources.joined import JoinedFiles, Strip
+from ckptmove.writing.copy import WriteRun
 from tests.conftest import ROOT
 
 LIMIT = 1 << 20  # bytes; what crosses it is written in part, and the next call fails
@@ -62,10 +62,10 @@ def test_small_pieces_of_joined_files_are_written_together(tmp_path: Path) -> No
     (tmp_path / "in").write_bytes(bytes(range(200)))
     fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
     with File.open(tmp_path / "in") as file:
-        joined = Joined("joined")
+        joined = JoinedFiles("joined")
         for n in range(3):
             joined.add(8, lambda n=n: [Strip(file, 50 * n + 4 * k, 4 * k, 4) for k in (0, 1)])  # type: ignore[misc]
-        run = Run([joined], fd)
+        run = WriteRun([joined], fd)
         assert all(run.add(Copy(64 * n, 8, 10 * n)) for n in range(3))
         assert run.put(deque([Write(8, b"!!")]))
     expected = [*range(8), 33, 33, *range(50, 58), 0, 0, *range(100, 108)]

@@ -18,7 +18,7 @@ from torch.utils.serialization import config
 import ckptmove
 from ckptmove.sources.file import File
 from ckptmove.zips.archive import Archive
-from ckptmove.zips.layout import LaidOut, Member, directory, lay_out
+from ckptmove.zips.layout import Member, PlacedRecord, directory, lay_out
 from tests.conftest import examples
 from tests.making.building import Part, build_zip
 from tests.making.checkpoints import (
@@ -38,7 +38,7 @@ from tests.oracles.readers import (
 )
 
 
-def relaid(archive: Archive, alignment: int) -> list[LaidOut]:
+def relaid(archive: Archive, alignment: int) -> list[PlacedRecord]:
     """The records of a file in their order, laid out anew."""
     records = archive.records.values()
     members = [Member(r.name, r.method, r.crc32, r.stored_nbytes, r.nbytes) for r in records]

@@ -18,7 +18,7 @@ from ...errors import InputError, RefusedError
 from ...formats.base import WritableFormat
 from ...formats.writing import WriteOptions, WritePlan
 from ...graph.draft import CheckpointGraph
-from ...graph.edit.callables import Judge, Place, leave_out, places_of, unlisted_callable
+from ...graph.edit.callables import CallablePlace, Judge, leave_out, places_of, unlisted_callable
 from ...graph.patterns import covers
 from ...pickles.nodes import Blob, Node
 from ...reports.convert import Loss
@@ -57,7 +57,7 @@ def plan_trusted(
     added = _new_risks(unknown, draft)
     if trusted or not added:
         return TrustedPlan(plan, (), unknown)
-    dropped = list[Place]()
+    dropped = list[CallablePlace]()
     places = (each for each in _places(plan, draft) if _new_risks([each.callable], draft))
     refuse_places(_kept_places(drops, places, dropped))
     leave_out(dropped)
@@ -67,7 +67,7 @@ def plan_trusted(
         raise RefusedError("no tensor is left: all are held by what would be left out")
     # decisive are the unknown callables of the new plan, wherever they are
     unknown = _unknown(plan, draft)
-    refuse_places(Place("", name, None, 0) for name in _new_risks(unknown, draft))
+    refuse_places(CallablePlace("", name, None, 0) for name in _new_risks(unknown, draft))
     return TrustedPlan(plan, tuple(map(_loss, dropped)), unknown)
 
 
@@ -76,7 +76,7 @@ def _new_risks(unknown: Iterable[str], draft: CheckpointGraph) -> list[str]:
     return [] if draft.runs is None else [name for name in unknown if name not in draft.runs]
 
 
-def refuse_places(places: Iterable[Place], *, hint: str = _HINT) -> None:
+def refuse_places(places: Iterable[CallablePlace], *, hint: str = _HINT) -> None:
     """Raises RefusedError that names the first places, if there are any."""
     listed, more, room = list[str](), 0, _ROOM
     for place in places:
@@ -101,7 +101,7 @@ def _unknown(plan: WritePlan, draft: CheckpointGraph) -> tuple[str, ...]:
     return unknown_callables(plan.pickle, draft.path)
 
 
-def _places(plan: WritePlan, draft: CheckpointGraph) -> Iterator[Place]:
+def _places(plan: WritePlan, draft: CheckpointGraph) -> Iterator[CallablePlace]:
     """Yield every place that has an unknown callable, each once."""
     yield from plan.places
     known = {(id(each.holder), each.slot) for each in plan.places}
@@ -111,8 +111,8 @@ def _places(plan: WritePlan, draft: CheckpointGraph) -> Iterator[Place]:
 
 
 def _kept_places(
-    drops: Sequence[str], places: Iterable[Place], dropped: list[Place]
-) -> Iterator[Place]:
+    drops: Sequence[str], places: Iterable[CallablePlace], dropped: list[CallablePlace]
+) -> Iterator[CallablePlace]:
     """Yield the places that no pattern matches; add the others to `dropped`."""
     for place in places:
         if any(covers(glob, place.name) for glob in drops):
@@ -121,7 +121,7 @@ def _kept_places(
             yield place
 
 
-def _loss(place: Place) -> Loss:
+def _loss(place: CallablePlace) -> Loss:
     return Loss(place.name, f"is made by {place.callable}, which is not known to be harmless")
 
 

@@ -12,7 +12,7 @@ from ...formats.checkpoint import Checkpoint
 from ...formats.folders.agreement import disagreements, uncounted
 from ...formats.folders.companions import check_companions
 from ...formats.folders.model_folder import checkpoints_beside
-from ...formats.folders.training_folder import FolderCheckpoint, Part
+from ...formats.folders.training_folder import FolderCheckpoint, FolderPart
 from ...manifest.folder_files import NO_PART
 from .weight_copies import MOST_NAMED, differing_tensors
 
@@ -71,7 +71,7 @@ def _check_files(found: FolderCheckpoint, *, follow_links: bool) -> FolderChecks
 
 
 def _compare(
-    found: FolderCheckpoint, first: Part, second: Part, *, follow_links: bool
+    found: FolderCheckpoint, first: FolderPart, second: FolderPart, *, follow_links: bool
 ) -> tuple[bool, str]:
     """Return whether two files hold the same tensors, and a sentence about it."""
     names = f"{second.name} and {first.name}"

@@ -23,7 +23,7 @@ from ...graph.draft import CheckpointGraph
 from ...manifest.manifest import Section, TensorEntry
 from ...reports.convert import ConvertReport, Loss
 from ...sources import place_of
-from ...sources.joined import Joined
+from ...sources.joined import JoinedFiles
 from ..conversion.edits import Changes, Edits, is_state_dict
 from ..conversion.plan import ConversionOptions, check_losses, plan_conversion, refused_losses
 from ..conversion.target import PlannedPart, Target
@@ -48,7 +48,7 @@ _WEIGHTS = frozenset((Section.MODEL, Section.EMA))
 _OF_TRAINING = frozenset(("trainer_state.json",))
 
 
-class Part(NamedTuple):
+class PartPlan(NamedTuple):
     """How one checkpoint of the folder is written."""
 
     file: CheckpointFile
@@ -111,7 +111,7 @@ class _FolderConversion:
         self.options = options
         self.files = files
         self.warnings = warnings
-        self.parts = list[Part]()
+        self.parts = list[PartPlan]()
         self.pickles = list(files.pickles)
         self.left_out = list[str]()
         self.copies = list[Loss]()  # files that should equal the weights, but differ
@@ -209,7 +209,7 @@ class _FolderConversion:
         follow = self.options.follow_links
         found = stack.enter_context(formats.open_checkpoint(place.path, follow_links=follow))
         for source in () if follow else found.sources:
-            if isinstance(source, Joined):  # its parts are sources of their own
+            if isinstance(source, JoinedFiles):  # its parts are sources of their own
                 continue
             place_of(source.path).check_link(place_of(self.path), source)
         if file.section is not None:
@@ -259,7 +259,7 @@ class _FolderConversion:
         names = {name: (file.folder + name) if name else prefix for name in plan.weights.files}
         planned = PlannedPart(plan.weights, draft.sources, names)
         self.warnings += draft.warnings
-        self.parts.append(Part(file, planned, plan, changes, draft.format, dtype))
+        self.parts.append(PartPlan(file, planned, plan, changes, draft.format, dtype))
 
     def _write_options(
         self, file: CheckpointFile, draft: CheckpointGraph, *, is_model: bool
@@ -350,7 +350,7 @@ class _FolderConversion:
         models = {part.format for part in parts if part.file.is_weights}
         copied = sum(each.nbytes for each in companions if not each.is_folder)
 
-        def about(part: Part, name: str) -> str:
+        def about(part: PartPlan, name: str) -> str:
             return name if alone else f"{part.file.name}: {name}"
 
         told = (about(part, each) for part in parts for each in part.plan.weights.warnings)

@@ -11,7 +11,7 @@ from ...display.phrases import few, quote
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
 from ...formats.folders.parts import ALL_RANKS
 from ...formats.folders.run_folders import several_checkpoints
-from ...formats.folders.training_folder import FolderCheckpoint, Part
+from ...formats.folders.training_folder import FolderCheckpoint, FolderPart
 from ...formats.relocation_check import check_container
 from ...manifest.paths import Path
 from ...placement.place import Moves
@@ -61,7 +61,7 @@ class PartFile(NamedTuple):
             raise
 
 
-def _stores_devices(before: FolderCheckpoint, part: Part) -> bool:
+def _stores_devices(before: FolderCheckpoint, part: FolderPart) -> bool:
     """Whether a file of this part stores the devices of its tensors."""
     carries = part.checkpoint.carries.devices
     return carries and any(each.stores_devices for _, each in before.containers_of(part))

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import CkptmoveError
-from ...reports.batch.items import BUSY, Entry, Result, Task, result_of
+from ...reports.batch.items import BUSY, LedgerEntry, Result, Task, result_of
 from ...sources import place_of
 from ...sources.fetch_pool import FetchPool
 from ...sources.known_objects import KnownObjects, recalling
@@ -183,7 +183,7 @@ def _record(ledger: Ledger, results: dict[str, Result]) -> None:
 class _Item:
     """An item of a bundle: written, then named and recorded."""
 
-    def __init__(self, task: Task, ledger: Ledger, known: Mapping[str, Entry]) -> None:
+    def __init__(self, task: Task, ledger: Ledger, known: Mapping[str, LedgerEntry]) -> None:
         self.task = task
         self.result: Result | None = None  #: None while it waits, or if it got no name
         self.files = list[LocalFile]()  #: files that wait for their names

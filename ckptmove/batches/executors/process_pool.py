@@ -252,7 +252,7 @@ def _take(stream: IO[bytes]) -> bytes:
 # -- in the process ----------------------------------------------------------------------------
 
 
-class _Ended(BaseException):
+class _EndProcess(BaseException):
     """Raised to end the process, after unwinding everything."""
 
 
@@ -274,7 +274,7 @@ def serve(filesystems: Mapping[str, str] | None = None) -> None:
     calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(given, calls), daemon=True).start()
     while (data := calls.get()) is not None:
-        with contextlib.suppress(_Ended, BrokenPipeError), ending.unwound():
+        with contextlib.suppress(_EndProcess, BrokenPipeError), ending.unwound():
             _perform(data, told)
             continue
         break
@@ -292,7 +292,7 @@ class _Ending:
             os._exit(0)
         for each in ENDING:
             signal.signal(each, signal.SIG_DFL)  # a second one is immediate
-        raise _Ended
+        raise _EndProcess
 
     @contextlib.contextmanager
     def unwound(self) -> Iterator[None]:

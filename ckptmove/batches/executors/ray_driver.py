@@ -39,7 +39,7 @@ _GRACE = 25.0  # seconds to clean up before a task is killed
 _KNOCK = 5.0  # seconds to wait for an answer of a cluster
 
 
-class Call(NamedTuple):
+class TaskCall(NamedTuple):
     """A call for a Ray task, as it is pickled."""
 
     function: Callable[..., Any]
@@ -88,9 +88,9 @@ def _connected(address: str) -> Any:
 class _Tasks:
     """Tasks in progress; tasks whose node or worker dies are begun again."""
 
-    def __init__(self, ray: Any, told: str, version: str) -> None:
+    def __init__(self, ray: Any, progress: str, version: str) -> None:
         self._ray = ray
-        self._told = told  # the name of the actor that collects progress
+        self._progress = progress  # the name of the actor that collects progress
         self._task = ray.remote(num_cpus=1, max_retries=0)(_performing(version))
         self._under_way: dict[Any, tuple[int, bytes, int]] = {}  # by Ray's reference
 
@@ -99,7 +99,7 @@ class _Tasks:
 
     def begin(self, number: int, call: bytes, tries: int = 1) -> None:
         """Start a task for a call; its progress is reported under its number."""
-        task = self._task.remote(number, call, self._told)
+        task = self._task.remote(number, call, self._progress)
         self._under_way[task] = number, call, tries
 
     def ended(self, seconds: float) -> Iterator[tuple[Any, ...]]:
@@ -158,7 +158,7 @@ class _Driver:
         self._pipe = pipe
         self._ray = ray
         self._name = f"ckptmove-{os.urandom(8).hex()}"
-        self._told: Any = None
+        self._progress: Any = None
         self._tasks = _Tasks(ray, self._name, __version__)
         self._asked: Any = None
         self._cpus = -1
@@ -196,14 +196,14 @@ class _Driver:
         now = time.monotonic()
         if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
             with contextlib.suppress(self._ray.exceptions.RayError):  # then it is begun again
-                told = self._ray.get(self._asked)
-                if told:
-                    self._pipe.send(("progress", told))
+                progress = self._ray.get(self._asked)
+                if progress:
+                    self._pipe.send(("progress", progress))
             self._asked = None
-        if self._told is None and now >= self._answered + self._quiet:
-            self._told = self._listener()
-        if self._told and not self._asked and self._tasks and now >= self._next_progress:
-            self._asked = self._told.take.remote()
+        if self._progress is None and now >= self._answered + self._quiet:
+            self._progress = self._listener()
+        if self._progress and not self._asked and self._tasks and now >= self._next_progress:
+            self._asked = self._progress.take.remote()
             self._next_progress = now + _OFTEN
         if now >= self._next_size:
             before = self._cpus
@@ -216,7 +216,7 @@ class _Driver:
         here = ray.get_runtime_context().get_node_id()
         near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=True)
         kept = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=near)
-        return kept(_told()).options(name=self._name).remote()
+        return kept(_progress_class()).options(name=self._name).remote()
 
     def _size(self) -> int:
         self._cpus = int(self._ray.cluster_resources().get("CPU", 0))
@@ -234,8 +234,8 @@ def _line(error: Exception) -> str:
 # may be missing on the nodes.
 
 
-def _told() -> type:
-    class Told:
+def _progress_class() -> type:
+    class ReceivedProgress:
         """Collects the progress of tasks."""
 
         def __init__(self) -> None:
@@ -248,11 +248,11 @@ def _told() -> type:
             taken, self.nbytes = self.nbytes, {}
             return taken
 
-    return Told
+    return ReceivedProgress
 
 
 def _performing(version: str) -> Callable[[int, bytes, str], bytes]:
-    def perform(number: int, call: bytes, told: str) -> bytes:
+    def perform(number: int, call: bytes, progress: str) -> bytes:
         import pickle
         import platform
 
@@ -265,7 +265,7 @@ def _performing(version: str) -> Callable[[int, bytes, str], bytes]:
             return pickle.dumps(("unfit", f"the node {platform.node()} {has}"))
         from ckptmove.batches.executors.ray_driver import carry_out
 
-        return carry_out(call, number, told)
+        return carry_out(call, number, progress)
 
     return perform
 
@@ -273,8 +273,8 @@ def _performing(version: str) -> Callable[[int, bytes, str], bytes]:
 _seen = set[str]()
 
 
-def carry_out(sent: bytes, number: int, told: str) -> bytes:
-    """Do a pickled `Call` on a node; progress goes to the actor `told`, if there is one.
+def carry_out(sent: bytes, number: int, progress: str) -> bytes:
+    """Do a pickled `TaskCall` on a node; `progress` names the actor that collects progress.
 
     Returns, pickled, `("returned", VALUE)`, `("raised", ERROR)`, or `("unfit", WHY)` if this node
     can't do any call.
@@ -282,24 +282,24 @@ def carry_out(sent: bytes, number: int, told: str) -> bytes:
     from ..trees import open_ledger  # imported only here, so that the driver starts sooner
 
     try:
-        call: Call = pickle.loads(sent)
+        call: TaskCall = pickle.loads(sent)
         if call.mark and call.mark not in _seen:
             if open_ledger(call.ledger, call.since).entry(call.mark) is None:
                 why = f"the node {socket.gethostname()} does not see {call.ledger} as it is here"
                 return pickle.dumps(("unfit", why))
             _seen.add(call.mark)
         context = copy_context()
-        context.run(LISTENER.set, ProgressReporter(partial(_tell, told, number), _OFTEN))
+        context.run(LISTENER.set, ProgressReporter(partial(_tell, progress, number), _OFTEN))
         return pickle.dumps(("returned", context.run(call.function, *call.arguments)))
     except Exception as error:
         return _raised(error)
 
 
-def _tell(told: str, number: int, nbytes: int) -> None:
+def _tell(progress: str, number: int, nbytes: int) -> None:
     import ray
 
     with contextlib.suppress(Exception):  # progress is not essential
-        ray.get_actor(told).add.remote(number, nbytes)
+        ray.get_actor(progress).add.remote(number, nbytes)
 
 
 def _raised(error: Exception) -> bytes:

@@ -19,11 +19,11 @@ from multiprocessing import Pipe
 from typing import Any
 
 from ...errors import UsageError, WriteError
-from ...reports.batch.items import Entry, Task
+from ...reports.batch.items import LedgerEntry, Task
 from ...writing.final_name import failure_of
 from ..trees import open_ledger
 from .process_pool import Listener, WorkerDied
-from .ray_driver import Call
+from .ray_driver import TaskCall
 
 _BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve{given!r}"
 _DRIVER = f"{__package__}.ray_driver"
@@ -95,7 +95,7 @@ class Cluster(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """As `Executor.submit`, without keywords; the first argument is tasks of a batch."""
         assert not kwargs, "no longer needed"
-        call = Call(fn, args, *self._mark(args[0][0]))
+        call = TaskCall(fn, args, *self._mark(args[0][0]))
         future: Future[Any] = Future()
         with self._lock:
             if self._ended:
@@ -115,7 +115,7 @@ class Cluster(Executor):
         if path not in self._marks:
             mark = f"/{os.urandom(8).hex()}"  # no item has this name
             try:
-                open_ledger(path).add(Entry(mark, task.request, "run"))
+                open_ledger(path).add(LedgerEntry(mark, task.request, "run"))
             except OSError as error:
                 raise failure_of(error, path) from error
             self._marks[path] = task.since, mark

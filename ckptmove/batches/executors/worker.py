@@ -27,8 +27,8 @@ from ...reports.batch.items import (
     REFUSED,
     UNREADABLE,
     UNSURE,
-    Entry,
     Item,
+    LedgerEntry,
     Result,
     Task,
     result_of,
@@ -214,7 +214,11 @@ def _remember(known: KnownObjects, item: Item, *, ahead: bool) -> None:
 
 
 def entered(
-    task: Task, ledger: Ledger, known: Mapping[str, Entry] | None = None, *, recorded: bool = True
+    task: Task,
+    ledger: Ledger,
+    known: Mapping[str, LedgerEntry] | None = None,
+    *,
+    recorded: bool = True,
 ) -> Steps:
     """Do an item that no other process is doing, and record it in the ledger, in two steps.
 
@@ -240,11 +244,11 @@ class _Record:
 
     def __init__(self, ledger: Ledger, *, recorded: bool) -> None:
         self.notes = list[str]()  #: notes for the user
-        self.entries = list[Entry]()  #: entries that another process will add to the ledger
+        self.entries = list[LedgerEntry]()  #: entries that another process will add to the ledger
         self._ledger = ledger
         self._later = ledger.is_shared or not recorded
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LedgerEntry) -> None:
         """Add an entry, now or later."""
         if self._later:
             self.entries.append(entry)
@@ -262,7 +266,7 @@ def unrecorded(error: OSError | CkptmoveError) -> str:
 
 
 def _recorded(
-    task: Task, ledger: Ledger, record: _Record, read: Mapping[str, Entry] | None
+    task: Task, ledger: Ledger, record: _Record, read: Mapping[str, LedgerEntry] | None
 ) -> Steps:
     item = task.item
     if task.in_place:
@@ -288,7 +292,7 @@ def _recorded(
     with collecting_digests(task.digests) as passed, summing_written() as sums:
         made = _made_by_tags(task, ledger, known) if task.by_tags else do_item(task, known)
     yield
-    entry = Entry(item.name, key, FAILED)
+    entry = LedgerEntry(item.name, key, FAILED)
     if made is None or made.ok or item.output:
         entry = _entry(task, key, DONE if made is None or made.ok else FAILED, passed, sums)
         record.add(entry)
@@ -314,7 +318,7 @@ def _key(task: Task) -> str:
 
 
 def _without_source(
-    task: Task, ledger: Ledger, record: _Record, entry: Entry, result: Result
+    task: Task, ledger: Ledger, record: _Record, entry: LedgerEntry, result: Result
 ) -> Result:
     """Remove the source of a finished item, if wanted and safe; otherwise say why not.
 
@@ -343,13 +347,13 @@ def _without_source(
     return result._replace(source_removed=True)
 
 
-def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcome | None:
+def _made_by_tags(task: Task, ledger: Ledger, known: LedgerEntry | None) -> ItemOutcome | None:
     """Change a file in place that must not be changed twice; None if an earlier run changed it.
 
     Raises RefusedError if it may have been changed already.
     """
     item = task.item
-    begun = Entry(item.name, begun_key_of(task), "begun", tags=tags_of(task))
+    begun = LedgerEntry(item.name, begun_key_of(task), "begun", tags=tags_of(task))
     may_be_changed = known is not None and (known.outcome, known.tags) == (DONE, begun.tags)
     if known is not None and (known.outcome, known.key) == ("begun", begun.key):
         if known.tags != begun.tags:
@@ -370,7 +374,7 @@ def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcom
 
 def _entry(
     task: Task, key: str, outcome: str, passed: PassingDigests, sums: Mapping[str, int]
-) -> Entry:
+) -> LedgerEntry:
     """Return the ledger entry of a finished item.
 
     `passed` are digests of bytes that were read on the way, `sums` CRC-32s of written files.
@@ -378,7 +382,7 @@ def _entry(
     if task.in_place:
         tags = tags_of(task) if task.by_tags else ""
         key = key_of(task, source_stamp(task.item))
-        return Entry(task.item.name, key, outcome, tags=tags, kind=task.item.kind)
+        return LedgerEntry(task.item.name, key, outcome, tags=tags, kind=task.item.kind)
     output = task.item.output
     there = tree_at(output).output(summed=True, digests=task.digests, known=sums)
     sent = {url[len(output) :].lstrip("/"): each for url, each in passed.sent.items()}
@@ -387,7 +391,7 @@ def _entry(
         of_source = _source_digests(task.item, passed)
     if len(digests) + len(of_source) > _MOST_DIGESTS:
         digests, of_source = {}, {}
-    return Entry(
+    return LedgerEntry(
         *(task.item.name, key, outcome, there.nbytes, there.stamp, there.crc32),
         digests=digests,
         source_digests=of_source,

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, ClassVar
 
 from ...errors import CkptmoveError, RefusedError
-from ...reports.batch.items import Entry
+from ...reports.batch.items import LedgerEntry
 from ...system.files import AT_ONCE, NO_LINK, READ, READ_WRITE, read_some, sync
 from ...system.locks import close, lock_byte
 from ...writing.final_name import failure_of
@@ -50,22 +50,22 @@ class FileLedger:
     def __init__(self, path: str, since: int = 0) -> None:
         """Read entries from offset `since` on; the file need not exist."""
         self.path = path
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, LedgerEntry] = {}
         self._at = since
         self._file = (-1, -1)  # identity of the file
         self._guard = threading.Lock()
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> LedgerEntry | None:
         """As `Ledger.entry`: from the last line about an item."""
         return self.entries_of([name]).get(name)
 
-    def entries_of(self, names: Iterable[str]) -> dict[str, Entry]:
+    def entries_of(self, names: Iterable[str]) -> dict[str, LedgerEntry]:
         """As `Ledger.entries_of`."""
         with self._guard:
             self._read()
             return {name: self.entries[name] for name in names if name in self.entries}
 
-    def every(self) -> list[Entry]:
+    def every(self) -> list[LedgerEntry]:
         """As `Ledger.every`."""
         with self._guard:
             self._read()
@@ -135,7 +135,7 @@ class FileLedger:
             hint="rm it",
         )
 
-    def add(self, *entries: Entry, synced: bool = False) -> None:
+    def add(self, *entries: LedgerEntry, synced: bool = False) -> None:
         """As `Ledger.add`: lines in one write, which may be incomplete after an OSError."""
         lines = "".join(map(line_of, entries))
         fd = self._open(READ_WRITE | os.O_APPEND | os.O_CREAT)
@@ -183,18 +183,18 @@ def _closing(fd: int) -> Iterator[None]:
         close(fd)
 
 
-def line_of(entry: Entry) -> str:
+def line_of(entry: LedgerEntry) -> str:
     """The line of an entry."""
     return json.dumps({key: value for key, value in entry._asdict().items() if value}) + "\n"
 
 
-def entry_of(line: bytes) -> Entry | None:
+def entry_of(line: bytes) -> LedgerEntry | None:
     """Parse a line; None if it is not an entry."""
     try:
         said = json.loads(line)
         if not isinstance(said, dict):
             return None
-        entry = Entry(**_known(said))
+        entry = LedgerEntry(**_known(said))
     except (ValueError, TypeError, RecursionError):
         return None
     whole = all(isinstance(each, type(like)) for each, like in zip(entry, _LIKE, strict=True))
@@ -203,10 +203,10 @@ def entry_of(line: bytes) -> Entry | None:
 
 def _known(said: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a line that this version knows; a later one may write more."""
-    return {key: value for key, value in said.items() if key in Entry._fields}
+    return {key: value for key, value in said.items() if key in LedgerEntry._fields}
 
 
-_LIKE = Entry("", "", "")
+_LIKE = LedgerEntry("", "", "")
 
 
 class LedgerWriter:
@@ -214,11 +214,11 @@ class LedgerWriter:
 
     def __init__(self, ledger: Ledger | None) -> None:
         self._ledger = ledger
-        self._entries = list[Entry]()
+        self._entries = list[LedgerEntry]()
         self._since = 0.0
         self.failure = ""  #: why the last request failed
 
-    def add(self, entries: tuple[Entry, ...], nbytes: int) -> None:
+    def add(self, entries: tuple[LedgerEntry, ...], nbytes: int) -> None:
         """Queue entries for writing; `nbytes` is the size of their item."""
         if not entries:
             return

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from ...errors import RefusedError
-from ...reports.batch.items import Entry
+from ...reports.batch.items import LedgerEntry
 from ...sources.fetch_pool import map_parallel
 from ...sources.filesystem import Missing
 from ...sources.place import FolderEntry
@@ -47,24 +47,24 @@ class ObjectLedger:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._entries: dict[str, Entry] = {}
-        self._read: dict[str, tuple[str, list[Entry]]] = {}  # by URL: stamp and entries
+        self._entries: dict[str, LedgerEntry] = {}
+        self._read: dict[str, tuple[str, list[LedgerEntry]]] = {}  # by URL: stamp and entries
         self._next_look = 0.0
         self._lines: list[str] = []  # of the object being written
         self._url = ""
         self._guard = threading.Lock()
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> LedgerEntry | None:
         """As `Ledger.entry`, as of a few seconds ago."""
         return self.entries_of([name]).get(name)
 
-    def entries_of(self, names: Iterable[str]) -> dict[str, Entry]:
+    def entries_of(self, names: Iterable[str]) -> dict[str, LedgerEntry]:
         """As `Ledger.entries_of`, as of a few seconds ago."""
         with self._guard:
             self._look()
             return {name: self._entries[name] for name in names if name in self._entries}
 
-    def every(self) -> list[Entry]:
+    def every(self) -> list[LedgerEntry]:
         """As `Ledger.every`, as of a few seconds ago."""
         with self._guard:
             self._look()
@@ -90,7 +90,7 @@ class ObjectLedger:
             }
         self._next_look = time.monotonic() + _SHORTLY
 
-    def add(self, *entries: Entry, synced: bool = False) -> None:
+    def add(self, *entries: LedgerEntry, synced: bool = False) -> None:
         """As `Ledger.add`: by one request."""
         with self._guard:
             for entry in entries:
@@ -128,7 +128,7 @@ def _later(listed: Iterable[FolderEntry]) -> int:
     return newest
 
 
-def _entries_in(file: FolderEntry) -> list[Entry]:
+def _entries_in(file: FolderEntry) -> list[LedgerEntry]:
     try:
         lines = RemotePlace(file.path).read_small(_LARGEST).splitlines()
     except Missing:

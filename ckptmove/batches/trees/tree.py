@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from ...errors import InputError
-from ...reports.batch.items import Entry, Item
+from ...reports.batch.items import Item, LedgerEntry
 from ...sources import Place, place_of
 from ...sources.place import EntryKind, FolderEntry
 from ...writing.final_name import HIDDEN
@@ -39,16 +39,16 @@ class Ledger(Protocol):
     def nbytes(self) -> int:
         """The number of bytes read of it."""
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> LedgerEntry | None:
         """Return the present entry of an item; None if there is none."""
 
-    def entries_of(self, names: Iterable[str]) -> dict[str, Entry]:
+    def entries_of(self, names: Iterable[str]) -> dict[str, LedgerEntry]:
         """Return the present entries of several items, without items that have none."""
 
-    def every(self) -> list[Entry]:
+    def every(self) -> list[LedgerEntry]:
         """Return the entries of all items in the ledger."""
 
-    def add(self, *entries: Entry, synced: bool = False) -> None:
+    def add(self, *entries: LedgerEntry, synced: bool = False) -> None:
         """Add entries, by one write or one request; with `synced`, they are on disk afterwards."""
 
     def lock(

@@ -127,7 +127,7 @@ def _begins(path: Path, start: bytes) -> bool:
     return not head or re.match(start, head) is not None
 
 
-class Manifest(ReplacedFile):
+class ChecksumFile(ReplacedFile):
     """The SHA-256 of the files in the destination, as `sha256sum -c` reads it."""
 
     def __init__(self, path: str, dst: str) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LONGEST_WORD = 200  # bytes of a path or name in a warning
 
 
-class Output(NamedTuple):
+class OutputOptions(NamedTuple):
     """The output options that all commands have."""
 
     as_json: bool
@@ -89,7 +89,7 @@ def output_options(command: Function) -> Function:
             from .pages import check_page  # here and above: few calls write a page
 
             check_page(html)
-        return command(output=Output(as_json, quiet, verbose, no_progress, html), **values)
+        return command(output=OutputOptions(as_json, quiet, verbose, no_progress, html), **values)
 
     return with_options(
         called,

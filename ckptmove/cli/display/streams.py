@@ -17,7 +17,7 @@ from ...errors import WriteError
 from ...system.signals import PIPE
 
 
-class Signalled(BaseException):
+class SignalReceived(BaseException):
     """A signal asked the process to end, or the reader of stdout has closed it."""
 
     def __init__(self, number: int) -> None:
@@ -59,7 +59,7 @@ class _Result(_Remarks):
         """Raise the failure as our error, or end the process as a broken pipe does."""
         super().on_failure(error)
         if isinstance(error, BrokenPipeError):
-            raise Signalled(PIPE) from None
+            raise SignalReceived(PIPE) from None
         raise WriteError(f"output failed: {error.strerror}") from error
 
 

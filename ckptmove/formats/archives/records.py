@@ -25,7 +25,7 @@ from .documents import Changes, Document
 from .zip_container import ArchiveContainer, content_of
 
 
-class View(NamedTuple):
+class RecordView(NamedTuple):
     """A tensor over the raw bytes of a record; strides and offset are in elements."""
 
     dtype: str
@@ -93,7 +93,9 @@ class RecordsContainer(ArchiveContainer):
             raise CorruptError(f"the record {record.name!r} is no checkpoint")
         return container
 
-    def add_raw(self, key: str, record: Record, view: View, where: str, *, fake: bool) -> None:
+    def add_raw(
+        self, key: str, record: Record, view: RecordView, where: str, *, fake: bool
+    ) -> None:
         """Add the raw bytes of a record as a storage, of which a tensor is a view.
 
         If `fake`, an empty record stands for a tensor without data. `where` is for messages.

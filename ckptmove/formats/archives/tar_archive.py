@@ -50,7 +50,7 @@ class _Header(NamedTuple):
     size: Size | None = None
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A file in the tar."""
 
     name: str
@@ -65,12 +65,12 @@ class Member(NamedTuple):
         return self.start + self.nbytes
 
 
-def members_of(source: Readable) -> tuple[dict[str, Member], int]:
+def members_of(source: Readable) -> tuple[dict[str, TarMember], int]:
     """The members of a tar by name, in order, and the offset where they end.
 
     UnsupportedError if one of them is not a regular file.
     """
-    members: dict[str, Member] = {}
+    members: dict[str, TarMember] = {}
     end = 0
     for member in walk_members(source):
         if member.name in members:
@@ -82,7 +82,7 @@ def members_of(source: Readable) -> tuple[dict[str, Member], int]:
 
 def walk_members(
     source: Readable, *, folders: bool = False, broken: bool = False
-) -> Iterator[Member]:
+) -> Iterator[TarMember]:
     """The members of a tar, one by one; names may repeat.
 
     `folders`: also return folders, whose names end in a slash, and accept long names. If `broken`,
@@ -109,7 +109,7 @@ def walk_members(
             nbytes = int(said.size.text)
         if nbytes < 0 or start + nbytes > source.nbytes or (is_folder and nbytes):
             if broken and start + nbytes > source.nbytes and not says_more:
-                yield Member(name, at, start, source.nbytes - start, said and said.size)
+                yield TarMember(name, at, start, source.nbytes - start, said and said.size)
             raise CorruptError(f"the member {name!r:.100} of the tar is truncated")
         if says_more:
             said = _said_by(source, start, nbytes, is_pax=kind == _PAX)
@@ -118,7 +118,7 @@ def walk_members(
         elif count == _MOST_MEMBERS:
             raise UnsupportedError(f"is a tar of more than {_MOST_MEMBERS:,} members")
         else:
-            yield Member(name, at, start, nbytes, said and said.size)
+            yield TarMember(name, at, start, nbytes, said and said.size)
             count += 1
             said = None
         at = _pad_to_block(start + nbytes)
@@ -161,7 +161,7 @@ def _said_by(source: Readable, start: int, nbytes: int, *, is_pax: bool) -> _Hea
     return _Header(name, size)
 
 
-def edits_to_resize(source: Readable, member: Member, nbytes: int) -> list[Edit]:
+def edits_to_resize(source: Readable, member: TarMember, nbytes: int) -> list[Edit]:
     """The changes in a member's header and padding for a new size.
 
     UnsupportedError if the size does not fit into the header.

@@ -18,7 +18,7 @@ from ...pickles.opcodes.literals import may_be_checkpoint
 from ...pickles.reached_globals import REST, names_reached
 from ...sources.source import MAX_NBYTES, Memory, Readable
 from ...torch_pickle.callables.uses import not_surely_harmless
-from ...torch_pickle.streams import Container, LocationEdits, Stream
+from ...torch_pickle.streams import Container, LocationEdits, PickleStream
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ...zips.archive import DEFLATED, STORED, Archive
 from ...zips.members import Record
@@ -205,7 +205,7 @@ class ZipContainer(ArchiveContainer):
         self.ids.update(storage_ids(stream.pickle.persistents, f"{self.folder}{folder}"))
         self.storages = storages_of(self.ids.values(), self.extent)
 
-    def add_pickle(self, name: str, path: tuple[str, ...]) -> Stream:
+    def add_pickle(self, name: str, path: tuple[str, ...]) -> PickleStream:
         """Read a pickle without the storages it refers to; the arguments are those of `add`."""
         record = self.archive.records[f"{self.prefix}{name}"]
         content = Memory(self.archive.read_parsed(record), self.source.path)

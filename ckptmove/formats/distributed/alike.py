@@ -8,20 +8,20 @@ from typing import NamedTuple
 from ...errors import CorruptError, UnsupportedError
 from ...pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple, are_plain
 from ...pickles.nodes import Mapping as MappingNode
-from .divided_tensor import Part, Placement, divided_tensor
-from .saved_file import Piece, SavedFile
+from .divided_tensor import Placement, RankPart, divided_tensor
+from .saved_file import SavedFile, TensorPiece
 
 _LONGEST_NAME = 400  # characters
 _LONG = 64  # bits of a number
 _COMPOSITE = (Tuple, List, Set, Dict, Call)
 
 
-class DividedTensor(NamedTuple):
+class DividedLeaf(NamedTuple):
     """A tensor that is divided among ranks."""
 
     name: str
     node: Node  #: the node of the first rank
-    parts: Mapping[int, tuple[SavedFile, Sequence[Part]]]  #: the parts of each rank
+    parts: Mapping[int, tuple[SavedFile, Sequence[RankPart]]]  #: the parts of each rank
 
 
 class Alike:
@@ -30,9 +30,9 @@ class Alike:
     def __init__(self, files: Mapping[int, SavedFile]) -> None:
         """`files` by rank; InputError if their trees differ in places with divided tensors."""
         self.files = dict(sorted(files.items()))
-        self.placed: list[DividedTensor] = []
+        self.placed: list[DividedLeaf] = []
         #: tensors that all ranks have whole: name, node, and the piece of the first rank
-        self.plain: list[tuple[str, Node, Piece]] = []
+        self.plain: list[tuple[str, Node, TensorPiece]] = []
         #: the names of entries that differ, and of the tensors among them
         self.differ: list[str] = []
         self.tensors_that_differ: list[str] = []
@@ -66,7 +66,7 @@ class Alike:
                 todo += reversed(inner)
 
     def _add_divided(self, name: str, nodes: Sequence[Node]) -> None:
-        parts: dict[int, tuple[SavedFile, Sequence[Part]]] = {}
+        parts: dict[int, tuple[SavedFile, Sequence[RankPart]]] = {}
         for (rank, file), node in zip(self.files.items(), nodes, strict=True):
             found = divided_tensor(node)
             if found is None:
@@ -78,7 +78,7 @@ class Alike:
                 parts[rank] = file, list(self._placements[rank].parts_of(found))
             except (CorruptError, UnsupportedError) as error:
                 raise type(error)(f"{name:.100}: {error}", path=file.source.path) from error
-        self.placed.append(DividedTensor(name, nodes[0], parts))
+        self.placed.append(DividedLeaf(name, nodes[0], parts))
 
     def _add_tensor(self, name: str, nodes: Sequence[Node]) -> bool:
         """If it is a tensor that all ranks have whole, add it; return whether it is a tensor."""

@@ -37,7 +37,7 @@ _MOST_FIELDS = 256
 _MALFORMED = "a tensor that is divided among ranks is malformed"
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """A part of a tensor in the file of a rank."""
 
     shape: tuple[int, ...]  #: the shape of the whole tensor
@@ -108,7 +108,7 @@ class Placement:
         self._read = self._again = 0  # ranks, and parts of lists that were read before
         self._lists = set[int]()  # of parts, by `id()`
 
-    def parts_of(self, found: DividedTensor) -> Iterator[Part]:
+    def parts_of(self, found: DividedTensor) -> Iterator[RankPart]:
         """The rank's parts of a tensor; InputError if its file does not give their place."""
         try:
             yield from self._parts_of(found)
@@ -147,13 +147,13 @@ class Placement:
         if self._again > _MOST_AGAIN:
             raise CorruptError("too many tensors have the same list of parts")
 
-    def _parts_of(self, found: DividedTensor) -> Iterator[Part]:
+    def _parts_of(self, found: DividedTensor) -> Iterator[RankPart]:
         if found.kind == "ShardedTensor":
             self._count(_items(found.state)[0])
             for told in found.shards:
                 about = _fields(told.get("metadata"))
                 box = Box(_sizes(about.get("shard_offsets")), _sizes(about.get("shard_sizes")))
-                yield Part(found.shape, box, told.get("tensor"))
+                yield RankPart(found.shape, box, told.get("tensor"))
             return
         state = _fields(found.state)
         spec = _fields(state.get("_spec"))
@@ -166,7 +166,7 @@ class Placement:
         box = _box(found.shape, _divided_by(spec, sizes), sizes, at)
         placements = [each for each in _items(spec.get("placements")) if isinstance(each, Call)]
         by_strides = any((each.qualname or "").endswith("._StridedShard") for each in placements)
-        yield Part(found.shape, box, state.get("_local_tensor"), by_strides)
+        yield RankPart(found.shape, box, state.get("_local_tensor"), by_strides)
 
 
 def _box(

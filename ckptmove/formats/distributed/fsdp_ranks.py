@@ -25,7 +25,7 @@ from ...manifest.manifest import Extent, Section, Storage, TensorEntry
 from ...manifest.other_records import Chunk
 from ...pickles.nodes import Node, Persistent
 from ...plans.plan import Proof
-from ...sources.joined import Joined, Strip
+from ...sources.joined import JoinedFiles, Strip
 from ...sources.source import Memory, Source
 from ...torch_pickle.values.strided import contiguous_stride, is_contiguous
 from ..base import Format
@@ -39,10 +39,10 @@ from .boxes import Box, check_tiling, division_of
 from .dcp.items import strip_of
 from .dcp.metadata import SavedTensor
 from .deepspeed.folder import open_file, tell_devices, tell_others
-from .divided_tensor import Part
+from .divided_tensor import RankPart
 from .part_of_rank import check_has_all_parts
 from .rank_groups import CONFIGURED, RankGroup, files_beside, is_of_ranks, rank_groups, serves
-from .saved_file import MergedContainer, Piece, SavedFile, check_names, keep_what_is_used
+from .saved_file import MergedContainer, SavedFile, TensorPiece, check_names, keep_what_is_used
 
 _MOST_NAMED = 5
 _FLAT = re.compile(r"(?:.*\.)?_?flat_param(?:_\d+)?")
@@ -123,7 +123,7 @@ class _Whole(NamedTuple):
 
     tensor: SavedTensor
     #: the pieces with elements, each with its rank and file
-    pieces: Mapping[Box, tuple[int, SavedFile, Piece]]
+    pieces: Mapping[Box, tuple[int, SavedFile, TensorPiece]]
 
     def strips(self) -> Sequence[Strip]:
         """The strips that fill its bytes."""
@@ -142,7 +142,7 @@ class RanksContainer(MergedContainer):
     ) -> None:
         """`base`: the prefix of storage ids."""
         super().__init__(Memory(b"", path), {name: each.container for name, each in files.items()})
-        self.joined, self._base = Joined(path), base
+        self.joined, self._base = JoinedFiles(path), base
         self._graph = Graph(None)
         self._wholes: dict[str, _Whole] = {}
         self._known: dict[tuple[object, ...], Node] = {}
@@ -213,12 +213,12 @@ class RanksContainer(MergedContainer):
         self.sections[path] = section
 
     @staticmethod
-    def _one(alike: Alike, piece: Piece) -> dict[Box, tuple[int, SavedFile, Piece]]:
+    def _one(alike: Alike, piece: TensorPiece) -> dict[Box, tuple[int, SavedFile, TensorPiece]]:
         """The only piece of a tensor, from the first rank."""
         rank, file = next(iter(alike.files.items()))
         return {Box((0,) * len(piece.shape), piece.shape): (rank, file, piece)}
 
-    def _whole(self, name: str, parts: Mapping[int, tuple[SavedFile, Sequence[Part]]]) -> Node:
+    def _whole(self, name: str, parts: Mapping[int, tuple[SavedFile, Sequence[RankPart]]]) -> Node:
         """A tensor that is divided among ranks."""
         if _FLAT.fullmatch(name):
             raise UnsupportedError(
@@ -230,7 +230,7 @@ class RanksContainer(MergedContainer):
         if len(shapes) != 1:
             raise CorruptError(f"ranks differ in the shape of {name!r:.100}: of two saves")
         (shape,) = shapes
-        pieces: dict[Box, tuple[int, SavedFile, Piece]] = {}
+        pieces: dict[Box, tuple[int, SavedFile, TensorPiece]] = {}
         dtypes = set[str]()
         for rank, (file, found) in parts.items():
             for part in found:
@@ -271,7 +271,7 @@ class RanksContainer(MergedContainer):
         self,
         name: str,
         tensor: SavedTensor,
-        pieces: Mapping[Box, tuple[int, SavedFile, Piece]],
+        pieces: Mapping[Box, tuple[int, SavedFile, TensorPiece]],
     ) -> Node:
         """The tensor made of these pieces; two names of the same pieces stay one tensor."""
         held = ((each.number, piece.item.at, box) for box, (_, each, piece) in pieces.items())

@@ -20,7 +20,7 @@ from ...torch_pickle.values.strided import MOST_DIMENSIONS, Tensor, is_contiguou
 from ...torch_pickle.values.tensors import Recogniser
 from ..folders.parts import PartsContainer
 from ..torch.zip import TorchZipContainer
-from .dcp.items import Item, is_dense
+from .dcp.items import DcpItem, is_dense
 from .deepspeed.flat import Elements
 
 _BLOCK = 1 << 20  # bytes compared at once
@@ -28,10 +28,10 @@ _MOST_NUMBERS = 1 << 20
 _MOST_COMPARED = 64 << 20  # bytes; a larger file allows more
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """A tensor in a file, whose elements are contiguous in some order of the dimensions."""
 
-    item: Item  #: the place of its elements
+    item: DcpItem  #: the place of its elements
     dtype: str
     shape: tuple[int, ...]
     #: the checksum of the record that contains them, if it has one
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
         """The checksum of exactly these elements, if there is one."""
         return self.item.crc32 or None
 
-    def differs(self, other: Piece) -> bool:
+    def differs(self, other: TensorPiece) -> bool:
         """Whether the other piece has different values or strides."""
         mine, theirs = self.item, other.item
         if (*self[1:3], mine.stride) != (*other[1:3], theirs.stride):
@@ -110,7 +110,7 @@ class SavedFile:
             item.source, item.at, piece.dtype, piece.shape, numel, piece.proof, piece.tag
         )
 
-    def piece(self, node: Node) -> Piece | None:
+    def piece(self, node: Node) -> TensorPiece | None:
         """A tensor whose elements are contiguous in some order of dimensions.
 
         None for other nodes.
@@ -129,16 +129,16 @@ class SavedFile:
                     path=self.source.path,
                     hint="ckptmove convert FILE ELSEWHERE/FILE writes it without compression",
                 )
-            item = Item(self.source, 0, 0, tensor.stride, 0)
-            return Piece(item, tensor.dtype, tensor.shape, None, storage.location)
+            item = DcpItem(self.source, 0, 0, tensor.stride, 0)
+            return TensorPiece(item, tensor.dtype, tensor.shape, None, storage.location)
         start, nbytes = storage.extent.start, storage.extent.nbytes
         crc32 = self.container.crc32(storage.id)
         proof = Proof(nbytes, crc32, storage.id, self.number, start) if crc32 else None
         at, own = start + tensor.offset * width, crc32 if nbytes == numel * width else 0
-        item = Item(self.source, at, numel * width, tensor.stride, own)
-        return Piece(item, tensor.dtype, tensor.shape, proof, storage.location)
+        item = DcpItem(self.source, at, numel * width, tensor.stride, own)
+        return TensorPiece(item, tensor.dtype, tensor.shape, proof, storage.location)
 
-    def differs(self, piece: Piece, other: Piece) -> bool:
+    def differs(self, piece: TensorPiece, other: TensorPiece) -> bool:
         """Whether a piece in it differs from one in another file, in values or strides.
 
         UnsupportedError if its pieces share their bytes so often that comparing would take too

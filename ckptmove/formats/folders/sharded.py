@@ -36,8 +36,8 @@ from ..base import Format, PickledFormat
 from ..checkpoint import Carries, Checkpoint
 from ..pickle import PlainPickle
 from ..probe import Probe
-from ..safetensors.file import Placed, SafetensorsContainer, SafetensorsFile, TensorsContainer
-from ..safetensors.header import LONGEST, Entry, quote, read_json
+from ..safetensors.file import SafetensorsContainer, SafetensorsFile, TensorInFile, TensorsContainer
+from ..safetensors.header import LONGEST, HeaderEntry, quote, read_json
 from ..torch.legacy import TorchLegacy
 from ..torch.zip import TorchZip
 from ..unread_formats import refusal_of
@@ -74,7 +74,7 @@ class Shard(NamedTuple):
     container: Container
 
 
-class Sharded(Format):
+class ShardedFormat(Format):
     """An index and its files; once they are read, `safetensors-sharded` or `torch-sharded`."""
 
     name = "sharded"
@@ -208,10 +208,10 @@ class _ShardedTensors(TensorsContainer):
     """Tensors by name, in several files."""
 
     def __init__(self, index: Index, shards: Sequence[Shard]) -> None:
-        headers: dict[str, Mapping[str, Entry]] = {}
+        headers: dict[str, Mapping[str, HeaderEntry]] = {}
         own = list[str]()
         described, folders = index.source.nbytes, list[str]()
-        placed: dict[str, Placed] = {}
+        placed: dict[str, TensorInFile] = {}
         for n, shard in enumerate(shards):
             assert isinstance(shard.container, SafetensorsContainer)
             header = shard.container.header
@@ -220,7 +220,7 @@ class _ShardedTensors(TensorsContainer):
             described += header.data_at
             own += [shard.name] if TREE in header.metadata else []
             for name, entry in header.entries.items():
-                placed[name] = Placed(entry, shard.source, n)
+                placed[name] = TensorInFile(entry, shard.source, n)
         warnings: list[str] = []
         _check_shards(index, headers, warnings)
         if own:

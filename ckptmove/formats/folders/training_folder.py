@@ -69,7 +69,7 @@ _OF_RANKS = "dcp-safetensors"  # the format from which weights are consolidated
 _FOLDERS = (EntryKind.FOLDER, EntryKind.FOLDER_LINK)
 
 
-class Part(NamedTuple):
+class FolderPart(NamedTuple):
     """A checkpoint in a folder: a file, an index with its files, or a folder with its files."""
 
     name: str  #: of the file, the index or the folder, relative to the folder, with `/`
@@ -111,7 +111,7 @@ class FolderCheckpoint(Checkpoint):
         format: str,
         probe: Probe,
         layout: Layout | None,
-        parts: Sequence[Part],
+        parts: Sequence[FolderPart],
         others: Sequence[FolderEntry],
         unread: Sequence[Unread],
         carries: Carries,
@@ -193,7 +193,7 @@ class FolderCheckpoint(Checkpoint):
             for found in part.checkpoint.damage(report):
                 yield f"{part.name}: {found}"
 
-    def containers_of(self, part: Part) -> Iterator[tuple[int, Container]]:
+    def containers_of(self, part: FolderPart) -> Iterator[tuple[int, Container]]:
         """The containers of a part's files with pickles or tensors, each with its file number."""
         container = part.checkpoint.container
         inside = dict(container.inner()) if isinstance(container, PartsContainer) else {}
@@ -233,10 +233,10 @@ def read_folder(
     """
     found = _Files(probe, by_rank=by_rank)
     start, layout = layout_below([*found.parts, *(each.name for each in found.others)])
-    parts: list[Part] = []
+    parts: list[FolderPart] = []
     unread: list[Unread] = []
     first = 0
-    owners: dict[Path, Part] = {}
+    owners: dict[Path, FolderPart] = {}
     said_of = {name: says(name.removeprefix(start), layout) for name in found.parts}
     for said, name in sorted((said, name) for name, said in said_of.items()):
         keys = () if bare and said.section is Section.MODEL else said.keys
@@ -252,7 +252,7 @@ def read_folder(
         if name == start + SHARDED:
             copied = _consolidated(owners.get(() if bare else _MODEL), checkpoint)
         about = copied and copied.name
-        part = Part(name, keys, said.section, checkpoint, first, said.is_known, about)
+        part = FolderPart(name, keys, said.section, checkpoint, first, said.is_known, about)
         number_files(checkpoint.container, first)
         first += len(checkpoint.files)
         parts.append(part)
@@ -315,7 +315,7 @@ def _read(
         return None
 
 
-def _consolidated(model: Part | None, ranks: Checkpoint) -> Part | None:
+def _consolidated(model: FolderPart | None, ranks: Checkpoint) -> FolderPart | None:
     """The model, if torch may have consolidated it from the files of ranks; else None."""
     if model is None or ranks.format != _OF_RANKS:
         return None
@@ -326,7 +326,7 @@ def _consolidated(model: Part | None, ranks: Checkpoint) -> Part | None:
     return model if is_usual and whole.placed.keys() == parts.placed.keys() else None
 
 
-def _container(probe: Probe, parts: Sequence[Part]) -> PartsContainer:
+def _container(probe: Probe, parts: Sequence[FolderPart]) -> PartsContainer:
     within = {part.name: part.checkpoint.container for part in parts}
     container = PartsContainer(Memory(b"", probe.path), within)
     writers: dict[str, None] = {}

@@ -16,10 +16,10 @@ from ...manifest.paths import Path
 from ...zips.archive import Archive
 from ...zips.members import Record
 from ..archives.documents import Changes, Json, member
-from ..archives.records import RecordsContainer, View
+from ..archives.records import RecordsContainer, RecordView
 from ..archives.zip_container import prefix_of
 from ..session import ReadSession
-from .export_graph import Place, device_text, walk
+from .export_graph import DeviceMention, device_text, walk
 
 OLD_PROGRAM = "serialized_exported_program.json"
 OLD_PARTS: tuple[tuple[str, Path], ...] = (
@@ -53,7 +53,7 @@ class Weight(NamedTuple):
 
     entry: TensorEntry  #: its entry in the manifest
     config: str  #: the name of the record that describes it
-    place: Place  #: its device in that record
+    place: DeviceMention  #: its device in that record
 
 
 class ExportContainer(RecordsContainer):
@@ -68,7 +68,7 @@ class ExportContainer(RecordsContainer):
         super().__init__(archive, session, by_torch=not self.old)
         self.weights: list[Weight] = []  #: the raw weights
         #: named devices other than those of the raw weights; `place_records` has the record of each
-        self.places: list[Place] = []
+        self.places: list[DeviceMention] = []
         self.place_records: list[str] = []
         self.compiled: list[tuple[Path, str]] = []  #: path and device type of compiled code
         self.obstacles: list[str] = []  #: why it can't be relocated, one clause each
@@ -176,7 +176,7 @@ class ExportContainer(RecordsContainer):
         if isinstance(version, str) and not self.writer:
             self.writer = f"torch {version[:40]}"
 
-    def _note(self, record: str, places: list[Place]) -> None:
+    def _note(self, record: str, places: list[DeviceMention]) -> None:
         self.places += places
         self.place_records += [record] * len(places)
 
@@ -238,7 +238,7 @@ class ExportContainer(RecordsContainer):
         self.weights.append(Weight(entry, config, place))
 
 
-def described_weight(payload: Json, where: str) -> tuple[View, Place]:
+def described_weight(payload: Json, where: str) -> tuple[RecordView, DeviceMention]:
     """A raw weight as a config describes it, and its device in the config."""
     meta = member(payload, "tensor_meta", dict, where)
     dtype = _DTYPES.get(member(meta, "dtype", int, where))
@@ -250,15 +250,15 @@ def described_weight(payload: Json, where: str) -> tuple[View, Place]:
     )
     place = _device(meta, where)
     offset = _size(meta.get("storage_offset"), where)
-    return View(dtype, shape, stride, offset, place.device), place
+    return RecordView(dtype, shape, stride, offset, place.device), place
 
 
-def _device(meta: dict[str, Json], where: str) -> Place:
+def _device(meta: dict[str, Json], where: str) -> DeviceMention:
     holder = member(meta, "device", dict, where)
     device = device_text(holder)
     if device is None:
         raise CorruptError(f"{where} has no proper 'device'")
-    return Place((), holder, device)
+    return DeviceMention((), holder, device)
 
 
 def _size(node: Json, where: str) -> int:

@@ -113,7 +113,7 @@ _BOUND = re.compile(
 _QUOTED = re.compile(r"""['"]([a-z]+(?::[0-9]+)?)['"]""")
 
 
-class Place(NamedTuple):
+class DeviceMention(NamedTuple):
     """A place that names a device."""
 
     path: Path
@@ -127,10 +127,10 @@ class Place(NamedTuple):
         return {"as_string": device} if self.kind == "autocast" else device_members(device)
 
 
-class Program(NamedTuple):
+class ProgramDevices(NamedTuple):
     """The devices in a program, and the obstacles to changing them."""
 
-    places: list[Place]  #: the places that name a device, in order
+    places: list[DeviceMention]  #: the places that name a device, in order
     obstacles: list[str]  #: why it can't be relocated, one clause each
     bound: list[str]  #: operators that exist for only one type of device
 
@@ -155,9 +155,9 @@ def device_members(tag: str) -> dict[str, Json]:
     return {"type": kind, "index": int(index) if index else None}
 
 
-def walk(root: Json, path: Path) -> Program:
+def walk(root: Json, path: Path) -> ProgramDevices:
     """Find every device in the JSON of a program; their paths start with `path`."""
-    program = Program([], [], [])
+    program = ProgramDevices([], [], [])
     walker = _Walker(program)
     walker.run(root, path)
     version = root.get("schema_version") if isinstance(root, dict) else None
@@ -168,7 +168,7 @@ def walk(root: Json, path: Path) -> Program:
 
 
 class _Walker:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ProgramDevices) -> None:
         self.program = program
         self.todo: list[tuple[Json, str, Path]] = []
 
@@ -240,14 +240,14 @@ class _Walker:
         if not isinstance(kind, str) or not kind.isidentifier():
             return False
         fixed = "" if "as_scalar_type" in second else "it has no dtype, so the device decides it"
-        self.program.places.append(Place(at, first, kind, "autocast", fixed))
+        self.program.places.append(DeviceMention(at, first, kind, "autocast", fixed))
         return True
 
     def device(self, node: Json, at: Path) -> Iterator[tuple[Json, str, Path]]:
         device = device_text(node)
         if device is None:
             return self.riddle(at, "no proper device")
-        self.program.places.append(Place(at, node, device))
+        self.program.places.append(DeviceMention(at, node, device))
         return iter(())
 
     def words(self, node: Json, at: Path) -> Iterator[tuple[Json, str, Path]]:

@@ -38,7 +38,7 @@ from ..base import Format
 from ..checkpoint import Carries, Checkpoint
 from ..probe import Probe
 from .export_archive import OLD_PROGRAM, ExportContainer
-from .export_graph import Place
+from .export_graph import DeviceMention
 
 _MOST_REASONS = 3
 
@@ -150,7 +150,7 @@ class ExportCheckpoint(Checkpoint):
         """The changes in each JSON record."""
         changes: dict[str, dict[int, dict[str, Json]]] = {}
 
-        def change(record: str, place: Place, device: str) -> None:
+        def change(record: str, place: DeviceMention, device: str) -> None:
             changes.setdefault(record, {})[id(place.holder)] = place.with_device(device)
 
         for weight in self.container.weights:

@@ -31,12 +31,12 @@ from ...placement.place import Moves
 from ...plans.plan import Plan
 from ...sources.source import Memory
 from ...torch_pickle.sections.tensor_names import with_shared
-from ...torch_pickle.streams import LocationEdits, Stream
+from ...torch_pickle.streams import LocationEdits, PickleStream
 from ...torch_pickle.torchscript_code import literals
 from ...zips.archive import Archive
 from ...zips.members import Record
 from ..archives.documents import Changes, Json, member
-from ..archives.records import RecordsContainer, View
+from ..archives.records import RecordsContainer, RecordView
 from ..archives.zip_container import prefix_of
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
@@ -88,11 +88,11 @@ class TorchScriptV1(Format):
         return ScriptV1Checkpoint(self.name, container, self.carries)
 
 
-class _Described(NamedTuple):
+class _DescribedTensor(NamedTuple):
     """A tensor of the table, with the JSON object that describes it."""
 
     key: str  #: the name of its record
-    view: View
+    view: RecordView
     requires_grad: bool
     holder: dict[str, Json]
 
@@ -124,7 +124,7 @@ class ScriptModel:
         for key in node.keys() - known:
             self.obstacles.append(f"{where} has {key[:40]!r}, which is unknown")
 
-    def _tensor(self, n: int, node: Json) -> _Described:
+    def _tensor(self, n: int, node: Json) -> _DescribedTensor:
         where = f"the tensor {n}"
         self._check_keys(node, _TENSOR, where)
         dtype = _DTYPES.get(member(node, "dataType", str, where))
@@ -139,8 +139,8 @@ class ScriptModel:
             raise CorruptError(f"{where} has no proper 'device'")
         if "device" not in node:
             self.obstacles.append(f"{where} has no device")
-        view = View(dtype, shape, stride, offset, device)
-        return _Described(key, view, node.get("requiresGrad") is True, node)
+        view = RecordView(dtype, shape, stride, offset, device)
+        return _DescribedTensor(key, view, node.get("requiresGrad") is True, node)
 
     def _read_module(
         self, path: Path, module: dict[str, Json], attributes: list[Node] | None
@@ -225,7 +225,7 @@ class ScriptV1Container(RecordsContainer):
     def without_devices(self, name: str) -> Changes:
         return {id(each.holder): {"device": "cpu"} for each in self.described.table}
 
-    def _entry(self, n: int, tensor: _Described) -> TensorEntry:
+    def _entry(self, n: int, tensor: _DescribedTensor) -> TensorEntry:
         key, view, requires_grad, _ = tensor
         self.add_raw(key, self.record(f"{self.prefix}{key}"), view, f"the tensor {n}", fake=False)
         is_parameter = n in self.described.parameters
@@ -298,7 +298,7 @@ class ScriptV1Checkpoint(Checkpoint):
             raise WriteError(f"the written file differs from the source in {MODEL!r}")
 
 
-def attributes_of(stream: Stream) -> list[Node]:
+def attributes_of(stream: PickleStream) -> list[Node]:
     """The pickled values; UnsupportedError if they are not in the form that torch wrote."""
     root = stream.pickle.root
     if stream.pickle.persistents or not isinstance(root, (Tuple, List)):

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import UnsupportedError
-from ...graph.array_order import Latest, Reordered
-from ...graph.tensor_terms import Reader
+from ...graph.array_order import Latest, ReorderedArray
+from ...graph.tensor_terms import TermReader
 from ...graph.tree_text import TREE, read_tree
 from ...manifest.dtypes import CARRIERS
 from ...manifest.manifest import Extent, Role, Section, Storage
@@ -28,7 +28,7 @@ from ...torch_pickle.values.strided import MOST_DIMENSIONS
 from ..base import PickledFormat, WritableFormat, runs_nothing
 from ..checkpoint import Carries, Checkpoint
 from ..probe import Probe
-from .header import LENGTH_NBYTES, Entry, quote, read_header
+from .header import LENGTH_NBYTES, HeaderEntry, quote, read_header
 from .metadata import other_names
 
 if TYPE_CHECKING:
@@ -108,10 +108,10 @@ class SafetensorsFile(PickledFormat, WritableFormat):
         return plan_write(draft, options)
 
 
-class Placed(NamedTuple):
+class TensorInFile(NamedTuple):
     """A tensor, with the file that holds it."""
 
-    entry: Entry  #: its entry in the header
+    entry: HeaderEntry  #: its entry in the header
     file: Readable
     source: int = 0  #: the number of that file, if there are several
 
@@ -121,7 +121,7 @@ class TensorsCheckpoint(Checkpoint):
 
     container: TensorsContainer
 
-    def plain(self) -> Mapping[str, Placed] | None:
+    def plain(self) -> Mapping[str, TensorInFile] | None:
         """Each tensor by name; None if there is more than tensors."""
         return self.container.placed if self.container.is_flat else None
 
@@ -140,7 +140,7 @@ class TensorsContainer(Container):
     def __init__(
         self,
         source: Readable,
-        placed: Mapping[str, Placed],
+        placed: Mapping[str, TensorInFile],
         tree: str | None,
         described: int,
         metadata: Mapping[str, str],
@@ -173,7 +173,7 @@ class TensorsContainer(Container):
         self.tags_storages = told
 
     @cached_property
-    def _reader(self) -> Reader:
+    def _reader(self) -> TermReader:
         """The reader of its tree; raises the same errors as `read_tree`."""
         entries = {name: each.entry for name, each in self.placed.items()}
         return read_tree(entries, self._tree, self.warnings, self._others, self.folder)[0]
@@ -227,9 +227,9 @@ class TensorsContainer(Container):
     def _bytes(self, name: str, order: Order | None, latest: Latest) -> Readable:
         entry, file, _ = self.placed[name]
         window = file.window(entry.start, entry.nbytes)
-        return window if order is None else Reordered(window, order, latest)
+        return window if order is None else ReorderedArray(window, order, latest)
 
-    def _storage(self, reader: Reader, key: str) -> Storage:
+    def _storage(self, reader: TermReader, key: str) -> Storage:
         entry, file, source = self.placed[key.removeprefix(self.folder)]
         said = reader.graph.ids[id(reader.graph.storages[key])]
         extent = None
@@ -258,7 +258,7 @@ class SafetensorsContainer(TensorsContainer):
                 "holds parts of tensors: one rank's file of a distributed checkpoint",
                 hint="give the folder that it is in",
             )
-        placed = {name: Placed(entry, source) for name, entry in self.header.entries.items()}
+        placed = {name: TensorInFile(entry, source) for name, entry in self.header.entries.items()}
         said, own = self.header.metadata, ("format", TREE)
         besides = {key: text for key, text in said.items() if key not in own}
         tree, described = said.get(TREE), self.header.data_at

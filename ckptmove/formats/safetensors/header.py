@@ -63,7 +63,7 @@ _NAMES = {torch: name for name, torch in SAFETENSORS.items()}
 _RANK = {torch: rank for rank, torch in enumerate(reversed(SAFETENSORS.values()))}
 
 
-class Entry(NamedTuple):
+class HeaderEntry(NamedTuple):
     """A tensor in a file that exists or will be written."""
 
     name: str
@@ -78,13 +78,13 @@ class Entry(NamedTuple):
 class Header(NamedTuple):
     """The contents of a header: tensors in their order, and metadata; both may be empty."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, HeaderEntry]
     metadata: Mapping[str, str]
     #: the offset where the header ends
     data_at: int
 
 
-class Sized(NamedTuple):
+class TensorToWrite(NamedTuple):
     """A tensor to write: name, dtype and shape as in torch, and its size in bytes."""
 
     name: str
@@ -93,11 +93,11 @@ class Sized(NamedTuple):
     nbytes: int
 
 
-class LaidOut(NamedTuple):
+class FileLayout(NamedTuple):
     """The layout of a file to write: length and header, then the tensors without gaps."""
 
     head: bytes
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, HeaderEntry]
     nbytes: int
 
 
@@ -221,7 +221,7 @@ def _number(text: str) -> float:
     return value
 
 
-def entry_of(name: str, said: Json, data_at: int) -> Entry:
+def entry_of(name: str, said: Json, data_at: int) -> HeaderEntry:
     """The entry of one tensor in the header; its offsets are not checked against the file."""
     if type(said) is not dict:
         raise _fault(name, "is no object")
@@ -249,7 +249,7 @@ def entry_of(name: str, said: Json, data_at: int) -> Entry:
     begin, end = offsets
     if end - begin != nbytes:
         raise _fault(name, f"is {nbytes:,} bytes long, and its data_offsets are {begin} and {end}")
-    return tuple.__new__(Entry, (name, torch_dtype, tuple(shape), data_at + begin, nbytes))
+    return tuple.__new__(HeaderEntry, (name, torch_dtype, tuple(shape), data_at + begin, nbytes))
 
 
 def _are_sizes(said: Json) -> TypeGuard[list[int]]:
@@ -262,7 +262,7 @@ def _are_sizes(said: Json) -> TypeGuard[list[int]]:
     return True
 
 
-def _check_coverage(entries: Mapping[str, Entry], data_at: int, nbytes: int) -> None:
+def _check_coverage(entries: Mapping[str, HeaderEntry], data_at: int, nbytes: int) -> None:
     """Check that the tensors follow each other without gaps, up to the end of the file."""
     at = data_at
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.nbytes)):
@@ -287,7 +287,9 @@ def quote(name: str) -> str:
     return repr(name) if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]!r}…"
 
 
-def lay_out(tensors: Sequence[Sized], metadata: Mapping[str, str] | None = None) -> LaidOut:
+def lay_out(
+    tensors: Sequence[TensorToWrite], metadata: Mapping[str, str] | None = None
+) -> FileLayout:
     """Lay out a file byte for byte like the library does: largest alignment first, then by name.
 
     The library writes several metadata keys in any order; here they are sorted. Metadata of None
@@ -321,17 +323,17 @@ def lay_out(tensors: Sequence[Sized], metadata: Mapping[str, str] | None = None)
     at = LENGTH_NBYTES + len(padded)
     entries = {}
     for name, dtype, shape, nbytes in ordered:
-        entries[name] = tuple.__new__(Entry, (name, dtype, shape, at, nbytes))
+        entries[name] = tuple.__new__(HeaderEntry, (name, dtype, shape, at, nbytes))
         at += nbytes
     if len(entries) > most_tensors(at):
         raise RefusedError(
             f"a file of {len(entries):,} tensors in {at:,} bytes would not be read again",
             hint="put small tensors together into one, or keep them in a .pt file",
         )
-    return LaidOut(len(padded).to_bytes(LENGTH_NBYTES, "little") + padded, entries, at)
+    return FileLayout(len(padded).to_bytes(LENGTH_NBYTES, "little") + padded, entries, at)
 
 
-def _order(tensor: Sized) -> tuple[int, str]:
+def _order(tensor: TensorToWrite) -> tuple[int, str]:
     """The sort key of tensors. The library compares UTF-8, which has the order of code points."""
     rank = _RANK.get(tensor.dtype)
     if rank is None:
@@ -341,7 +343,7 @@ def _order(tensor: Sized) -> tuple[int, str]:
     return rank, tensor.name
 
 
-def _entry_json(tensor: Sized, start: int, end: int) -> dict[str, Json]:
+def _entry_json(tensor: TensorToWrite, start: int, end: int) -> dict[str, Json]:
     """The entry of a tensor in the header, in the library's order."""
     name, shape = tensor.name, list(tensor.shape)
     if name == METADATA:

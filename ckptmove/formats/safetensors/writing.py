@@ -24,7 +24,7 @@ from ...graph.tree_text import TREE, fingerprint_of, tree_text
 from ...plans.plan import Plan
 from ...sources.source import Readable
 from ..writing import WriteOptions, WritePlan, assemble
-from .header import Entry, Sized, lay_out, read_header
+from .header import HeaderEntry, TensorToWrite, lay_out, read_header
 from .metadata import still_true
 
 #: The metadata that every tool expects that reads safetensors for PyTorch.
@@ -54,7 +54,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     if options.max_shard_nbytes is not None:
         shards = _shards(parts.parts, options.max_shard_nbytes)
     files: dict[str, Plan] = {}
-    expected: dict[str, Mapping[str, Entry]] = {}
+    expected: dict[str, Mapping[str, HeaderEntry]] = {}
     if not options.in_folder:
         names = [""]
     elif len(shards) == 1:
@@ -80,7 +80,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
 
     def check(written: Mapping[str, Readable]) -> None:
         """Read the headers and the tree back."""
-        entries: dict[str, Entry] = {}
+        entries: dict[str, HeaderEntry] = {}
         text = in_index
         for name, laid in expected.items():
             header = read_header(written[name])
@@ -112,7 +112,7 @@ def _lost_layouts(parts: Parts) -> Iterator[str]:
         yield f"written contiguous, without strides, conj and neg bits of their own: {few(names)}"
 
 
-def _is_as_planned(entries: Mapping[str, Entry], text: str, expected: Content | None) -> bool:
+def _is_as_planned(entries: Mapping[str, HeaderEntry], text: str, expected: Content | None) -> bool:
     """Whether the text of a tree, when it is read, gives the planned tree."""
     try:
         return fingerprint_of(entries, text) == expected
@@ -120,9 +120,11 @@ def _is_as_planned(entries: Mapping[str, Entry], text: str, expected: Content | 
         return False
 
 
-def _file(parts: Sequence[Part], metadata: Mapping[str, str]) -> tuple[Plan, Mapping[str, Entry]]:
+def _file(
+    parts: Sequence[Part], metadata: Mapping[str, str]
+) -> tuple[Plan, Mapping[str, HeaderEntry]]:
     """The plan of one file, and the entries of its header."""
-    laid = lay_out([tuple.__new__(Sized, part[:4]) for part in parts], metadata)
+    laid = lay_out([tuple.__new__(TensorToWrite, part[:4]) for part in parts], metadata)
     pieces = _only(laid.head)
     for part in parts:
         at = laid.entries[part.name].start

@@ -19,13 +19,13 @@ from ..torch.legacy import starts
 from .distributed import is_distributed, read_distributed
 from .pickled import read_legacy, read_pickle
 from .readable import read_whole
-from .remains import Judged, NamedTensor, Remains, StorageRemains
+from .remains import NamedTensor, Remains, StorageRemains, TensorFate
 from .safetensors import read_safetensors
 from .sharded import has_files, has_several, read_files
 from .tars import is_tar, read_tar
 from .zipped import read_zip
 
-__all__ = ["SALVAGERS", "Judged", "NamedTensor", "Remains", "StorageRemains", "remains_of"]
+__all__ = ["SALVAGERS", "NamedTensor", "Remains", "StorageRemains", "TensorFate", "remains_of"]
 
 _LOCAL_MAGIC, _PROTO = b"PK\3\4", b"\x80"
 _DEEPEST = 8  # levels of nested folders

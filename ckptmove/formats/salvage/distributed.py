@@ -17,20 +17,20 @@ from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.paths import spell
 from ...sources.checksums import crc32_of
-from ...sources.joined import Joined, Strip
+from ...sources.joined import JoinedFiles, Strip
 from ...sources.nearby import NearbyFiles
 from ...sources.source import Source
 from ...torch_pickle.values.strided import contiguous_stride
-from ...zips.found_records import Proof
+from ...zips.found_records import ProofLevel
 from ..diagnosis import cut_short, data_end
 from ..distributed.boxes import Box, check_tiling
 from ..distributed.dcp.folder import Dcp, ranks_of
-from ..distributed.dcp.items import Item, is_dense, open_item, strip_of
+from ..distributed.dcp.items import DcpItem, is_dense, open_item, strip_of
 from ..distributed.dcp.metadata import METADATA, SavedState, SavedTensor, read_metadata
 from ..distributed.dcp.metadata_walk import ItemRange
 from ..probe import Probe
 from .remains import NamedTensor, Remains, StorageRemains
-from .zero_fill import ZeroFilled
+from .zero_fill import ZeroFilledSource
 from .zipped import read_zip
 
 _UNFINISHED = re.compile(re.escape(f"{METADATA}.tmp"))
@@ -39,9 +39,9 @@ _UNFINISHED = re.compile(re.escape(f"{METADATA}.tmp"))
 class _Chunk(NamedTuple):
     """The remains of a chunk: `present` bytes from its start."""
 
-    item: Item
+    item: DcpItem
     present: int
-    proof: Proof
+    proof: ProofLevel
     why: str = ""
 
 
@@ -63,7 +63,7 @@ class _Folder:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self._joined = Joined(probe.path)
+        self._joined = JoinedFiles(probe.path)
         self._nearby = NearbyFiles()
         self._lost: dict[str, str] = {}  # name of a file → why it can't be read
         self._unread: dict[str, str] = {}  # name of a value → why it can't be looked into
@@ -139,11 +139,13 @@ class _Folder:
         nbytes = nbytes_of(sum(box.numel for box in boxes), tensor.dtype)
         present = sum(each.present for each in chunks)
         proofs = {each.proof for each in chunks}
-        proof = next((each for each in (Proof.WRONG, Proof.CUT) if each in proofs), Proof.NONE)
+        proof = next(
+            (each for each in (ProofLevel.WRONG, ProofLevel.CUT) if each in proofs), ProofLevel.NONE
+        )
         return StorageRemains(
             nbytes,
             present,
-            proof if proofs != {Proof.RIGHT} else Proof.RIGHT,
+            proof if proofs != {ProofLevel.RIGHT} else ProofLevel.RIGHT,
             tensor.dtype,
             start=self._joined.add(nbytes, partial(_strips, tensor, boxes, chunks)),
             why="; ".join(dict.fromkeys(each.why for each in chunks if each.why)),
@@ -156,17 +158,17 @@ class _Folder:
         file = self._files.get(span.file)
         if file is None:
             why = f"the file {short(span.file)} {self._lost[span.file]}"
-            return _Chunk(self._nothing(nbytes, box), 0, Proof.CUT, why)
+            return _Chunk(self._nothing(nbytes, box), 0, ProofLevel.CUT, why)
         try:
             item = open_item(file, span, name, tensor, box, self._nearby)
         except InputError as error:
             return self._broken(file, span, tensor, box, str(error))
         if not item.crc32:
-            return _Chunk(item, nbytes, Proof.NONE)
+            return _Chunk(item, nbytes, ProofLevel.NONE)
         if crc32_of(file, item.at, nbytes) != item.crc32:
             why = f"its checksum in {short(span.file)} is wrong"
-            return _Chunk(item._replace(crc32=0), nbytes, Proof.WRONG, why)
-        return _Chunk(item, nbytes, Proof.RIGHT)
+            return _Chunk(item._replace(crc32=0), nbytes, ProofLevel.WRONG, why)
+        return _Chunk(item, nbytes, ProofLevel.RIGHT)
 
     def _broken(
         self, file: Source, span: ItemRange, tensor: SavedTensor, box: Box, why: str
@@ -176,7 +178,7 @@ class _Folder:
         end = min(span.at + span.nbytes, data_end(file))
         if end < min(span.at + span.nbytes, file.nbytes) or file.nbytes < span.at + span.nbytes:
             why = f"{short(span.file)} ends within it, or before it"
-        nothing = _Chunk(self._nothing(nbytes, box), 0, Proof.CUT, why)
+        nothing = _Chunk(self._nothing(nbytes, box), 0, ProofLevel.CUT, why)
         if end <= span.at or span.is_packed:
             return nothing
         try:
@@ -196,15 +198,15 @@ class _Folder:
         )
         if not fits or held.content is not None or not is_dense(own.shape, own.stride):
             return nothing
-        item = Item(file, span.at + held.start, nbytes, own.stride, 0)
+        item = DcpItem(file, span.at + held.start, nbytes, own.stride, 0)
         if held.present < nbytes:
-            filled = ZeroFilled(file, item.at, held.present, nbytes)
+            filled = ZeroFilledSource(file, item.at, held.present, nbytes)
             item = item._replace(source=filled, at=0)
         return _Chunk(item, held.present, held.proof, why if held.present < nbytes else held.why)
 
-    def _nothing(self, nbytes: int, box: Box) -> Item:
-        zeros = ZeroFilled(self._joined, 0, 0, nbytes)
-        return Item(zeros, 0, nbytes, contiguous_stride(box.sizes), 0)
+    def _nothing(self, nbytes: int, box: Box) -> DcpItem:
+        zeros = ZeroFilledSource(self._joined, 0, 0, nbytes)
+        return DcpItem(zeros, 0, nbytes, contiguous_stride(box.sizes), 0)
 
     def _value(self, name: str, called: str, span: ItemRange) -> Remains:
         """The tensors in a value that is not a tensor itself; most values have none."""

@@ -9,9 +9,9 @@ from ...graph.draft import CheckpointGraph, StorageBytes
 from ...manifest.manifest import Section
 from ...pickles.nodes import Dict
 from ...sources.source import Source
-from ...zips.found_records import Proof
+from ...zips.found_records import ProofLevel
 from .remains import NamedTensor, Remains, StorageRemains, written_dtype
-from .zero_fill import ZeroFilled
+from .zero_fill import ZeroFilledSource
 
 
 def room_for(tensor: NamedTensor, names: Container[str]) -> str:
@@ -74,12 +74,12 @@ def _stored(key: str, held: StorageRemains, reach: int, sources: list[Source]) -
         nbytes=nbytes,
         source=held.source,
         start=held.start,
-        crc32=held.crc32 if is_all and held.proof is Proof.RIGHT else 0,
+        crc32=held.crc32 if is_all and held.proof is ProofLevel.RIGHT else 0,
         content=held.content,
         big_endian=held.big_endian,
     )
     if held.content is None and nbytes > held.present and not held.is_filled:
-        filled = ZeroFilled(sources[held.source], held.start, held.present, nbytes)
+        filled = ZeroFilledSource(sources[held.source], held.start, held.present, nbytes)
         sources.append(filled)
         return stored._replace(source=len(sources) - 1, start=0)
     return stored

@@ -15,7 +15,7 @@ from ...pickles.nodes import Blob, Call, Dict, List, Node, Persistent, Set, Tupl
 from ...sources.budget import Excess
 from ...torch_pickle.callables.uses import latin_1
 from ...torch_pickle.children import children_of
-from ...torch_pickle.listed_tensors import Contents
+from ...torch_pickle.listed_tensors import PickleContents
 from ...torch_pickle.listing import contents_of
 from ...torch_pickle.merged_contents import merge_contents
 from ...torch_pickle.streams import Container
@@ -23,7 +23,7 @@ from ...torch_pickle.values.numpy_arrays import KIND, array_of
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids
 from ...torch_pickle.values.strided import Tensor
 from ...torch_pickle.values.tensors import Recogniser
-from ...zips.found_records import Proof
+from ...zips.found_records import ProofLevel
 from .remains import NamedTensor, StorageRemains
 
 _DEEPEST = 200  # keys of a path
@@ -34,14 +34,14 @@ _FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 _QUANTIZED = "torch._utils._rebuild_qtensor"
 
 
-class Listed(NamedTuple):
+class ListedTensors(NamedTuple):
     """The tensors that pickles name, and the arrays whose bytes are inside a pickle."""
 
     tensors: list[NamedTensor]
     arrays: dict[str, StorageRemains]
 
 
-def tensors_of(container: Container) -> Listed:
+def tensors_of(container: Container) -> ListedTensors:
     """The tensors that the pickles of a container name, with the same names as in `inspect`.
 
     Excess if there are far too many. If the usual listing fails, the tensors are listed one by one.
@@ -55,9 +55,9 @@ def tensors_of(container: Container) -> Listed:
         return _one_by_one(container, Recogniser(found.ids, found.tensors))
 
 
-def of_contents(contents: Contents) -> Listed:
+def of_contents(contents: PickleContents) -> ListedTensors:
     """The strided tensors with a storage in a listing."""
-    found = Listed([], {})
+    found = ListedTensors([], {})
     for entry, node in zip(contents.tensors, contents.nodes, strict=True):
         if entry.layout != "strided" or entry.storage is None:
             continue
@@ -85,7 +85,7 @@ def _flags(node: Node) -> Mapping[str, bool] | None:
     return flags_of(node) if isinstance(node, Call) and is_plain(node) else {}
 
 
-def _add_quantizer(found: Listed, tensor: NamedTensor, node: Node) -> None:
+def _add_quantizer(found: ListedTensors, tensor: NamedTensor, node: Node) -> None:
     """For a tensor with a single scale and zero point, add both as additional tensors."""
     node = data_of(node)
     items = node.args.items if isinstance(node, Call) and isinstance(node.args, Tuple) else []
@@ -107,7 +107,7 @@ def _add_quantizer(found: Listed, tensor: NamedTensor, node: Node) -> None:
             found.tensors.append(NamedTensor(name, dtype, (), (), 0, nbytes, None, why=why))
             continue
         found.tensors.append(NamedTensor(name, dtype, (), (), 0, nbytes, key))
-        found.arrays[key] = StorageRemains(nbytes, nbytes, Proof.RIGHT, dtype, content=content)
+        found.arrays[key] = StorageRemains(nbytes, nbytes, ProofLevel.RIGHT, dtype, content=content)
 
 
 def _array(node: Node) -> StorageRemains | None:
@@ -126,7 +126,7 @@ def _array(node: Node) -> StorageRemains | None:
     return StorageRemains(
         array.nbytes,
         array.nbytes,
-        Proof.RIGHT,
+        ProofLevel.RIGHT,
         array.dtype,
         content=content,
         big_endian=array.big_endian,
@@ -168,9 +168,9 @@ def of_entry(entry: TensorEntry, why: str) -> NamedTensor:
     )
 
 
-def _one_by_one(container: Container, recogniser: Recogniser) -> Listed:
+def _one_by_one(container: Container, recogniser: Recogniser) -> ListedTensors:
     """List the tensors one at a time, named by the keys that lead to them."""
-    found, met, names = Listed([], {}), set[int](), set[str]()
+    found, met, names = ListedTensors([], {}), set[int](), set[str]()
     room = 1 << 16 | 4 * container.described_nbytes
     todo: list[tuple[tuple[object, ...], Node]] = [
         (path, root) for path, root in reversed(container.roots)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from ...manifest.dtypes import storage_element_nbytes
 from ...pickles.nodes import List
 from ...sources.source import Source
-from ...torch_pickle.streams import Container, Stream
+from ...torch_pickle.streams import Container, PickleStream
 from ...torch_pickle.values.persistent_ids import StorageId
-from ...zips.found_records import Proof
+from ...zips.found_records import ProofLevel
 from ..probe import Probe
 from ..torch.legacy import start_of, starts
 from .listing import ids_of, strict_storages, tensors_of
@@ -38,7 +38,7 @@ class _Broken(Container):
         self.folder = self.session.folder()
         self.is_whole = True
 
-    def stream_at(self, at: int) -> Stream:
+    def stream_at(self, at: int) -> PickleStream:
         stream = self.session.stream(self.source, at, broken=True)
         self.is_whole = self.is_whole and stream.is_whole
         return stream
@@ -94,7 +94,7 @@ def _remains(container: _Broken, format: str, probe: Probe) -> Remains:
         key: StorageRemains(
             storage.nbytes,
             storage.nbytes,
-            Proof.NONE,
+            ProofLevel.NONE,
             storage.dtype,
             storage.location,
             storage.extent.start if storage.extent else 0,
@@ -149,7 +149,7 @@ def _read_one(
     return end
 
 
-def _keys_behind(container: _Broken, at: int, stream: Stream) -> int | None:
+def _keys_behind(container: _Broken, at: int, stream: PickleStream) -> int | None:
     """The offset where the keys of the storages seem to be, after a damaged pickle."""
     source = container.source
     start = min(source.nbytes, at + max(0, stream.pickle.nbytes - 1))
@@ -187,7 +187,7 @@ def _lost(storage: StorageId) -> StorageRemains:
     return StorageRemains(
         storage.whole_nbytes,
         0,
-        Proof.NONE,
+        ProofLevel.NONE,
         storage.dtype,
         str(storage.location),
         why=_CUT,

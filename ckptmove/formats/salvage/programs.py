@@ -16,9 +16,9 @@ from ...errors import InputError
 from ...manifest.paths import Path, spell
 from ...sources.budget import Excess
 from ...sources.source import Memory, Readable
-from ...zips.found_records import FoundRecord, Proof, read_record
+from ...zips.found_records import FoundRecord, ProofLevel, read_record
 from ..archives.documents import Document, Json, member
-from ..archives.records import View
+from ..archives.records import RecordView
 from ..programs.export_archive import OLD_PARTS, described_weight
 from ..programs.torchscript_v1 import ATTRIBUTES, MODEL, ScriptModel, attributes_of
 from ..session import ReadSession
@@ -27,19 +27,19 @@ _CONFIG = re.compile(r"data/(?:weights|constants)/([^/]+)_(?:weights|constants)_
 _PART = re.compile(r"data/(weights|constants|sample_inputs)/([^/]+)\.pt")
 
 
-class Described(NamedTuple):
+class RecordTensor(NamedTuple):
     """A tensor over the bytes of a record."""
 
     name: str
     record: str
-    view: View
+    view: RecordView
     is_proven: bool = True  #: whether checksums prove the name
 
 
-class Program(NamedTuple):
+class ProgramRemains(NamedTuple):
     """The tensors and checkpoints in a program."""
 
-    tensors: list[Described]
+    tensors: list[RecordTensor]
     #: names of records that are files of torch.save → the prefix of the names in them
     parts: dict[str, str]
     warnings: list[str]
@@ -47,9 +47,9 @@ class Program(NamedTuple):
 
 def program_of(
     source: Readable, found: Mapping[str, FoundRecord], prefix: str, session: ReadSession
-) -> Program:
+) -> ProgramRemains:
     """Read the JSON documents among the records of a zip, all in one folder."""
-    program = Program([], {}, [])
+    program = ProgramRemains([], {}, [])
     for name, path in OLD_PARTS:
         if f"{name}.pt" in found:
             program.parts[f"{name}.pt"] = _start(path)
@@ -59,7 +59,7 @@ def program_of(
         if part is not None:
             path = _path(part[2]) + (("sample_inputs",) if part[1] == "sample_inputs" else ())
             program.parts[name] = _start(path)
-        elif config is not None or (short == MODEL and record.proof is Proof.RIGHT):
+        elif config is not None or (short == MODEL and record.proof is ProofLevel.RIGHT):
             try:
                 root = _document(source, record)
                 if config is None:
@@ -77,7 +77,7 @@ def program_of(
 
 
 def _document(source: Readable, record: FoundRecord) -> Json:
-    if record.proof is not Proof.RIGHT:
+    if record.proof is not ProofLevel.RIGHT:
         raise InputError(f"{record.proof.value}, so that the names in it are lost")
     return Document(record.name, read_record(source, record)).root
 
@@ -91,8 +91,8 @@ def _start(path: Path) -> str:
 
 
 def _of_config(
-    program: Program, root: Json, folder: str, path: Path, config: FoundRecord
-) -> Iterator[Described]:
+    program: ProgramRemains, root: Json, folder: str, path: Path, config: FoundRecord
+) -> Iterator[RecordTensor]:
     """The weights or constants of a program, like `ExportContainer` reads them.
 
     Also adds its parts. The names start with the name of the config, for which there is no
@@ -104,7 +104,7 @@ def _of_config(
         called = (*path, name)
         if not member(payload, "use_pickle", bool, where):
             view, _ = described_weight(payload, where)
-            yield Described(spell(called), record, view, config.is_named_twice)
+            yield RecordTensor(spell(called), record, view, config.is_named_twice)
         elif payload.get("tensor_meta") is not None:
             program.parts[record] = _start(called)
 
@@ -115,12 +115,12 @@ def _of_script(
     attributes: FoundRecord | None,
     prefix: str,
     session: ReadSession,
-) -> Iterator[Described]:
+) -> Iterator[RecordTensor]:
     """The tensors of a module; if the attributes are lost, tensors in them have no names."""
     values = None
-    if attributes is not None and attributes.proof is Proof.RIGHT:
+    if attributes is not None and attributes.proof is ProofLevel.RIGHT:
         content = Memory(read_record(source, attributes), source.path)
         values = attributes_of(session.stream(content))
     model = ScriptModel(root, values)
     for path, n in model.names:
-        yield Described(spell(path), f"{prefix}{model.table[n].key}", model.table[n].view)
+        yield RecordTensor(spell(path), f"{prefix}{model.table[n].key}", model.table[n].view)

@@ -10,11 +10,11 @@ from ...manifest.manifest import Storage
 from ...plans.plan import Proof as PartProof
 from ...sources import place_of
 from ...sources.checksums import crc32_of
-from ...sources.joined import Joined
+from ...sources.joined import JoinedFiles
 from ...sources.source import Source
 from ...torch_pickle.streams import Container
 from ...zips.archive import Archive
-from ...zips.found_records import Proof
+from ...zips.found_records import ProofLevel
 from ..archives.zip_container import ArchiveContainer
 from ..checkpoint import Checkpoint
 from ..diagnosis import ending_in_zeros
@@ -40,7 +40,7 @@ def read_whole(found: Checkpoint) -> Remains:
     damage = {
         place_of(each.path).name: "" if names_proven else ending_in_zeros(each)
         for each in found.files
-        if not isinstance(each, Joined)
+        if not isinstance(each, JoinedFiles)
     }
     return Remains(
         found.format,
@@ -58,7 +58,7 @@ def _checked(files: Sequence[Source], storage: Storage, held: Container) -> Stor
     remains = StorageRemains(
         storage.nbytes,
         storage.nbytes,
-        Proof.NONE,
+        ProofLevel.NONE,
         storage.dtype,
         storage.location,
         big_endian=held.big_endian,
@@ -69,20 +69,22 @@ def _checked(files: Sequence[Source], storage: Storage, held: Container) -> Stor
         try:
             content = held.content(storage.id)
         except InputError as error:
-            return remains._replace(present=0, proof=Proof.WRONG, why=str(error))
-        proof = Proof.RIGHT if _is_proven(held) else Proof.NONE
+            return remains._replace(present=0, proof=ProofLevel.WRONG, why=str(error))
+        proof = ProofLevel.RIGHT if _is_proven(held) else ProofLevel.NONE
         return remains._replace(content=content, proof=proof, nbytes=len(content))
     start, nbytes, number = storage.extent
     remains = remains._replace(start=start, source=number)
     crc32 = held.crc32(storage.id)
     sums = held.proofs(storage.id)  # for a tensor that ranks divided
     if any(_is_wrong(files[each.source], each) for each in sums):
-        return remains._replace(proof=Proof.WRONG)
+        return remains._replace(proof=ProofLevel.WRONG)
     if not crc32:
-        return remains._replace(proof=Proof.NONE if nbytes or not _is_proven(held) else Proof.RIGHT)
+        return remains._replace(
+            proof=ProofLevel.NONE if nbytes or not _is_proven(held) else ProofLevel.RIGHT
+        )
     if crc32_of(files[number], start, nbytes) != crc32:
-        return remains._replace(proof=Proof.WRONG)
-    return remains._replace(proof=Proof.RIGHT, crc32=crc32)
+        return remains._replace(proof=ProofLevel.WRONG)
+    return remains._replace(proof=ProofLevel.RIGHT, crc32=crc32)
 
 
 @lru_cache(256)

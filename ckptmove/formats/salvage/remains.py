@@ -11,10 +11,10 @@ from typing import NamedTuple
 from ...errors import InputError
 from ...manifest.dtypes import CARRIERS, nbytes_of
 from ...reports.salvage import Fate
-from ...sources.joined import Joined
+from ...sources.joined import JoinedFiles
 from ...sources.source import Source
 from ...torch_pickle.values.strided import reach_of
-from ...zips.found_records import Proof
+from ...zips.found_records import ProofLevel
 from ..diagnosis import data_end
 
 MISSING = "its bytes are not in the file"
@@ -64,7 +64,7 @@ class StorageRemains(NamedTuple):
     nbytes: int
     #: how many of these are present, from its start
     present: int
-    proof: Proof
+    proof: ProofLevel
     dtype: str | None = None
     location: str = "cpu"
     #: the offset of its bytes, and the number of the file with them
@@ -79,7 +79,7 @@ class StorageRemains(NamedTuple):
     is_filled: bool = False
 
 
-class Judged(NamedTuple):
+class TensorFate(NamedTuple):
     """The result for one tensor."""
 
     fate: Fate
@@ -107,39 +107,41 @@ class Remains:
     @cached_property
     def _ends(self) -> list[int]:
         """For each file, the offset where its written data ends."""
-        return [each.nbytes if isinstance(each, Joined) else data_end(each) for each in self.files]
+        return [
+            each.nbytes if isinstance(each, JoinedFiles) else data_end(each) for each in self.files
+        ]
 
     def held(self, key: str | None) -> StorageRemains | None:
         """The remains of a storage: zeros at the end of its file count only if proven."""
         found = None if key is None else self.storages.get(key)
-        if found is None or found.content is not None or found.proof is Proof.RIGHT:
+        if found is None or found.content is not None or found.proof is ProofLevel.RIGHT:
             return found
         present = max(0, self._ends[found.source] - found.start) if self.files else 0
         return found if present >= found.present else found._replace(present=present, why=_ZEROS)
 
-    def judge(self, tensor: NamedTensor) -> Judged:
+    def judge(self, tensor: NamedTensor) -> TensorFate:
         """Determine what is left of a tensor."""
         held = self.held(tensor.storage)
         if held is None or tensor.why:
-            return Judged(Fate.LOST, 0, tensor.why or MISSING)
+            return TensorFate(Fate.LOST, 0, tensor.why or MISSING)
         try:
             start, end = tensor.span()
         except InputError as error:
-            return Judged(Fate.LOST, 0, str(error))
+            return TensorFate(Fate.LOST, 0, str(error))
         if end > held.nbytes:
-            return Judged(Fate.LOST, 0, "it reaches outside its storage")
+            return TensorFate(Fate.LOST, 0, "it reaches outside its storage")
         if end == start and tensor.nbytes == 0:
-            proven = (self.names_proven or tensor.proven) and held.proof is not Proof.WRONG
-            return Judged(Fate.WHOLE if proven else Fate.UNPROVEN, 0, "")
+            proven = (self.names_proven or tensor.proven) and held.proof is not ProofLevel.WRONG
+            return TensorFate(Fate.WHOLE if proven else Fate.UNPROVEN, 0, "")
         if end > held.present:
             there = min(tensor.nbytes, max(0, held.present - start))
-            return Judged(Fate.PART if there else Fate.LOST, there, held.why or MISSING)
-        if held.proof is Proof.WRONG:
-            return Judged(Fate.DAMAGED, tensor.nbytes, held.why or Proof.WRONG.value)
+            return TensorFate(Fate.PART if there else Fate.LOST, there, held.why or MISSING)
+        if held.proof is ProofLevel.WRONG:
+            return TensorFate(Fate.DAMAGED, tensor.nbytes, held.why or ProofLevel.WRONG.value)
         proven = self.names_proven or tensor.proven
-        if held.proof is Proof.RIGHT and held.present == held.nbytes and proven:
-            return Judged(Fate.WHOLE, tensor.nbytes, "")
-        return Judged(Fate.UNPROVEN, tensor.nbytes, "")
+        if held.proof is ProofLevel.RIGHT and held.present == held.nbytes and proven:
+            return TensorFate(Fate.WHOLE, tensor.nbytes, "")
+        return TensorFate(Fate.UNPROVEN, tensor.nbytes, "")
 
     def shift(self, by: int) -> Remains:
         """The same remains, for bytes that start at offset `by` of their file."""

@@ -14,13 +14,13 @@ from typing import NamedTuple
 from ...errors import InputError
 from ...sources.source import Readable, Source
 from ...torch_pickle.values.strided import contiguous_stride
-from ...zips.found_records import Proof
+from ...zips.found_records import ProofLevel
 from ..probe import Probe
 from ..safetensors.header import (
     LENGTH_NBYTES,
     LONGEST,
     METADATA,
-    Entry,
+    HeaderEntry,
     Json,
     entry_of,
     read_json,
@@ -47,7 +47,7 @@ _CUT = "the file ends before its end"
 class _Header(NamedTuple):
     """The readable contents of a header."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, HeaderEntry]
     lost: Mapping[str, str]  #: names of tensors → why their entries are invalid
     data_at: int
     is_whole: bool
@@ -67,7 +67,7 @@ def read_safetensors(probe: Probe) -> Remains:
         )
         present = min(entry.nbytes, max(0, source.nbytes - entry.start))
         storages[name] = StorageRemains(
-            entry.nbytes, present, Proof.NONE, entry.dtype, start=entry.start, why=_CUT
+            entry.nbytes, present, ProofLevel.NONE, entry.dtype, start=entry.start, why=_CUT
         )
     for name, why in header.lost.items():
         tensors.append(NamedTensor(name, "", (), (), 0, 0, None, why=why))
@@ -94,7 +94,7 @@ def _strict(source: Readable) -> _Header | None:
 
 
 def _header(said: Iterable[tuple[str, Json]], data_at: int, *, is_whole: bool) -> _Header:
-    entries, lost = dict[str, Entry](), dict[str, str]()
+    entries, lost = dict[str, HeaderEntry](), dict[str, str]()
     for name, each in said:
         try:
             entries[name] = entry_of(name, each, data_at)
@@ -174,7 +174,7 @@ def _json(raw: bytes) -> Json:
         return None
 
 
-def _overlapping(entries: Iterable[Entry]) -> set[str]:
+def _overlapping(entries: Iterable[HeaderEntry]) -> set[str]:
     """The tensors that overlap another one."""
     found, end, last = set[str](), 0, ""
     for each in sorted(entries, key=lambda each: (each.start, each.nbytes)):

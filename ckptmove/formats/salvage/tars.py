@@ -15,15 +15,15 @@ from dataclasses import replace
 
 from ...errors import CorruptError, InputError
 from ...sources.source import Source
-from ...zips.found_records import Proof
-from ..archives.tar_archive import Member, starts_tar, walk_members
+from ...zips.found_records import ProofLevel
+from ..archives.tar_archive import TarMember, starts_tar, walk_members
 from ..diagnosis import damage_of
 from ..probe import Probe
 from ..torch.nemo import WEIGHTS
 from ..torch.tar import TarContainer
 from .listing import tensors_of
 from .remains import MISSING, Remains, StorageRemains
-from .zero_fill import ZeroFilled
+from .zero_fill import ZeroFilledSource
 
 _CUT = "the file ends within it"
 
@@ -40,7 +40,7 @@ def read_tar(probe: Probe, read: Callable[[Probe], Remains]) -> Remains:
     """
     source = probe.source
     assert isinstance(source, Source)
-    members = dict[str, Member]()
+    members = dict[str, TarMember]()
     try:
         for member in walk_members(source, folders=True, broken=True):
             members.setdefault(posixpath.normpath(member.name), member)
@@ -49,19 +49,19 @@ def read_tar(probe: Probe, read: Callable[[Probe], Remains]) -> Remains:
     weights = members.get(WEIGHTS)
     if weights is None:
         return _of_torch(probe, source, members)
-    part = ZeroFilled(source, weights.start, weights.nbytes, weights.nbytes)
+    part = ZeroFilledSource(source, weights.start, weights.nbytes, weights.nbytes)
     found = read(Probe(part, probe.session))
     said = damage_of(source)
     damage = {posixpath.basename(source.path): said} if said else {}
     return replace(found, format="nemo", damage=damage)
 
 
-def _of_torch(probe: Probe, source: Source, members: dict[str, Member]) -> Remains:
+def _of_torch(probe: Probe, source: Source, members: dict[str, TarMember]) -> Remains:
     """Read the remains of a tar of torch 0.1, where descriptions of tensors precede the bytes."""
     missing = [name for name in ("pickle", "tensors") if name not in members]
     if missing:
         raise CorruptError(f"is a tar without the member {missing[0]!r}, which names its tensors")
-    end = Member("storages", source.nbytes, source.nbytes, 0, None)
+    end = TarMember("storages", source.nbytes, source.nbytes, 0, None)
     container = TarContainer(probe, {**members, "storages": members.get("storages", end)})
     storages = dict[str, StorageRemains]()
     named = [*container.ids.values(), *(each.storage for each in container.tensors.values())]
@@ -71,7 +71,7 @@ def _of_torch(probe: Probe, source: Source, members: dict[str, Member]) -> Remai
         storages[each.id] = StorageRemains(
             each.whole_nbytes,
             min(present, each.whole_nbytes),
-            Proof.NONE,
+            ProofLevel.NONE,
             each.dtype,
             str(each.location),
             start=0 if extent is None else extent.start,

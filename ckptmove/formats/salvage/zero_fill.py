@@ -9,7 +9,7 @@ from ...errors import StrPath
 from ...sources.source import FetchStats, Source, check_range
 
 
-class ZeroFilled(Source):
+class ZeroFilledSource(Source):
     """Bytes of another source, and zeros up to a size."""
 
     __slots__ = ("_at", "_copy", "_inner", "_there")

@@ -26,14 +26,14 @@ from ...torch_pickle.streams import Container
 from ...torch_pickle.values.persistent_ids import StorageId
 from ...torch_pickle.values.strided import reach_of
 from ...zips.archive import DEFLATED, STORED
-from ...zips.found_records import FoundRecord, Proof, find_records, read_record
+from ...zips.found_records import FoundRecord, ProofLevel, find_records, read_record
 from ...zips.in_a_row import zip_starts
 from ..probe import Probe
 from ..torch.legacy import starts
 from .listing import ids_of, strict_storages, tensors_of
-from .programs import Program, program_of
+from .programs import ProgramRemains, program_of
 from .remains import MISSING, NamedTensor, Remains, StorageRemains
-from .zero_fill import ZeroFilled
+from .zero_fill import ZeroFilledSource
 
 #: The pickles, and the folders of the storages that they name.
 _PICKLES = {"data.pkl": "data/", "constants.pkl": "constants/"}
@@ -87,11 +87,11 @@ class _Records(Container):
             # some records belong to another checkpoint, or this one is nested in another
             self.is_whole = self.is_proven = False
         order = self.found.get(f"{self.prefix}byteorder")
-        self.order_proven = order is not None and order.proof is Proof.RIGHT
+        self.order_proven = order is not None and order.proof is ProofLevel.RIGHT
         if order is not None:
             text = read_record(probe.source, order, _LONGEST_ORDER)
             self.big_endian = text == b"big"
-            self.is_proven = self.is_proven and order.proof is not Proof.WRONG
+            self.is_proven = self.is_proven and order.proof is not ProofLevel.WRONG
 
     def _packaged(self, source: Readable) -> Iterator[FoundRecord]:
         """The pickles of a package, recognized by their first byte."""
@@ -119,7 +119,7 @@ class _Records(Container):
         for each in ids.values():
             self.wanted.setdefault(each.id, (each, f"{self.prefix}{each.id}{suffix}"))
         self.is_whole = self.is_whole and stream.is_whole
-        self.is_proven = self.is_proven and record.proof is Proof.RIGHT
+        self.is_proven = self.is_proven and record.proof is ProofLevel.RIGHT
 
 
 def read_zip(probe: Probe, read: Callable[[Probe], Remains] | None = None) -> Remains:
@@ -150,7 +150,14 @@ def read_zip(probe: Probe, read: Callable[[Probe], Remains] | None = None) -> Re
         content = None if storage.extent else held.content(key)
         start = storage.extent.start if storage.extent else 0
         storages[key] = StorageRemains(
-            *(storage.nbytes, storage.nbytes, Proof.NONE, storage.dtype, storage.location, start),
+            *(
+                storage.nbytes,
+                storage.nbytes,
+                ProofLevel.NONE,
+                storage.dtype,
+                storage.location,
+                start,
+            ),
             content=content,
             big_endian=held.big_endian,
         )
@@ -195,7 +202,7 @@ def _members(container: _Records) -> dict[str, _Part]:
         if record.header_at < end:
             continue  # it is inside the record before
         of_torch = name.rpartition("/")[2] in _PICKLES or "/.data/" in name
-        if record.proof is not Proof.WRONG and (of_torch or "/data/weights/" in name):
+        if record.proof is not ProofLevel.WRONG and (of_torch or "/data/weights/" in name):
             return {}
         head = container.source.read(record.data_at, min(record.stored_nbytes, _HEAD))
         if record.method == STORED and (head.startswith(_LOCAL_MAGIC) or starts(head)):
@@ -215,7 +222,7 @@ def _of_parts(
     tensors, storages, files = list(found.tensors), dict(found.storages), list(found.files)
     proven, complete = found.names_proven, found.names_complete
     for name, each_part in parts.items():
-        content = ZeroFilled(source, each_part.start, each_part.nbytes, each_part.nbytes)
+        content = ZeroFilledSource(source, each_part.start, each_part.nbytes, each_part.nbytes)
         try:
             held = read(Probe(content, probe.session))
             held = held.renumber(len(files), name, each_part.prefix)
@@ -245,7 +252,7 @@ def _of_parts(
 def _of_program(
     probe: Probe,
     container: _Records,
-    program: Program,
+    program: ProgramRemains,
     files: list[Source],
     read: Callable[[Probe], Remains] | None,
 ) -> Remains:
@@ -263,7 +270,7 @@ def _of_program(
         nbytes[record] = max(nbytes.get(record, 0), reach)
     for name, record, view, proven in program.tensors:
         held = container.found.get(record)
-        whole = held is not None and held.proof is Proof.RIGHT
+        whole = held is not None and held.proof is ProofLevel.RIGHT
         size = held.stored_nbytes if held is not None and whole else nbytes.get(record, 0)
         storages[record] = _storage(container, size, view.dtype, view.device, held)
         own = view.nbytes
@@ -296,7 +303,7 @@ def _storage(
     held = StorageRemains(
         nbytes,
         0,
-        Proof.CUT,
+        ProofLevel.CUT,
         dtype,
         device,
         big_endian=container.big_endian,
@@ -309,18 +316,18 @@ def _storage(
         if not container.budget.inflate(record.stored_nbytes, nbytes):
             return held._replace(crc32=0, why="it is compressed too tightly")
         content = read_record(container.source, record, nbytes + 1)
-        if record.proof is not Proof.RIGHT or len(content) != nbytes:
+        if record.proof is not ProofLevel.RIGHT or len(content) != nbytes:
             return held._replace(crc32=0, why="it is compressed, and damaged")
         return held._replace(present=nbytes, content=content, crc32=0)
     assert record.method == STORED
     present = min(nbytes, record.stored_nbytes)
-    if record.proof is not Proof.RIGHT:
+    if record.proof is not ProofLevel.RIGHT:
         held = held._replace(crc32=0)
     elif record.stored_nbytes != nbytes:
-        held = held._replace(proof=Proof.WRONG, crc32=0, why="its record has another size")
+        held = held._replace(proof=ProofLevel.WRONG, crc32=0, why="its record has another size")
     elif not record.is_named_twice:
-        held = held._replace(proof=Proof.NONE, why=_UNSURE)
-    if record.proof is Proof.CUT:
+        held = held._replace(proof=ProofLevel.NONE, why=_UNSURE)
+    if record.proof is ProofLevel.CUT:
         held = held._replace(why="the file ends within it, or it was overwritten")
     return held._replace(present=present)
 
@@ -333,7 +340,7 @@ def _unnamed(container: _Records, format: str, files: list[Source]) -> Remains:
     for name, record in container.found.items():
         if not name.startswith(folders) or record.method != STORED or not record.stored_nbytes:
             continue
-        if record.proof is Proof.CUT or name.endswith(_NO_TENSORS):
+        if record.proof is ProofLevel.CUT or name.endswith(_NO_TENSORS):
             continue  # its size is unknown
         key, nbytes = name.removeprefix(container.prefix), record.stored_nbytes
         storages[key] = StorageRemains(
@@ -342,7 +349,7 @@ def _unnamed(container: _Records, format: str, files: list[Source]) -> Remains:
             record.proof,
             "uint8",
             start=record.data_at,
-            crc32=record.crc32 if record.proof is Proof.RIGHT else 0,
+            crc32=record.crc32 if record.proof is ProofLevel.RIGHT else 0,
         )
         tensors.append(NamedTensor(key, "uint8", (nbytes,), (1,), 0, nbytes, key))
     note = "the pickle that names its tensors is missing: storages are listed as plain bytes"

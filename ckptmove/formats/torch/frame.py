@@ -12,7 +12,7 @@ from importlib import import_module
 
 from ...plans.plan import Write
 from ...zips.archive import STORED
-from ...zips.layout import LaidOut, Member, directory, lay_out, sums_in_directory
+from ...zips.layout import Member, PlacedRecord, directory, lay_out, sums_in_directory
 
 PICKLE = "data.pkl"
 #: The small records before and after the storages, as in torch 2.13.
@@ -128,5 +128,5 @@ def _member(name: str, content: bytes) -> Member:
     return Member(name, STORED, zlib.crc32(content), len(content), len(content))
 
 
-def _ending(place: LaidOut) -> Write:
+def _ending(place: PlacedRecord) -> Write:
     return Write(place.end - len(place.descriptor), place.descriptor)

@@ -29,7 +29,7 @@ from ...manifest.manifest import Extent
 from ...pickles.nodes import Dict, List
 from ...pickles.reached_globals import names_reached
 from ...torch_pickle.callables.uses import not_surely_harmless
-from ...torch_pickle.streams import Container, LocationEdits, Stream
+from ...torch_pickle.streams import Container, LocationEdits, PickleStream
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ..base import PickledFormat, bytes_behind, runs_nothing
 from ..checkpoint import Carries
@@ -149,7 +149,7 @@ class LegacyContainer(Container):
         self.ids.update(ids)
         return self._find_storages(keys, {each.key: each for each in ids.values()})
 
-    def _find_storages(self, keys: Stream, by_key: dict[str, StorageId]) -> int:
+    def _find_storages(self, keys: PickleStream, by_key: dict[str, StorageId]) -> int:
         """Record the extent of each storage; return the offset where the last one ends."""
         root = keys.pickle.root
         if not isinstance(root, List):
@@ -195,7 +195,7 @@ class LegacyContainer(Container):
         """The order of the storages."""
         return list(self._extents)
 
-    def _writer(self, stream: Stream) -> str:
+    def _writer(self, stream: PickleStream) -> str:
         """The version of torch that wrote the file, judged by what only some versions write."""
         names = {name.qualname for name in stream.pickle.globals}
         python = ", Python 2" if stream.pickle.python2 else ""

@@ -31,7 +31,7 @@ from ...plans.plan import Edit, Plan, apply_edits
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
 from ..archives.tar_archive import (
-    Member,
+    TarMember,
     bytes_behind,
     edits_to_resize,
     starts_tar,
@@ -76,7 +76,7 @@ class NemoContainer(Container):
     def __init__(self, probe: Probe) -> None:
         """Read the headers of the tar, and the pickle of the weights."""
         super().__init__(probe.source)
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, TarMember] = {}
         end = 0
         for member in walk_members(self.source, folders=True):
             name = _checked_name(member)
@@ -132,7 +132,7 @@ class NemoContainer(Container):
                 content = partial(self._window, member)
                 yield HeldRecord(OtherRecord(name, RecordKind.DATA, member.nbytes), content)
 
-    def _window(self, member: Member, _no_devices: bool) -> Readable:
+    def _window(self, member: TarMember, _no_devices: bool) -> Readable:
         return self.source.window(member.start, member.nbytes)
 
     def plan(self, spelling: LocationEdits) -> Plan:
@@ -148,12 +148,12 @@ class NemoContainer(Container):
         return [member.name for member in self.members.values()]
 
 
-def _is_of_weights(member: Member) -> bool:
+def _is_of_weights(member: TarMember) -> bool:
     name = posixpath.normpath(member.name)
     return posixpath.basename(name) == WEIGHTS or f"{name}/".startswith(_IN_PARTS)
 
 
-def _checked_name(member: Member) -> str:
+def _checked_name(member: TarMember) -> str:
     """The name of a member, relative to the packed folder; a folder's name ends in a slash.
 
     UnsupportedError if it could lead outside when the tar is unpacked.

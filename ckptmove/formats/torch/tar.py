@@ -30,11 +30,11 @@ from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ...pickles.nodes import Global, Items, List, Node, Text, Tuple, named
 from ...plans.plan import Plan, apply_edits
 from ...sources.source import Readable
-from ...torch_pickle.streams import Container, LocationEdits, Stream
+from ...torch_pickle.streams import Container, LocationEdits, PickleStream
 from ...torch_pickle.values.persistent_ids import StorageId, TensorId, is_size, storages_of
 from ...torch_pickle.values.strided import reach_of, tensor_at
 from ..archives.tar_archive import (
-    Member,
+    TarMember,
     bytes_behind,
     edits_to_resize,
     members_of,
@@ -74,7 +74,7 @@ class TorchTar(PickledFormat):
 class TarContainer(Container):
     """The members of a tar, with the tensors and storages by number."""
 
-    def __init__(self, probe: Probe, members: dict[str, Member] | None = None) -> None:
+    def __init__(self, probe: Probe, members: dict[str, TarMember] | None = None) -> None:
         """Read the pickles, the table of tensors, and the size of each storage.
 
         `members`: the members of a tar that is cut short; the last storage may be incomplete.
@@ -109,7 +109,7 @@ class TarContainer(Container):
         python2 = any(stream.pickle.python2 for stream in self.streams)
         self.writer = "torch 0.1, Python 2" if python2 else "torch 0.1"
 
-    def _read_storages(self, member: Member) -> None:
+    def _read_storages(self, member: TarMember) -> None:
         stream = self._stream(member, member.start)
         at = stream.start + stream.nbytes
         for _ in range(_size(stream.pickle.root)):
@@ -152,7 +152,7 @@ class TarContainer(Container):
         view_at = whole.view_at + start
         self._storages[self._new(number)] = whole._replace(nbytes=nbytes, view_at=view_at)
 
-    def _read_tensors(self, member: Member) -> None:
+    def _read_tensors(self, member: TarMember) -> None:
         stream = self._stream(member, member.start)
         at = stream.start + stream.nbytes
         for _ in range(_size(stream.pickle.root)):
@@ -188,7 +188,7 @@ class TarContainer(Container):
         reach = reach_of(tuple(shape), tuple(stride), offset, dtype)
         return StorageId(f"{self.folder}{number}", str(number), Text("cpu", 0), dtype, reach, reach)
 
-    def _read_object(self, member: Member) -> None:
+    def _read_object(self, member: TarMember) -> None:
         stream = self._stream(member, member.start)
         self.roots = [((), stream.pickle.root)]
         for node in stream.pickle.persistents:
@@ -204,13 +204,13 @@ class TarContainer(Container):
                 raise CorruptError("the pickle refers to something that the tar does not hold")
         self._check_end(member, stream.start + stream.nbytes)
 
-    def _stream(self, member: Member, at: int) -> Stream:
+    def _stream(self, member: TarMember, at: int) -> PickleStream:
         """Read the pickle at an offset; it must not extend beyond the member."""
         stream = self.session.stream(self.source.window(0, member.end), at)
         self.streams.append(stream)
         return stream
 
-    def _int64s(self, member: Member, at: int, count: int) -> tuple[int, ...]:
+    def _int64s(self, member: TarMember, at: int, count: int) -> tuple[int, ...]:
         if at + 8 * count > member.end:
             raise CorruptError(f"the member {member.name!r} of the tar is truncated")
         return struct.unpack(f"<{count}q", self.source.read(at, 8 * count))
@@ -222,7 +222,7 @@ class TarContainer(Container):
             raise CorruptError(f"two objects in the tar have the number {number}")
         return number
 
-    def _check_end(self, member: Member, at: int) -> None:
+    def _check_end(self, member: TarMember, at: int) -> None:
         if at < member.end:
             rest = member.end - at
             self.warnings.append(
@@ -261,7 +261,7 @@ class TarContainer(Container):
                 content = partial(self._window, member)
                 yield HeldRecord(OtherRecord(name, kind, member.nbytes), content)
 
-    def _window(self, member: Member, _no_devices: bool) -> Readable:
+    def _window(self, member: TarMember, _no_devices: bool) -> Readable:
         return self.source.window(member.start, member.nbytes)
 
     def content(self, storage: str) -> bytes:

@@ -20,7 +20,7 @@ Extent: TypeAlias = "tuple[Hashable, int, int]"
 _FLOATING = ("float", "bfloat", "complex")
 
 
-class Shown(NamedTuple):
+class StoredElements(NamedTuple):
     """The elements of a storage that a tensor of a draft shows."""
 
     draft: CheckpointGraph
@@ -28,14 +28,14 @@ class Shown(NamedTuple):
     view: View
 
 
-class Held(NamedTuple):
+class ComparedTensor(NamedTuple):
     """A tensor at a place in one of the checkpoints."""
 
     where: TreePosition
     node: Node
     tensor: Tensor
     #: its elements; None if it is made of other tensors, or has none
-    shown: Shown | None
+    shown: StoredElements | None
     draft: CheckpointGraph
     #: whether its bytes are missing, as for example inputs
     is_left_out: bool
@@ -73,7 +73,7 @@ def can_cast(old: str, new: str) -> bool:
     return len(kinds) == 2 and kinds[0] == kinds[1]
 
 
-def unlike(*pair: Held) -> Iterator[tuple[Kind, Any, Any]]:
+def unlike(*pair: ComparedTensor) -> Iterator[tuple[Kind, Any, Any]]:
     """Yield the differences of two tensors except their elements; a value is `requires_grad`.
 
     A tensor stored without a device would be loaded on the CPU, so it differs from every other
@@ -97,7 +97,7 @@ def unlike(*pair: Held) -> Iterator[tuple[Kind, Any, Any]]:
         yield Kind.VALUE, old.requires_grad, new.requires_grad
 
 
-def _devices(*pair: Held) -> tuple[str, str]:
+def _devices(*pair: ComparedTensor) -> tuple[str, str]:
     devices = pair[0].tensor.device, pair[1].tensor.device
     if not (pair[0].draft.untagged or pair[1].draft.untagged):
         return devices

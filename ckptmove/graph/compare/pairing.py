@@ -36,7 +36,7 @@ from ..edges import (
     types_of,
 )
 from ..traversal import Composite
-from .difference import Held, can_cast, regrouped, unlike
+from .difference import ComparedTensor, can_cast, regrouped, unlike
 from .excerpts import first_unlike, of_bytes, of_scalars
 from .names_alike import names_alike
 from .side import Side
@@ -51,14 +51,14 @@ _Place = tuple[Node, Node, TreePosition]
 _Sides = tuple[Term, Term] | None
 
 
-class Pairs(NamedTuple):
+class Pairing(NamedTuple):
     """The common and differing content of two checkpoints, except the bytes of tensors."""
 
     #: how many tensors both have
     both: int
     #: tensors that only the old one has, or only the new one
-    old: list[Held]
-    new: list[Held]
+    old: list[ComparedTensor]
+    new: list[ComparedTensor]
     differences: list[Difference]
     #: how many device differences were ignored
     passed: int
@@ -67,12 +67,12 @@ class Pairs(NamedTuple):
 def pair(
     old: CheckpointGraph,
     new: CheckpointGraph,
-    each: Callable[[Held, Held], None],
+    each: Callable[[ComparedTensor, ComparedTensor], None],
     *,
     chosen: Set[str] | None = None,
     ignore_devices: bool = False,
     cast: bool = False,
-) -> Pairs:
+) -> Pairing:
     """Compare two checkpoints, except the bytes of their tensors.
 
     `each` is called with the tensors that both have at the same place, as they are found.
@@ -88,7 +88,7 @@ class _Pairing:
         self,
         old: CheckpointGraph,
         new: CheckpointGraph,
-        each: Callable[[Held, Held], None],
+        each: Callable[[ComparedTensor, ComparedTensor], None],
         chosen: Set[str] | None,
         ignore_devices: bool,
         cast: bool,
@@ -112,7 +112,7 @@ class _Pairing:
         self.again = 0  # how often containers were met again
         self.objects: list[tuple[TreePosition, int, int]] = []
 
-    def run(self) -> Pairs:
+    def run(self) -> Pairing:
         whole = self.chosen is None or "" in self.chosen
         alike = names_alike(self.old.draft) | names_alike(self.new.draft)
         root = TreePosition(None, (), 0, whole, False, alike)
@@ -129,7 +129,7 @@ class _Pairing:
         places = [where for where, _, _ in self.objects]
         olds, news = [old for _, old, _ in self.objects], [new for _, _, new in self.objects]
         self.found += regrouped(places, olds, news)
-        return Pairs(self.both, self.old.alone, self.new.alone, self.found, self.passed)
+        return Pairing(self.both, self.old.alone, self.new.alone, self.found, self.passed)
 
     # -- one place -----------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class _Pairing:
             olds, news = children_edges(mine.children), children_edges(other.children)
             self.edges(olds, news, where)
 
-    def attributes(self, pair: tuple[Held, Held], where: TreePosition) -> bool:
+    def attributes(self, pair: tuple[ComparedTensor, ComparedTensor], where: TreePosition) -> bool:
         """Whether two tensors are alike, ignoring device and elements."""
         alike = True
         for kind, mine, other in unlike(*pair):

@@ -17,7 +17,7 @@ from ..draft import CheckpointGraph, StorageBytes, View
 from ..edges import COMPOSITE, bytes_of, type_of
 from ..plain_tensors import data_of, flags_of, is_plain
 from ..traversal import held_by, nodes_of
-from .difference import Held, Shown, is_left_out
+from .difference import ComparedTensor, StoredElements, is_left_out
 from .tree_position import TreePosition
 
 _LARGEST_TERM = 100  # most nodes of a value that is shown completely
@@ -34,7 +34,7 @@ class Side:
         self.kind = Kind.VALUE_ADDED if added else Kind.VALUE_REMOVED
         self.spelled: set[int] = set()  # nodes that state the device of a tensor
         self.views: dict[tuple[int, str], tuple[View, int]] = {}  # reach, by form and dtype
-        self.alone: list[Held] = []
+        self.alone: list[ComparedTensor] = []
         self.met: set[int] = set()  # for content that only this side has
 
     @property
@@ -50,7 +50,7 @@ class Side:
             return self.recogniser.tensor(node)
         return self.recogniser.outside(node) if isinstance(node, Persistent) else None
 
-    def held(self, where: TreePosition, node: Node, tensor: Tensor) -> Held:
+    def held(self, where: TreePosition, node: Node, tensor: Tensor) -> ComparedTensor:
         """Return a tensor with its place; the node of its device does not count as a value."""
         form = compact_form(node)
         if form is not None and tensor.storage is not None:
@@ -58,11 +58,11 @@ class Side:
         self.spelled.update(map(id, tensor.spelled))
         left_out = is_left_out(tensor, self.draft)
         shown = None if left_out else self.elements(data_of(node), tensor)
-        return Held(where, node, tensor, shown, self.draft, left_out)
+        return ComparedTensor(where, node, tensor, shown, self.draft, left_out)
 
     def compact(
         self, where: TreePosition, node: Node, tensor: Tensor, form: Form, stored: StorageBytes
-    ) -> Held:
+    ) -> ComparedTensor:
         """As `held`, but common properties of many tensors are found only once."""
         known = self.views.get((id(form), tensor.dtype))
         if known is None:
@@ -71,10 +71,10 @@ class Side:
             known = self.views[id(form), tensor.dtype] = view, reach
         left_out = known[1] > stored.nbytes
         draft = self.draft  # constructors would take longer, and there may be very many
-        shown = None if left_out else tuple.__new__(Shown, (draft, stored, known[0]))
-        return tuple.__new__(Held, (where, node, tensor, shown, draft, left_out))
+        shown = None if left_out else tuple.__new__(StoredElements, (draft, stored, known[0]))
+        return tuple.__new__(ComparedTensor, (where, node, tensor, shown, draft, left_out))
 
-    def elements(self, node: Node, tensor: Tensor) -> Shown | None:
+    def elements(self, node: Node, tensor: Tensor) -> StoredElements | None:
         """Return the elements of a storage or a plain tensor."""
         flags: Mapping[str, bool] | None = {} if isinstance(node, Persistent) else None
         if isinstance(node, Call) and is_plain(node):
@@ -86,7 +86,7 @@ class Side:
         bare = id(node) in self.draft.graph.ids
         if bare and nbytes_of(prod(tensor.shape), tensor.dtype) < stored.nbytes:
             view = View("uint8", (stored.nbytes,), (1,), 0)  # quantized: several elements in a byte
-        return Shown(self.draft, stored, view)
+        return StoredElements(self.draft, stored, view)
 
     def bytes_of(self, node: Node) -> Readable | None:
         """Return the bytes of a node, in any spelling."""

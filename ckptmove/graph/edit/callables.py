@@ -51,7 +51,7 @@ _OF_TENSORS = frozenset(
 _NODES = (Blob, Call, Dict, Global, List, Persistent, Set, Tuple)
 
 
-class Place(NamedTuple):
+class CallablePlace(NamedTuple):
     """A place where an unknown callable is."""
 
     #: as for `--drop`; empty for the whole object
@@ -96,7 +96,7 @@ def callables_in(root: Node, judge: Judge) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_find_unknown(root, judge)[0].values()))
 
 
-def places_of(root: Node, judge: Judge) -> Iterator[Place]:
+def places_of(root: Node, judge: Judge) -> Iterator[CallablePlace]:
     """Yield the places of unknown callables, none of them inside another.
 
     RefusedError if their names are extremely long in total.
@@ -105,7 +105,7 @@ def places_of(root: Node, judge: Judge) -> Iterator[Place]:
     if id(root) not in tainted:
         return
     if _is_whole(root, own, tainted):
-        yield Place("", tainted[id(root)], None, 0)
+        yield CallablePlace("", tainted[id(root)], None, 0)
         return
     room = _ROOM
     met, todo = {id(root)}, [(root, "")]
@@ -120,14 +120,14 @@ def places_of(root: Node, judge: Judge) -> Iterator[Place]:
             if room < 0:
                 raise RefusedError("it uses unknown callables in too many places")
             if _is_whole(child, own, tainted):
-                yield Place(name, tainted[id(child)], holder, slot)
+                yield CallablePlace(name, tainted[id(child)], holder, slot)
             elif id(child) not in met:
                 met.add(id(child))
                 below.append((child, name))
         todo += reversed(below)
 
 
-def leave_out(places: Sequence[Place]) -> None:
+def leave_out(places: Sequence[CallablePlace]) -> None:
     """Remove the content of these places from their graph."""
     for place in sorted(places, key=lambda place: -place.slot):
         if place.holder is None:

@@ -16,7 +16,7 @@ from ...manifest.manifest import Section, TensorEntry
 from ...manifest.paths import Path, spell
 from ...pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tuple
 from ...torch_pickle.children import children_of
-from ...torch_pickle.listed_tensors import Contents
+from ...torch_pickle.listed_tensors import PickleContents
 from ...torch_pickle.sections.averages import COPY, model_names, speaks_of_average
 from ...torch_pickle.sections.sections import holds_weights, is_module_state
 from ..patterns import covers
@@ -76,7 +76,7 @@ class Weights:
         return sum(name is not None for name in self.names)
 
 
-def weights_in(contents: Contents) -> list[Weights]:
+def weights_in(contents: PickleContents) -> list[Weights]:
     """Return the weights of each model, and their averages, in the order of the checkpoint."""
     found: dict[tuple[Section, Path, str], Weights] = {}
     models: dict[Path, Weights] = {}
@@ -148,7 +148,7 @@ def _names_of_averages(averages: Weights, models: dict[Path, Weights]) -> list[s
     return [told.get(name) for name in bare]
 
 
-def one_of(contents: Contents, section: Section, within: Path = ()) -> Weights:
+def one_of(contents: PickleContents, section: Section, within: Path = ()) -> Weights:
     """Return the weights of the intended model, or their averages, in a part of the checkpoint.
 
     RefusedError if there are none, or several models could be meant.
@@ -170,7 +170,7 @@ def one_of(contents: Contents, section: Section, within: Path = ()) -> Weights:
     raise _several(wanted, section)
 
 
-def one_called(contents: Contents, name: str) -> Weights | None:
+def one_called(contents: PickleContents, name: str) -> Weights | None:
     """Return the weights of the only model with this name; None if there are several or none.
 
     RefusedError if the name is that of a list of several models.
@@ -225,7 +225,9 @@ def _together(parts: Sequence[Weights], path: Path) -> Weights:
 # -- taking them ------------------------------------------------------------------------------
 
 
-def state_of(weights: Weights, root: Node, left: Contents, within: Path) -> tuple[Node, list[str]]:
+def state_of(
+    weights: Weights, root: Node, left: PickleContents, within: Path
+) -> tuple[Node, list[str]]:
     """Return the state dict of these weights, with the model's names, and the names left out.
 
     `root`, with the path `within`, is the remaining tree, and `left` lists its content; its nodes
@@ -299,7 +301,7 @@ class NoWeights(RefusedError):
     """Raised if there are no weights: every tensor is known to be something else."""
 
 
-def _none(contents: Contents, found: Sequence[Weights], section: Section) -> RefusedError:
+def _none(contents: PickleContents, found: Sequence[Weights], section: Section) -> RefusedError:
     what = "weights of a model" if section is Section.MODEL else "averages of weights (EMA)"
     others = [each for each in found if each.section is not section]
     if others:

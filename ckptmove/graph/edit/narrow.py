@@ -12,7 +12,7 @@ from ...manifest.manifest import Section
 from ...manifest.paths import Path, spell
 from ...pickles.nodes import Call, Dict, List, Node, Set, Tuple
 from ...torch_pickle.children import children_of
-from ...torch_pickle.listed_tensors import Contents
+from ...torch_pickle.listed_tensors import PickleContents
 from ...torch_pickle.pickled_modules import attributes_of, is_frame
 from ...torch_pickle.values.tensors import Recogniser
 from ..draft import CheckpointGraph
@@ -32,7 +32,7 @@ from .subtree import subtree
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReducedGraph:
     """The result of reducing a draft."""
 
     #: names of removed entries, without names below them
@@ -59,7 +59,7 @@ def leave(
     weights: str | None = None,
     select: Sequence[str] = (),
     exclude: Sequence[str] = (),
-) -> Wanted:
+) -> ReducedGraph:
     """Reduce a draft in place to the selected entries.
 
     These are the entries below `root`; or the state dict of one model (or its averages) if
@@ -68,7 +68,7 @@ def leave(
     would be left by mistake.
     """
     if root is None and weights is None and not select and not exclude:
-        return Wanted()
+        return ReducedGraph()
     graph = draft.graph
     if root is not None:
         show_within(draft, lambda name: root == name or root.startswith(f"{name}."))
@@ -104,10 +104,10 @@ def leave(
     if before.tensors and not plain and not draft.list_contents().tensors:
         raise _none_left(before, there)
     if model is None:
-        return Wanted(left_out)
+        return ReducedGraph(left_out)
     held = {id(entry) for entry, _ in model.held}
     others = [each for each in there if not held.issuperset(id(entry) for entry, _ in each.held)]
-    return Wanted(left_out, model, others)
+    return ReducedGraph(left_out, model, others)
 
 
 def _at(path: Path, there: Sequence[Weights]) -> Weights | None:
@@ -125,7 +125,7 @@ def _inside_bytes(draft: CheckpointGraph) -> RefusedError:
     )
 
 
-def _none_left(before: Contents, there: Sequence[Weights]) -> RefusedError:
+def _none_left(before: PickleContents, there: Sequence[Weights]) -> RefusedError:
     """Return the error if no selected entry is a tensor, although there are tensors."""
     many = plural(len(before.tensors), "tensor")
     what = f"the options leave out all of its {many}"

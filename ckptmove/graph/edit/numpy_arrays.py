@@ -9,11 +9,11 @@ from ...manifest.manifest import Role
 from ...pickles.nodes import Blob, Call, Node
 from ...pickles.nodes import Mapping as MappingNode
 from ...sources.source import MAX_NBYTES
-from ...torch_pickle.listed_tensors import Contents
+from ...torch_pickle.listed_tensors import PickleContents
 from ...torch_pickle.sections.sections import is_state_dict
 from ...torch_pickle.values.numpy_arrays import Array, array_of, put_content
 from ...torch_pickle.values.strided import contiguous_stride
-from ..array_order import Order, Reordered, order_of
+from ..array_order import Order, ReorderedArray, order_of
 from ..draft import CheckpointGraph, StorageBytes, View
 from ..traversal import nodes_of
 
@@ -49,7 +49,7 @@ class ArrayBytes(NamedTuple):
     order: Order | None
 
 
-def bytes_of_arrays(draft: CheckpointGraph, contents: Contents) -> dict[int, ArrayBytes]:
+def bytes_of_arrays(draft: CheckpointGraph, contents: PickleContents) -> dict[int, ArrayBytes]:
     """Turn the bytes of arrays into separate blobs; return them by `id()` of the array.
 
     An array stays an array in the graph. Its bytes become a tensor of the file, and the tree
@@ -106,7 +106,7 @@ def _storage_and_view(draft: CheckpointGraph, array: Array, key: str) -> tuple[S
     if not isinstance(content, Blob) or content.content is not None:
         return stored._replace(content=_bytes_of(content)), view
     window = draft.blobs[id(content)]
-    if isinstance(window, Reordered) and window.order == order_of(array):
+    if isinstance(window, ReorderedArray) and window.order == order_of(array):
         window = window.tensor
         view = view._replace(stride=contiguous_stride(array.shape))
         stored = stored._replace(big_endian=False)

@@ -12,7 +12,7 @@ from ...manifest.paths import Key, Path, spell, spell_apart
 from ...pickles.nodes import Call, Dict, Items, List, Node, Persistent, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...torch_pickle.children import spell_key
-from ...torch_pickle.listed_tensors import Contents
+from ...torch_pickle.listed_tensors import PickleContents
 from ...torch_pickle.pickled_modules import FRAME, INNER, PASSING, attributes_of, is_compiled
 from ...torch_pickle.values.tensors import Recogniser
 from ..patterns import covers, no_match
@@ -48,7 +48,7 @@ def prune(
     recogniser: Recogniser,
     select: Sequence[str],
     exclude: Sequence[str],
-    contents: Contents,
+    contents: PickleContents,
 ) -> tuple[list[str], Weights | None]:
     """Remove everything from a tree that is not selected, or that is excluded.
 
@@ -67,7 +67,7 @@ def named_by(
     root: Node,
     recogniser: Recogniser,
     select: Sequence[str],
-    contents: Contents,
+    contents: PickleContents,
 ) -> tuple[set[str], list[str]]:
     """Return the names that patterns match, with names below them; and patterns without a match.
 
@@ -86,7 +86,7 @@ class _Pruning:
         recogniser: Recogniser,
         select: Sequence[str],
         exclude: Sequence[str],
-        contents: Contents,
+        contents: PickleContents,
     ) -> None:
         self.root = root
         self.recogniser = recogniser
@@ -237,7 +237,7 @@ class _Pattern:
     holds nothing of the section.
     """
 
-    def __init__(self, text: str, contents: Contents, whole: Section) -> None:
+    def __init__(self, text: str, contents: PickleContents, whole: Section) -> None:
         self.text = text
         #: whether it matched
         self.heard = False

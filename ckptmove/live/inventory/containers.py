@@ -31,13 +31,13 @@ MOST_VALUES = 200_000
 #: Returns the replacement of an object, or the object itself.
 Swap = Callable[[Any], Any]
 #: A label for the name, and the object; with an empty label, the name is that of the container.
-Part = tuple[str, Any]
+LabeledObject = tuple[str, Any]
 
 _PLACES = ("device", "_device")
 _BARE = frozenset((dict, defaultdict, list, tuple, set, frozenset, deque))  # without attributes
 
 
-class Kind:
+class ContainerKind:
     """The way to take objects of one class apart, and to rebuild them."""
 
     #: Whether an object's contents are fixed when it is made, or decide its hash.
@@ -90,12 +90,12 @@ class Kind:
             if inside.get(name) is not each:
                 yield name, each
 
-    def parts(self, whole: Any) -> Iterator[Part]:
+    def parts(self, whole: Any) -> Iterator[LabeledObject]:
         """The parts that a rebuilt object gets."""
         yield from self.needed(whole)
         yield from self.attributes(whole)
 
-    def needed(self, whole: Any) -> Iterator[Part]:
+    def needed(self, whole: Any) -> Iterator[LabeledObject]:
         """The parts that must exist before a new object is made, if the kind is `fixed`."""
         for key, each in self.contents(whole):
             yield str(key) if self.names else "", each
@@ -116,7 +116,7 @@ class Kind:
             self.own(whole)[name] = value
 
 
-class _Dict(Kind):
+class _Dict(ContainerKind):
     def __init__(self, kind: type) -> None:
         super().__init__(kind)
         bases: tuple[Any, ...] = (OrderedDict, defaultdict, dict)
@@ -138,7 +138,7 @@ class _Dict(Kind):
         super().fill(whole, new, swap)
 
 
-class _List(Kind):
+class _List(ContainerKind):
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
         return enumerate(list.__iter__(whole))
 
@@ -150,7 +150,7 @@ class _List(Kind):
         super().fill(whole, new, swap)
 
 
-class _Deque(Kind):
+class _Deque(ContainerKind):
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
         return enumerate(deque.__iter__(whole))
 
@@ -164,7 +164,7 @@ class _Deque(Kind):
         super().fill(whole, new, swap)
 
 
-class _Tuple(Kind):
+class _Tuple(ContainerKind):
     fixed = complete = True
 
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
@@ -181,10 +181,10 @@ class _Tuple(Kind):
             return kind(values)
 
 
-class _Packed(_Tuple):
+class _PackedSequences(_Tuple):
     """A PackedSequence; its `batch_sizes` always stay on the CPU."""
 
-    def needed(self, whole: Any) -> Iterator[Part]:
+    def needed(self, whole: Any) -> Iterator[LabeledObject]:
         return (part for part in super().needed(whole) if part[0] != "batch_sizes")
 
     def begun(self, whole: Any, swap: Swap) -> Any:
@@ -192,7 +192,7 @@ class _Packed(_Tuple):
         return super().begun(whole, lambda value: value if value is sizes else swap(value))
 
 
-class _Set(Kind):
+class _Set(ContainerKind):
     names = False
 
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
@@ -206,7 +206,7 @@ class _Set(Kind):
         super().fill(whole, new, swap)
 
 
-class _FrozenSet(Kind):
+class _FrozenSet(ContainerKind):
     fixed = complete = True
     names = False
 
@@ -217,7 +217,7 @@ class _FrozenSet(Kind):
         return frozenset.__new__(type(whole), map(swap, frozenset.__iter__(whole)))
 
 
-class _Proxy(Kind):
+class _Proxy(ContainerKind):
     """A mapping proxy; only the garbage collector can find the mapping behind it."""
 
     fixed = complete = True
@@ -227,7 +227,7 @@ class _Proxy(Kind):
             if isinstance(each, dict):
                 yield from _Dict(type(each)).contents(each)
 
-    def needed(self, whole: Any) -> Iterator[Part]:
+    def needed(self, whole: Any) -> Iterator[LabeledObject]:
         return (("", each) for each in gc.get_referents(whole))
 
     def begun(self, whole: Any, swap: Swap) -> Any:
@@ -235,7 +235,7 @@ class _Proxy(Kind):
         return MappingProxyType(swap(shown))
 
 
-class Fields(Kind):
+class Fields(ContainerKind):
     """Objects with attributes and slots only."""
 
     def follow(self, whole: Any, new: Any, places: Mapping[torch.device, torch.device]) -> None:
@@ -249,11 +249,11 @@ class Fields(Kind):
         return maker_of(type(whole))(type(whole))
 
 
-class _Hashed(Fields):
+class _HashedByContents(Fields):
     """Objects whose hash depends on their contents, such as frozen dataclasses."""
 
     fixed = True
-    parts = needed = Kind.attributes
+    parts = needed = ContainerKind.attributes
 
 
 class _Wrapper(Fields):
@@ -268,7 +268,7 @@ class _Wrapper(Fields):
 
     items = contents
 
-    def parts(self, whole: Any) -> Iterator[Part]:
+    def parts(self, whole: Any) -> Iterator[LabeledObject]:
         for name, value in self.attributes(whole):
             yield "" if name == "data" else name, value
 
@@ -276,7 +276,7 @@ class _Wrapper(Fields):
 class _Chain(Fields):
     """A ChainMap; its dicts are not part of names."""
 
-    def parts(self, whole: Any) -> Iterator[Part]:
+    def parts(self, whole: Any) -> Iterator[LabeledObject]:
         for name, value in self.attributes(whole):
             yield from (("", each) for each in value) if name == "maps" else [(name, value)]
 
@@ -285,10 +285,10 @@ class _Chain(Fields):
         new.maps = [swap(each) for each in whole.maps]
 
 
-_KINDS: tuple[tuple[type, Callable[[type], Kind]], ...] = (
+_KINDS: tuple[tuple[type, Callable[[type], ContainerKind]], ...] = (
     (dict, _Dict),
     (list, _List),
-    (PackedSequence, _Packed),
+    (PackedSequence, _PackedSequences),
     (tuple, _Tuple),
     (set, _Set),
     (frozenset, _FrozenSet),
@@ -300,12 +300,12 @@ _KINDS: tuple[tuple[type, Callable[[type], Kind]], ...] = (
 )
 
 
-def container(kind: type) -> Kind | None:
+def container(kind: type) -> ContainerKind | None:
     """The kind of a dict, list, tuple, set, deque or similar class; None for other classes."""
     return next((row(kind) for base, row in _KINDS if issubclass(kind, base)), None)
 
 
-def fielded(kind: type) -> Kind | None:
+def fielded(kind: type) -> ContainerKind | None:
     """The kind of a class that declares its fields; None for other classes."""
     if is_dataclass(kind) or hasattr(kind, "__attrs_attrs__") or issubclass(kind, SimpleNamespace):
         return attributed(kind)
@@ -316,7 +316,7 @@ def attributed(kind: type, *, declares: bool = True) -> Fields:
     """The kind of a class whose objects are taken apart by their attributes."""
     hashed: Any = kind.__hash__  # None if objects are not hashable
     is_by_identity = hashed in (None, object.__hash__)
-    return (Fields if is_by_identity else _Hashed)(kind, declares=declares)
+    return (Fields if is_by_identity else _HashedByContents)(kind, declares=declares)
 
 
 def maker_of(kind: type) -> Any:
@@ -325,7 +325,9 @@ def maker_of(kind: type) -> Any:
     return next(each for each in makers if isinstance(each, BuiltinFunctionType))
 
 
-def rebuild_containers(containers: Mapping[int, tuple[Kind, Any]], swapped: dict[int, Any]) -> None:
+def rebuild_containers(
+    containers: Mapping[int, tuple[ContainerKind, Any]], swapped: dict[int, Any]
+) -> None:
     """Rebuild containers with swapped contents; keys are `id()`s, results go into `swapped`."""
 
     def swap(value: Any) -> Any:
@@ -340,7 +342,7 @@ def rebuild_containers(containers: Mapping[int, tuple[Kind, Any]], swapped: dict
         if key not in swapped:
             swapped[key] = kind.begun(whole, swap)
         parts = {id(part) for _, part in kind.needed(whole)}
-        if isinstance(kind, _Hashed) and swapped.keys() >= parts & containers.keys():
+        if isinstance(kind, _HashedByContents) and swapped.keys() >= parts & containers.keys():
             kind.fill(whole, swapped[key], swap)
         else:  # attributes of a tuple, or a cycle through a tuple
             late.append(key)
@@ -349,7 +351,7 @@ def rebuild_containers(containers: Mapping[int, tuple[Kind, Any]], swapped: dict
         kind.fill(whole, swapped[key], swap)
 
 
-def _inner_first(containers: Mapping[int, tuple[Kind, Any]]) -> Iterator[int]:
+def _inner_first(containers: Mapping[int, tuple[ContainerKind, Any]]) -> Iterator[int]:
     """The containers, inner ones first, except in cycles."""
     seen: set[int] = set()
     for root in containers:

@@ -16,7 +16,7 @@ from ...reports.doctor import SLOW, WRONG, Verdict
 from .holdings import REGISTERED, HeldTensor, Holdings, Ownership
 from .object_walk import attributes
 from .offloaded import Offloads
-from .ownership import Misplaced, OwnershipReport, Unregistered, belonging
+from .ownership import MisplacedTensor, OwnershipReport, UnregisteredTensor, belonging
 
 
 def warnings_of(
@@ -62,7 +62,7 @@ def unregistered(
     return Verdict("unregistered-tensor", title, fix, tuple(evidence), severity)
 
 
-def _each_unregistered(found: Iterable[Unregistered]) -> Iterator[Verdict]:
+def _each_unregistered(found: Iterable[UnregisteredTensor]) -> Iterator[Verdict]:
     """The unregistered tensors, grouped: one verdict for all modules of a class."""
     names: dict[tuple[str, str, str], list[str]] = {}
     for each in found:
@@ -213,7 +213,7 @@ def copied(together: OwnershipReport) -> Iterator[Verdict]:
 
 def misplaced(together: OwnershipReport) -> Iterator[Verdict]:
     """State and gradients that are not on their parameter's device, and steps not on the CPU."""
-    groups: dict[tuple[str, str, bool], list[Misplaced]] = {}
+    groups: dict[tuple[str, str, bool], list[MisplacedTensor]] = {}
     for each in together.misplaced:
         groups.setdefault((each.device, each.wanted, each.role is Role.STEP), []).append(each)
     for (device, home, is_step), those in groups.items():

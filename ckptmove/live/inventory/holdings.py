@@ -25,9 +25,9 @@ from ...pickles.device_tags import names_device
 from ...torch_pickle.sections.sections import Rng, is_rng_state
 from .arguments import are_optimizers, check_others, optimizers_at
 from .object_walk import (
-    Known,
+    ListedObjects,
     Reach,
-    Reached,
+    ReachedTensor,
     attributes,
     besides,
     hooks,
@@ -150,7 +150,7 @@ def holdings(
     found = Holdings(optimizers=optimizers_at(optimizer, ("optimizer",)), as_written=as_written)
     for name in [name for name, each in others.items() if are_optimizers(each)]:
         found.optimizers.update(optimizers_at(others.pop(name), (name,)))
-    known = Known([model, *models.values()], found.optimizers.values())
+    known = ListedObjects([model, *models.values()], found.optimizers.values())
     _of_model(model, (), known, found)
     taken = {each.path[0] for each in found.all}.union(model._modules.keys())
     check_others(others, taken, parameters)
@@ -218,7 +218,7 @@ def has_optimizer(model: nn.Module) -> bool:
 # -- the model -------------------------------------------------------------------------------------
 
 
-def _of_model(model: nn.Module, start: Path, known: Known, found: Holdings) -> None:
+def _of_model(model: nn.Module, start: Path, known: ListedObjects, found: Holdings) -> None:
     modules = list(modules_of(model, start))
     if found.as_written:
         modules = [(tuple(k for k in path if k != COMPILED), each) for path, each in modules]
@@ -320,7 +320,7 @@ def _shared(
                 found.all += _unregistered(each, Ownership.CLASS, place)
 
 
-def _unregistered(each: Reached, held: Ownership, place: str) -> list[HeldTensor]:
+def _unregistered(each: ReachedTensor, held: Ownership, place: str) -> list[HeldTensor]:
     role = Role.RNG_STATE if _is_rng_state(each.tensor, each.path) else each.role
     own = HeldTensor(
         each.path, each.tensor, held, Section.MODEL, role, place, in_module=each.in_module
@@ -341,7 +341,7 @@ def _of_optimizer(
     optimizer: torch.optim.Optimizer,
     path: Path,
     names: Mapping[int, Path],
-    known: Known,
+    known: ListedObjects,
     found: Holdings,
 ) -> None:
     reach = Reach(known.objects)
@@ -410,7 +410,7 @@ def stays_on_cpu(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], slo
 
 
 def _of_object(
-    value: object, name: str, section: Section, names: Mapping[int, Path], known: Known
+    value: object, name: str, section: Section, names: Mapping[int, Path], known: ListedObjects
 ) -> list[HeldTensor]:
     """The tensors in the attributes of any other object, except parameters."""
     kinds = (Mapping, list, tuple, set, torch.Tensor)

@@ -20,7 +20,7 @@ from ...manifest.paths import Path, spell
 from ...reports.live import LiveManifest
 from .findings import warnings_of
 from .holdings import COMPILED, REGISTERED, HeldTensor, Holdings, Naming, Ownership
-from .offloaded import Offloaded, Offloads
+from .offloaded import OffloadedData, Offloads
 
 FORMAT = "live model"
 #: Classes that wrap a model → the name of the attribute with the model.
@@ -242,7 +242,7 @@ class _Listing:
         size = None if without else _number(storage.nbytes(), 0)
         return _Storing(storage._cdata, size, device)
 
-    def _offloaded(self, found: Offloaded, nbytes: int) -> _Storing:
+    def _offloaded(self, found: OffloadedData, nbytes: int) -> _Storing:
         if found.tensor is None:
             return _Storing(found.place, nbytes, found.device)
         storage = found.tensor.untyped_storage()

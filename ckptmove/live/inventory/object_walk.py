@@ -38,7 +38,7 @@ _Opener = Callable[[Any], Iterable[_Part]]
 _Link = tuple[Any, Key]  # the way to a value: the holder's link, and the key
 
 
-class Reached(NamedTuple):
+class ReachedTensor(NamedTuple):
     """A tensor inside a value, and the path to it."""
 
     path: Path
@@ -61,7 +61,7 @@ class Reach:
         """Each tensor inside a value, with the path to it."""
         return ((each.path, each.tensor) for each in self.reached(value, path))
 
-    def reached(self, value: object, path: Path) -> Iterator[Reached]:
+    def reached(self, value: object, path: Path) -> Iterator[ReachedTensor]:
         """Each tensor inside a value, with its path, role, and whether a module is on the path."""
         todo: list[tuple[_Link | None, object, int, bool, Role | None]]
         todo = [(None, value, 0, False, None)]
@@ -70,7 +70,7 @@ class Reach:
             kind = type(value)
             if issubclass(kind, torch.Tensor):
                 assert isinstance(value, torch.Tensor)
-                yield Reached((*path, *_keys(link)), value, role, in_module)
+                yield ReachedTensor((*path, *_keys(link)), value, role, in_module)
             if id(value) in self._met:
                 continue
             opener = self._opener(kind)
@@ -280,7 +280,7 @@ def registered_in(module: nn.Module) -> Iterator[torch.Tensor]:
         yield from (each for each in held.values() if each is not None)
 
 
-class Known:
+class ListedObjects:
     """Objects that are listed by themselves, and so not again as parts of other objects."""
 
     def __init__(

@@ -19,7 +19,7 @@ from ...manifest.paths import Path, spell
 CPU, DISK = "cpu (offloaded)", "disk (offloaded)"
 
 
-class Offloaded(NamedTuple):
+class OffloadedData(NamedTuple):
     """Where the data of a tensor on `meta` is."""
 
     device: str  #: `cpu (offloaded)` or `disk (offloaded)`
@@ -42,7 +42,7 @@ class Offloads:
                 if getattr(hook, "offload", False) and isinstance(weights, Mapping):
                     self._maps[path] = weights
 
-    def of(self, path: Path) -> Offloaded | None:
+    def of(self, path: Path) -> OffloadedData | None:
         """Where the data of a tensor on `meta` is, or None if unknown."""
         for n in range(len(path) - 1, -1, -1) if self._maps else ():
             weights = self._maps.get(path[:n])
@@ -72,7 +72,7 @@ def _hooks(module: nn.Module) -> Iterator[object]:
             yield hook
 
 
-def _looked_up(weights: Any, name: str) -> Offloaded | None:
+def _looked_up(weights: Any, name: str) -> OffloadedData | None:
     """The entry in a hook's map of weights, or None; nothing is read from disk."""
     while hasattr(weights, "dataset") and hasattr(weights, "prefix"):
         weights, name = weights.dataset, f"{weights.prefix}{name}"
@@ -80,10 +80,10 @@ def _looked_up(weights: Any, name: str) -> Offloaded | None:
     loaded = getattr(weights, "state_dict", None) if isinstance(index, Mapping) else weights
     found = loaded.get(name) if isinstance(loaded, Mapping) else None
     if isinstance(found, torch.Tensor):
-        return Offloaded(CPU, found)
+        return OffloadedData(CPU, found)
     if isinstance(index, Mapping) and name in index:
         file = index[name].get("safetensors_file")
         if file is not None:
-            return Offloaded(DISK, place=(str(file), str(index[name].get("weight_name", name))))
-        return Offloaded(DISK, place=(str(getattr(weights, "save_folder", "")), name))
+            return OffloadedData(DISK, place=(str(file), str(index[name].get("weight_name", name))))
+        return OffloadedData(DISK, place=(str(getattr(weights, "save_folder", "")), name))
     return None

@@ -21,7 +21,7 @@ from .object_walk import hooks
 _IN_HOOK = "let the hook read it from a buffer of the module"
 
 
-class Unregistered(NamedTuple):
+class UnregisteredTensor(NamedTuple):
     """A tensor that `Module.to` and the state dict don't know."""
 
     name: str  #: of the tensor
@@ -37,7 +37,7 @@ class Unregistered(NamedTuple):
         return line_of_attribute(self.kind, self.attribute)
 
 
-def unregistered(found: Holdings) -> Iterator[Unregistered]:
+def unregistered(found: Holdings) -> Iterator[UnregisteredTensor]:
     """Tensors that a model should register; without those that libraries set in each forward."""
     flat = {
         each.tensor.untyped_storage()._cdata
@@ -71,7 +71,7 @@ def unregistered(found: Holdings) -> Iterator[Unregistered]:
             # A list with one module hides it on purpose. Code of other classes is not run.
             alone = type(held) in (list, tuple) and len(held) == 1
             missed = bool(trained) and learns and not alone and id(each.tensor) not in trained
-            yield Unregistered(each.name, advice, type(module), attribute, each.held, missed)
+            yield UnregisteredTensor(each.name, advice, type(module), attribute, each.held, missed)
 
 
 def is_copied_parameter(tensor: torch.Tensor) -> bool:
@@ -82,10 +82,10 @@ def is_copied_parameter(tensor: torch.Tensor) -> bool:
     return hasattr(node.next_functions[0][0], "variable")
 
 
-def _of_optimizer(each: HeldTensor, found: Holdings) -> Iterator[Unregistered]:
+def _of_optimizer(each: HeldTensor, found: Holdings) -> Iterator[UnregisteredTensor]:
     for path, optimizer in found.optimizers.items():
         if each.path[: len(path)] == path:
-            yield Unregistered(each.name, _IN_HOOK, type(optimizer), "", each.held)
+            yield UnregisteredTensor(each.name, _IN_HOOK, type(optimizer), "", each.held)
             return
 
 
@@ -149,7 +149,7 @@ def _is_set_by_hook(module: nn.Module, attribute: str) -> bool:
     )
 
 
-class Misplaced(NamedTuple):
+class MisplacedTensor(NamedTuple):
     """A gradient, or a tensor of an optimizer's state, that is on the wrong device."""
 
     name: str  #: of the tensor
@@ -170,8 +170,8 @@ class OwnershipReport:
     foreign: Sequence[Shaped] = ()
     #: Trainable parameters of the model that no optimizer has; empty without an optimizer.
     untrained: Sequence[Shaped] = ()
-    misplaced: Sequence[Misplaced] = ()  #: state and gradients on the wrong device
-    unregistered: Sequence[Unregistered] = ()  #: tensors that model.to does not move
+    misplaced: Sequence[MisplacedTensor] = ()  #: state and gradients on the wrong device
+    unregistered: Sequence[UnregisteredTensor] = ()  #: tensors that model.to does not move
     kind: str = "AdamW"  #: the class of the first optimizer
     #: Attributes that are copies of parameters, each with the line that made it, or "".
     copied: Sequence[tuple[str, str]] = ()
@@ -259,7 +259,7 @@ def _untrained(found: Holdings) -> list[tuple[str, torch.Tensor]]:
     return list(left.values())
 
 
-def misplaced(found: Holdings) -> list[Misplaced]:
+def misplaced(found: Holdings) -> list[MisplacedTensor]:
     """Gradients and state that are not on their parameter's device, or not on the CPU as required.
 
     A single number may stay on the CPU, unless the optimizer is capturable or fused.
@@ -290,7 +290,7 @@ def misplaced(found: Holdings) -> list[Misplaced]:
         wanted = "cpu" if each.role is Role.STEP else str(home)
         here = str(each.tensor.device)
         if _indexed(here) != _indexed(wanted):
-            wrong.append(Misplaced(each.name, each.held, here, wanted, each.role))
+            wrong.append(MisplacedTensor(each.name, each.held, here, wanted, each.role))
     return wrong
 
 

@@ -26,7 +26,7 @@ from ..inventory.manifest import manifest_of, tag_of
 from ..inventory.ownership import unregistered
 from .devices import Renaming, reachable, renaming
 from .movable import check_movable, holder_of, to_empty_hint
-from .parametrized import Computed, computed, dropped, renew
+from .parametrized import ComputedAttribute, computed, dropped, renew
 from .swap_storages import Exchange, TensorMove, is_plain
 
 #: Tensors that torch itself does not move.
@@ -276,7 +276,7 @@ def _exchange(
     found: Holdings,
     pairs: _Pairs,
     named: Renaming,
-    weights: list[Computed],
+    weights: list[ComputedAttribute],
     exchange: Exchange,
     dry_run: bool,
 ) -> list[str]:
@@ -310,7 +310,7 @@ def _exchange(
     return list(_flatten(rnns, gone))
 
 
-def _is_of(weight: Computed, gone: set[int]) -> bool:
+def _is_of(weight: ComputedAttribute, gone: set[int]) -> bool:
     """Whether a tensor that a weight is computed from is moved."""
     return any(id(each) in gone for each in _own(weight.module))
 
@@ -321,7 +321,7 @@ def _own(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _finish(
-    named: Renaming, weights: list[Computed], undoing: Callable[[Callable[[], None]], None]
+    named: Renaming, weights: list[ComputedAttribute], undoing: Callable[[Callable[[], None]], None]
 ) -> None:
     named.perform(undoing)
     renew(weights, undoing)

@@ -18,7 +18,7 @@ from ...display.phrases import first_line
 from ...errors import RefusedError
 
 
-class Computed(NamedTuple):
+class ComputedAttribute(NamedTuple):
     """An attribute that a hook computes."""
 
     name: str  #: its dotted name
@@ -41,7 +41,7 @@ class Computed(NamedTuple):
         setattr(self.module, self.attribute, None)
 
 
-def computed(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[Computed]:
+def computed(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[ComputedAttribute]:
     """The attributes of named modules that are results of a hook."""
     met: set[int] = set()
     for name, module in modules:
@@ -54,7 +54,7 @@ def computed(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[Computed]:
                 value = vars(module).get(found[0])
                 if isinstance(value, torch.Tensor) and not value.is_leaf:
                     own = f"{name}.{found[0]}" if name else found[0]
-                    yield Computed(own, module, *found)
+                    yield ComputedAttribute(own, module, *found)
 
 
 def _of_hook(hook: Any, module: nn.Module) -> tuple[str, Callable[[], torch.Tensor]] | None:
@@ -71,7 +71,7 @@ def _of_hook(hook: Any, module: nn.Module) -> tuple[str, Callable[[], torch.Tens
 
 
 @contextmanager
-def dropped(weights: list[Computed]) -> Iterator[None]:
+def dropped(weights: list[ComputedAttribute]) -> Iterator[None]:
     """A context without these weights; at its end, missing weights are computed."""
     for each in weights:
         each.drop()
@@ -83,7 +83,7 @@ def dropped(weights: list[Computed]) -> Iterator[None]:
                 each.renew()
 
 
-def renew(weights: list[Computed], undoing: Callable[[Callable[[], None]], None]) -> None:
+def renew(weights: list[ComputedAttribute], undoing: Callable[[Callable[[], None]], None]) -> None:
     """Compute dropped weights again; `undoing` receives functions that undo it."""
     for each in weights:
         undoing(each.drop)

@@ -25,7 +25,7 @@ Batch = TypeVar("Batch")
 _OWN = ("_loader", "_device", "_keep")
 
 
-class Prefetched(Generic[Batch]):
+class PrefetchingLoader(Generic[Batch]):
     """The result of `ckptmove.prefetch`: a loader with batches on a device.
 
     It has all attributes of the loader.

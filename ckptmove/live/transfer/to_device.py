@@ -24,9 +24,9 @@ from ...errors import CkptmoveError, UsageError
 from ...graph.patterns import covers
 from ..inventory.containers import (
     MOST_VALUES,
+    ContainerKind,
     Fields,
-    Kind,
-    Part,
+    LabeledObject,
     attributed,
     container,
     fielded,
@@ -150,7 +150,7 @@ class _Contents:
 
     def __init__(self, patterns: tuple[str, ...] = ()) -> None:
         self.leaves: dict[int, Any] = {}  #: tensors, and objects that can move themselves
-        self.containers: dict[int, tuple[Kind, Any]] = {}  #: the containers that hold them
+        self.containers: dict[int, tuple[ContainerKind, Any]] = {}  #: the containers that hold them
         #: Objects that a pattern of `keep` covers; they were not searched.
         self.kept: list[Any] = []
         self.seen: set[int] = set()  #: all objects except those in `kept`
@@ -215,9 +215,9 @@ class _Contents:
             key = holder
         return ".".join(label for label in reversed(labels) if label)
 
-    def holding(self, changed: Mapping[int, Any]) -> dict[int, tuple[Kind, Any]]:
+    def holding(self, changed: Mapping[int, Any]) -> dict[int, tuple[ContainerKind, Any]]:
         """The containers that hold a changed object, at any depth."""
-        found: dict[int, tuple[Kind, Any]] = {}
+        found: dict[int, tuple[ContainerKind, Any]] = {}
         work = list(changed)
         while work:
             for holder in self._holders.get(work.pop(), ()):
@@ -252,7 +252,7 @@ class _Contents:
         return any(covers(pattern, name) for pattern in self._patterns)
 
     def _kind(self, kind: type) -> Any:
-        """The `Kind` of a container, `_Leaf`, `_Mover`, or None for others."""
+        """The `ContainerKind` of a container, `_Leaf`, `_Mover`, or None for others."""
         try:
             return self._kinds[kind]
         except KeyError:
@@ -275,7 +275,7 @@ class _Search:
         #: How many more values are searched; no limit once a tensor is found.
         self.left: float = MOST_VALUES
 
-    def looked_at(self, parts: Iterable[Part]) -> Iterator[Part]:
+    def looked_at(self, parts: Iterable[LabeledObject]) -> Iterator[LabeledObject]:
         """The parts, up to the limit."""
         for part in parts:
             if self.left <= 0:

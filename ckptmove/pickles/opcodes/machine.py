@@ -36,7 +36,7 @@ from ..hash_costs import check_added
 from ..nodes import TEXTS, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
 from .marked_stack import MarkedStack
 from .memo import UNFILLED, Memo
-from .pairs import Records, keys_of, with_pairs
+from .pairs import RecordKinds, keys_of, with_pairs
 from .python2_names import from_python2
 from .rows import extended, memory_of, packed
 from .table import NAMES as OPCODE_NAMES
@@ -59,7 +59,7 @@ class Machine(MarkedStack):
         self.globals: list[Global] = []
         self.persistents: list[Persistent] = []
         self.calls: list[Call] = []
-        self.records = Records()
+        self.records = RecordKinds()
         self.textual = False  # whether a persistent id is a line of text, as in protocol 0
         self.protocol = 0
         self.room_for_pairs = len(data) >> 3

@@ -86,7 +86,7 @@ class Pairs(MutableSequence["tuple[Node, Node]"]):
         self.values = extended(self.values, list(values)) if self.values else packed(list(values))
 
 
-class Records:
+class RecordKinds:
     """The kinds of records of one pickle, which share their keys."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ class StorageForm(NamedTuple):
     numel: int
 
 
-class Names(NamedTuple):
+class RecalledNames(NamedTuple):
     """The names that the opcodes of many tensors recall."""
 
     function: Global
@@ -31,14 +31,14 @@ class Names(NamedTuple):
 class Form(NamedTuple):
     """The common data of many tensors: everything except the storage and memo slots."""
 
-    names: Names
+    names: RecalledNames
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     requires_grad: bool
 
 
-class Places(NamedTuple):
+class OpcodeOffsets(NamedTuple):
     """The offsets of opcodes in the sequence of a tensor, the same in many tensors."""
 
     key: int = 0
@@ -47,7 +47,7 @@ class Places(NamedTuple):
     call: int = 0
 
 
-_NOWHERE = Places()
+_NOWHERE = OpcodeOffsets()
 
 
 class StorageReference(Persistent):
@@ -60,7 +60,12 @@ class StorageReference(Persistent):
     __slots__ = ("_pid", "form", "key", "places", "start", "tag")
 
     def __init__(
-        self, form: StorageForm, key: str, tag: str, places: Places = _NOWHERE, start: int = 0
+        self,
+        form: StorageForm,
+        key: str,
+        tag: str,
+        places: OpcodeOffsets = _NOWHERE,
+        start: int = 0,
     ) -> None:
         """`start` is where the tensor's sequence starts in the pickle."""
         self.form = form

@@ -40,7 +40,14 @@ from ..device_tags import may_be_tag
 from ..nodes import Global, Node, Text, Tuple
 from .machine import Machine
 from .memo import UNFILLED
-from .plain_tensors import Form, Names, Places, PlainTensor, StorageForm, StorageReference
+from .plain_tensors import (
+    Form,
+    OpcodeOffsets,
+    PlainTensor,
+    RecalledNames,
+    StorageForm,
+    StorageReference,
+)
 
 _REBUILD, _HOOKS = "torch._utils._rebuild_tensor_v2", "collections.OrderedDict"
 _GET, _PUT = rb"(?:h.|j....)", rb"(q.|r....|)"
@@ -98,7 +105,7 @@ class _Layout(NamedTuple):
     has_key: bool
     #: whether the tensor is put into a slot
     is_put: bool
-    places: Places
+    places: OpcodeOffsets
 
 
 class TensorMachine(Machine):
@@ -267,7 +274,7 @@ class TensorMachine(Machine):
         if sizes is None or strides is None or len(sizes) != len(strides) or min(counts) < 0:
             return None
         numel, offset = counts
-        names = Names(self._rebuild, self._hooks, self.empty_tuple)
+        names = RecalledNames(self._rebuild, self._hooks, self.empty_tuple)
         form = Form(names, offset, sizes, strides, hooks[0] == _TRUE)
         storage = StorageForm(word, kind, numel)
         return _Usual(form, storage, tuple(recalled), place)
@@ -333,7 +340,7 @@ def _layout_of(found: re.Match[bytes], usual: _Usual) -> _Layout:
         same=tuple(same),
         has_key=key == _KEY,
         is_put=bool(found[_PUTS[-1]]),
-        places=Places(
+        places=OpcodeOffsets(
             key=found.start(_KEY) - _KEY_HEAD - start,
             location=found.start(_LOCATION) - start,
             id=found.start(_PERSID) - start,

@@ -17,7 +17,7 @@ from ..flag_row import FlagRow
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
 from ..opcodes.literals import may_be_checkpoint
 from ..opcodes.mixed_rows import MixedRow, is_worth_it, parts_of
-from ..opcodes.pairs import Pairs, Records, with_pairs
+from ..opcodes.pairs import Pairs, RecordKinds, with_pairs
 from ..opcodes.rows import packed
 from .spelling import MAX_BITS, Term, are_terms, has_surrogates, shareable
 
@@ -58,7 +58,7 @@ class _Reading:
         self.kinds_met = kinds_met
         self.places = count(base)
         self.empty = Tuple([], next(self.places))
-        self.records = Records()
+        self.records = RecordKinds()
         #: the nodes that may occur again, by their numbers
         self.shared: list[Node] = []
         #: the numbers of nodes that are not yet complete

@@ -14,7 +14,7 @@ from ...errors import CorruptError, UnsupportedError
 from ..flag_row import FlagRow
 from ..nodes import Items
 from ..opcodes.mixed_rows import MixedRow, is_worth_it
-from ..opcodes.pairs import Pairs, Records
+from ..opcodes.pairs import Pairs, RecordKinds
 from ..opcodes.rows import extended, packed
 from .spelling import Term, are_terms, has_surrogates
 
@@ -279,7 +279,7 @@ def _excess_of_texts(quotes: int, nbytes: int) -> str | None:
     return None
 
 
-class Extent(NamedTuple):
+class JsonExtent(NamedTuple):
     """The extent of JSON: the depth and number of its brackets, and the number of its quotes."""
 
     depth: int
@@ -287,7 +287,7 @@ class Extent(NamedTuple):
     quotes: int
 
 
-def extent_of(content: str | bytes) -> Extent:
+def extent_of(content: str | bytes) -> JsonExtent:
     """The extent of JSON before it is parsed; arbitrary numbers if it is not JSON."""
     deepest = depth = opened = quotes = within = 0  # within: 1 within a string
     for part in _parts_of(content):
@@ -300,7 +300,7 @@ def extent_of(content: str | bytes) -> Extent:
         steps = memoryview(outside).cast("b")
         deepest = max(deepest, max(accumulate(steps, initial=depth)))
         depth += sum(steps)
-    return Extent(deepest, opened, quotes)
+    return JsonExtent(deepest, opened, quotes)
 
 
 def _parts_of(content: str | bytes) -> Iterator[bytes]:
@@ -323,7 +323,7 @@ class _Objects:
     """The objects of one text."""
 
     def __init__(self) -> None:
-        self._records = Records()
+        self._records = RecordKinds()
 
     def unique(self, pairs: list[tuple[str, Term]]) -> dict[str, Term] | Pairs:
         """An object, or the pairs of a record."""

@@ -11,7 +11,7 @@ from ...display.report import Report
 from ...manifest.manifest import Manifest, Total
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """An entry of the ledger: the content of one line."""
 
     name: str  #: the name of the item
@@ -77,7 +77,7 @@ class Task(NamedTuple):
     options: Mapping[str, Any]  #: the options of the verb for this item
     request: str  #: a digest of everything common to all items; see `batches.fingerprints`
     ledger: str = ""  #: the path of the ledger; empty if there is none
-    known: Entry | None = None  #: the ledger's entry of the item when the batch was planned
+    known: LedgerEntry | None = None  #: the ledger's entry of the item when the batch was planned
     since: int = 0  #: the ledger may have more from this offset on
     #: how an existing output is treated: `checked` by its checksum, `compared` with the new output,
     #: or `replaced`; empty if there is none.
@@ -181,7 +181,7 @@ class Result(NamedTuple):
     report: Mapping[str, Any] | None = None
     contents: Annotated[Contents | None, OMITTED] = None
     folders: Annotated[tuple[str, ...], OMITTED] = ()
-    entries: Annotated[tuple[Entry, ...], OMITTED] = ()
+    entries: Annotated[tuple[LedgerEntry, ...], OMITTED] = ()
 
     @property
     def ok(self) -> bool:
@@ -210,7 +210,7 @@ def is_unsure(result: Result) -> bool:
     return result.reason in UNSURE.values()
 
 
-def skipped_result(item: Item, why: str, known: Item | Entry) -> Result:
+def skipped_result(item: Item, why: str, known: Item | LedgerEntry) -> Result:
     """Return the result of an item that is done already, with its known digests."""
     result = result_of(item, SKIPPED, why, output=item.output or None)
     return result._replace(digests=known.digests, source_digests=known.source_digests)

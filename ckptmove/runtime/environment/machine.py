@@ -45,7 +45,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Hardware:
     """The GPUs and drivers of this machine."""
 
     gpus: tuple[Gpu, ...] = ()  #: all GPUs, in the order of the PCI bus
@@ -56,9 +56,9 @@ class Machine:
     denied: tuple[str, ...] = ()  #: existing device files that this user may not open
 
 
-def look() -> Machine:
+def look() -> Hardware:
     """Find the GPUs and drivers; raises nothing and prints nothing."""
-    found = Machine()
+    found = Hardware()
     with suppress(Exception):
         found = _nvml(found)
     if not found.gpus:
@@ -109,7 +109,7 @@ def _load(names: tuple[str, ...], on_windows: str) -> Any:
     raise OSError("not there")
 
 
-def _nvml(found: Machine) -> Machine:
+def _nvml(found: Hardware) -> Hardware:
     nvml = _load(_NVML, "nvml.dll")
     failed = nvml.nvmlInit_v2()
     if failed:
@@ -149,7 +149,7 @@ def _query_gpu(nvml: Any, index: int) -> Gpu:
     return gpu
 
 
-def _nvidia_smi(found: Machine) -> Machine:
+def _nvidia_smi(found: Hardware) -> Hardware:
     program = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=_WSL)
     if program is None:
         return found
@@ -167,7 +167,7 @@ def _nvidia_smi(found: Machine) -> Machine:
     return replace(found, gpus=tuple(parse_gpus(answer.stdout)), complaint=complaint)
 
 
-def _libcuda(found: Machine) -> Machine:
+def _libcuda(found: Hardware) -> Hardware:
     version = ctypes.c_int()
     failed = _load(_LIBCUDA, "nvcuda.dll").cuDriverGetVersion(ctypes.byref(version))
     supported = None if failed or not version.value else _cuda(version.value)

@@ -116,7 +116,7 @@ class Recogniser:
             raise CorruptError("tensors are wrapped in each other too deeply")
         try:
             return rebuild(self, args, depth)
-        except (_Malformed, IndexError, ValueError) as error:
+        except (_MalformedArguments, IndexError, ValueError) as error:
             raise CorruptError(f"a tensor has malformed arguments ({function})") from error
 
     def _variable(self, node: Call, depth: int) -> Tensor | None:
@@ -127,7 +127,7 @@ class Recogniser:
         data, requires_grad, hooks = found
         try:
             tensor = self._inner(data, depth)
-        except _Malformed:
+        except _MalformedArguments:
             return None
         kind = "parameter" if node.qualname == "torch.nn.parameter.Parameter" else tensor.kind
         children = (*tensor.children, *_hooks(hooks))
@@ -165,11 +165,11 @@ class Recogniser:
     ) -> Tensor:
         found = self._ids.get(id(args[0]))
         if found is None or not isinstance(args[0], (Persistent, Call)):
-            raise _Malformed
+            raise _MalformedArguments
         dtype = dtype or found.dtype
         offset, shape, stride = args[1], _sizes(args[2]), _sizes(args[3])
         if dtype is None or not is_size(offset) or len(shape) != len(stride):
-            raise _Malformed
+            raise _MalformedArguments
         assert isinstance(offset, int)
         return tensor_at(found, shape, stride, offset, dtype, requires_grad is True, children)
 
@@ -202,7 +202,7 @@ class Recogniser:
     def _from_type(self, args: Items, depth: int) -> Tensor:
         function, cls, inner, state = args[:4]
         if not isinstance(function, Global) or not isinstance(cls, Global):
-            raise _Malformed
+            raise _MalformedArguments
         tensor = self._rebuilt(function.qualname, _items(inner), depth + 1)
         if tensor is None:
             raise UnsupportedError(f"tensors rebuilt by {function.qualname} are not known")
@@ -257,7 +257,7 @@ class Recogniser:
     def _nested(self, args: Items, depth: int) -> Tensor:
         values, sizes = self._inner(args[0], depth), self._inner(args[1], depth)
         if len(sizes.shape) != 2 or sizes.shape[1] > MOST_DIMENSIONS:
-            raise _Malformed
+            raise _MalformedArguments
         names = ("sizes", "strides", "offsets")
         parts = [Child(name, part, Role.SHAPE) for name, part in zip(names, args[1:], strict=False)]
         return Tensor(
@@ -273,7 +273,7 @@ class Recogniser:
     def _jagged(self, args: Items, depth: int) -> Tensor:
         state = args[0]
         if not isinstance(state, Dict):
-            raise _Malformed
+            raise _MalformedArguments
         values, offsets = state.get("values"), state.get("offsets")
         inner, bounds = self._inner(values, depth), self._inner(offsets, depth)
         children = [Child("values", values), Child("offsets", offsets)]
@@ -310,7 +310,7 @@ class Recogniser:
         tensor = self._inner(args[0], depth)
         device = args[2]
         if not isinstance(device, Text):
-            raise _Malformed
+            raise _MalformedArguments
         return tensor._replace(device=str(device), requires_grad=args[3] is True, spelled=(device,))
 
     def _through_numpy(self, args: Items, depth: int) -> Tensor:
@@ -319,7 +319,7 @@ class Recogniser:
         state = array.state if isinstance(array, Call) else None
         dtype, shape = _dtype(args[1]), _sizes(_items(state)[1])
         if not isinstance(device, Text):
-            raise _Malformed
+            raise _MalformedArguments
         return Tensor(
             dtype=dtype,
             shape=shape,
@@ -333,7 +333,7 @@ class Recogniser:
         cls, device = args[0], args[6]
         text = device_text(device)
         if not isinstance(cls, Global) or text is None or not isinstance(device, Call):
-            raise _Malformed
+            raise _MalformedArguments
         dtype, shape = _dtype(args[1]), _sizes(args[2])
         offset = args[4]
         return Tensor(
@@ -355,11 +355,11 @@ class Recogniser:
             return tensor_at(*self._tensors[id(node)])
         tensor = self.tensor(node, depth + 1) if isinstance(node, Call) else None
         if tensor is None:
-            raise _Malformed
+            raise _MalformedArguments
         return tensor
 
 
-class _Malformed(Exception):
+class _MalformedArguments(Exception):
     """The arguments are not those of the rebuild function."""
 
 
@@ -387,7 +387,7 @@ _REBUILD: dict[str, _Rebuild] = {
 
 def _items(node: Node) -> Items:
     if not isinstance(node, (Tuple, List)):
-        raise _Malformed
+        raise _MalformedArguments
     return node.items
 
 
@@ -397,16 +397,16 @@ def _sizes(node: Node) -> tuple[int, ...]:
         node = _items(node.args)[0]
     items = _items(node)
     if len(items) > MOST_DIMENSIONS:
-        raise _Malformed
+        raise _MalformedArguments
     for n in items:
         if not is_size(n):
-            raise _Malformed
+            raise _MalformedArguments
     return tuple(items)  # type: ignore[arg-type] # they are sizes
 
 
 def _dtype(node: Node) -> str:
     if not isinstance(node, Global) or node.module != "torch":
-        raise _Malformed
+        raise _MalformedArguments
     name = ALIASES.get(node.name, node.name)
     if name not in BITS:
         raise UnsupportedError(f"the dtype {node.qualname} is not known")
@@ -415,10 +415,10 @@ def _dtype(node: Node) -> str:
 
 def _layout(node: Node) -> str:
     if not isinstance(node, Call) or node.qualname != "torch.serialization._get_layout":
-        raise _Malformed
+        raise _MalformedArguments
     name = _items(node.args)[0]
     if not isinstance(name, str):
-        raise _Malformed
+        raise _MalformedArguments
     return str(name).removeprefix("torch.")
 
 

@@ -32,7 +32,7 @@ Model = str | os.PathLike[str] | Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltModel:
     """A model, without the checkpoint's values."""
 
     module: torch.nn.Module
@@ -56,7 +56,7 @@ def is_of_file(model: Model | None) -> bool:
     return isinstance(model, (str, os.PathLike)) and Path(model).exists()
 
 
-def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -> Built:
+def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -> BuiltModel:
     """Build the named model; `trust_pickle` allows unpickling a module, which runs its code.
 
     Raises:
@@ -65,7 +65,7 @@ def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -
             model's own failure.
     """
     if not isinstance(model, (str, os.PathLike)):
-        return Built(_module(model, "the model"), "code")
+        return BuiltModel(_module(model, "the model"), "code")
     spec = os.fspath(model)
     path = Path(spec)
     if path.is_dir():
@@ -84,7 +84,7 @@ def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -
             f"--model {spec!r} is neither a file or folder nor a name in Python code",
             hint="write package.module:factory, or path/to/file.py:factory",
         )
-    return Built(_module(imported(spec, "--model"), f"--model {spec}"), "code")
+    return BuiltModel(_module(imported(spec, "--model"), f"--model {spec}"), "code")
 
 
 def _module(factory: Any, what: str) -> torch.nn.Module:
@@ -137,7 +137,7 @@ def _architectures(said: Mapping[str, Any]) -> list[str]:
     return [each for each in names if isinstance(each, str)] if isinstance(names, list) else []
 
 
-def _of_folder(folder: Path) -> Built:
+def _of_folder(folder: Path) -> BuiltModel:
     """The model of a folder's configuration, built by transformers or diffusers."""
     file = folder / "config.json"
     if not file.is_file():
@@ -166,10 +166,10 @@ def _of_folder(folder: Path) -> Built:
             made: Any = getattr(transformers, name, None)
             if isinstance(made, type) and issubclass(made, torch.nn.Module):
                 factory: Any = made
-                return Built(factory._from_config(config), "huggingface", config)
+                return BuiltModel(factory._from_config(config), "huggingface", config)
         note = f"no class {names[0]} in transformers: AutoModel" if names else "AutoModel"
         module = transformers.AutoModel.from_config(config, trust_remote_code=False)
-    return Built(module, "huggingface", config, notes=(note,))
+    return BuiltModel(module, "huggingface", config, notes=(note,))
 
 
 def _without_configuration(folder: Path) -> UsageError:
@@ -202,7 +202,7 @@ def _is_of_diffusers(said: Mapping[str, Any]) -> bool:
     return isinstance(said.get("_class_name"), str) and "model_type" not in said
 
 
-def _diffusers(said: dict[str, Any], file: Path) -> Built:
+def _diffusers(said: dict[str, Any], file: Path) -> BuiltModel:
     """A model of diffusers, made by `from_config` of its class.
 
     Source: diffusers/configuration_utils.py, `ConfigMixin.from_config`.
@@ -222,7 +222,7 @@ def _diffusers(said: dict[str, Any], file: Path) -> Built:
             hint="use your own factory: --model path/to/file.py:factory",
         )
     with _quiet(logging):
-        return Built(factory.from_config(said), "diffusers")
+        return BuiltModel(factory.from_config(said), "diffusers")
 
 
 def _class_of_diffusers(said: Mapping[str, Any]) -> Any:
@@ -249,10 +249,10 @@ def _quiet(logging: Any) -> Iterator[None]:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
+def _file(path: Path, trust_pickle: bool, fmt: str | None) -> BuiltModel:
     fmt = _format(path) if fmt is None else fmt
     if fmt.startswith("torchscript"):
-        return Built(torchscript.loaded(path, trust=trust_pickle), "torchscript")
+        return BuiltModel(torchscript.loaded(path, trust=trust_pickle), "torchscript")
     if fmt in ("torch-export", "pt2"):
         return _exported(path, trust_pickle)
     if not trust_pickle:
@@ -265,7 +265,7 @@ def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
     if not isinstance(made, torch.nn.Module):
         raise UsageError(f"the pickle holds a {type(made).__name__}, not a model", path=str(path))
     note = "the pickle was trusted and run, so it may have run any code"
-    return Built(made, "pickle", notes=(note,))
+    return BuiltModel(made, "pickle", notes=(note,))
 
 
 def _format(path: Path) -> str:
@@ -275,7 +275,7 @@ def _format(path: Path) -> str:
         return found.format
 
 
-def _exported(path: Path, trust_pickle: bool) -> Built:
+def _exported(path: Path, trust_pickle: bool) -> BuiltModel:
     """A program of torch.export; of its pickles, only plain tensors are read."""
     found = None if trust_pickle else exported_programs.danger(path)
     if found is not None:
@@ -299,4 +299,4 @@ def _exported(path: Path, trust_pickle: bool) -> Built:
         module = program.module()
     except Exception as error:
         raise InputError("torch can't run the program", path=str(path)) from error
-    return Built(module, "export", example=program.example_inputs)
+    return BuiltModel(module, "export", example=program.example_inputs)

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ...errors import UsageError
-from .factory import Built
+from .factory import BuiltModel
 from .import_by_name import imported, is_named
 
 SEED = 20240229
@@ -52,7 +52,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Batch:
+class CallArguments:
     """The arguments of a model's call."""
 
     args: tuple[Any, ...]
@@ -62,14 +62,14 @@ class Batch:
     #: Whether the batch has labels, so that a Hugging Face model returns its own loss.
     labelled: bool = False
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> CallArguments:
         """The same batch on a device."""
 
         def moved(value: Any) -> Any:
             return value.to(device) if isinstance(value, torch.Tensor) else value
 
         args, kwargs = pytree.tree_map(moved, (self.args, self.kwargs))
-        return Batch(args, kwargs, self.said, self.labelled)
+        return CallArguments(args, kwargs, self.said, self.labelled)
 
 
 def parse_spec(spec: str) -> Spec:
@@ -115,7 +115,7 @@ def check(specs: Sequence[str]) -> None:
             raise UsageError(f"--input {min(twice)} is given twice")
 
 
-def batch(specs: Sequence[str], built: Built, *, train: bool) -> Batch:
+def batch(specs: Sequence[str], built: BuiltModel, *, train: bool) -> CallArguments:
     """The batch, on the CPU; equal specs give equal values.
 
     Raises:
@@ -129,7 +129,7 @@ def batch(specs: Sequence[str], built: Built, *, train: bool) -> Batch:
         made = _configured(built)
     elif built.example is not None:
         args, kwargs = built.example
-        made = Batch(
+        made = CallArguments(
             tuple(args), dict(kwargs), "the example input that the program was traced with"
         )
     else:
@@ -140,29 +140,29 @@ def batch(specs: Sequence[str], built: Built, *, train: bool) -> Batch:
     return _labelled(built, made) if train and built.config is not None else made
 
 
-def _given(specs: Sequence[str]) -> Batch:
+def _given(specs: Sequence[str]) -> CallArguments:
     if is_named(specs[0]):
         made = imported(specs[0], "--input")
         return _called(made() if callable(made) else made, specs[0])
     inputs = [parse_spec(spec) for spec in specs]
     args = tuple(each.tensor() for each in inputs if each.name is None)
     kwargs = {each.name: each.tensor() for each in inputs if each.name is not None}
-    return Batch(args, kwargs, ", ".join(spec.strip() for spec in specs))
+    return CallArguments(args, kwargs, ", ".join(spec.strip() for spec in specs))
 
 
-def _called(made: Any, spec: str) -> Batch:
+def _called(made: Any, spec: str) -> CallArguments:
     said = f"the result of {spec}"
     if isinstance(made, Mapping):
-        return Batch((), {str(key): value for key, value in made.items()}, said)
+        return CallArguments((), {str(key): value for key, value in made.items()}, said)
     if isinstance(made, (tuple, list)):
-        return Batch(tuple(made), {}, said)
-    return Batch((made,), {}, said)
+        return CallArguments(tuple(made), {}, said)
+    return CallArguments((made,), {}, said)
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------
 
 
-def _configured(built: Built) -> Batch:
+def _configured(built: BuiltModel) -> CallArguments:
     """A batch for a model of transformers, by its main input and its configuration."""
     config = built.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -191,7 +191,7 @@ def _configured(built: Built) -> Batch:
         if value.is_floating_point() and floating is not None:
             kwargs[name] = value.to(floating)
     said = ", ".join(f"{name} {_spell(value)}" for name, value in kwargs.items())
-    return Batch((), kwargs, f"{said}, from its config.json")
+    return CallArguments((), kwargs, f"{said}, from its config.json")
 
 
 def _pictures(config: Any) -> dict[str, torch.Tensor]:
@@ -220,7 +220,7 @@ def _words(config: Any, takes: set[str]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, **mask}
 
 
-def _labelled(built: Built, made: Batch) -> Batch:
+def _labelled(built: BuiltModel, made: CallArguments) -> CallArguments:
     """The batch, with labels if the model is of a class whose loss is known to take them."""
     kind = type(built.module).__name__
     words = made.kwargs.get("input_ids")
@@ -237,7 +237,7 @@ def _labelled(built: Built, made: Batch) -> Batch:
     if labels is None:
         return made
     kwargs = {**made.kwargs, "labels": labels.clone()}
-    return Batch(made.args, kwargs, f"{made.said}, with labels", labelled=True)
+    return CallArguments(made.args, kwargs, f"{made.said}, with labels", labelled=True)
 
 
 def _spell(value: torch.Tensor) -> str:

@@ -47,7 +47,7 @@ class _Bound(NamedTuple):
     number: bool = True
 
 
-class _Unbounded(Exception):
+class _NoBound(Exception):
     """No bound is known, or it is too large."""
 
 
@@ -65,7 +65,7 @@ def is_bounded(tree: ast.AST, text: str) -> bool:
             if bound.bits > _MOST_BITS or bound.terms > _MOST_TERMS:
                 return False
             bounds[node] = bound
-    except _Unbounded:
+    except _NoBound:
         return False
     return True
 
@@ -113,17 +113,17 @@ def _of_constant(node: ast.Constant, text: str) -> _Bound:
     # sympy reads the text, not the value.
     said = text[node.col_offset : node.end_col_offset]
     if not isinstance(node.value, (int, float)) or not is_literal(said):
-        raise _Unbounded
+        raise _NoBound
     bits = node.value.bit_length() if isinstance(node.value, int) else _SYMBOL
     if bits > _MOST_LITERAL:
-        raise _Unbounded
+        raise _NoBound
     return _Bound(max(bits, 1))
 
 
 def _of_operation(node: ast.BinOp, bounds: Mapping[ast.AST, _Bound]) -> _Bound:
     left, right = bounds[node.left], bounds[node.right]
     if not (left.number and right.number):
-        raise _Unbounded
+        raise _NoBound
     if isinstance(node.op, (ast.Add, ast.Sub)):
         return _sum([left, right])
     if isinstance(node.op, ast.Mult):
@@ -136,22 +136,22 @@ def _of_operation(node: ast.BinOp, bounds: Mapping[ast.AST, _Bound]) -> _Bound:
         return _power(left, node.right)
     if isinstance(node.op, (ast.LShift, ast.RShift)):
         return _shift(left, node.right)
-    raise _Unbounded  # for example, `^`
+    raise _NoBound  # for example, `^`
 
 
 def _of_call(node: ast.Call, bounds: Mapping[ast.AST, _Bound]) -> _Bound:
     given = [bounds[each] for each in (*node.args, *node.keywords)]
     name = getattr(node.func, "id", getattr(node.func, "attr", ""))
     if len(given) > _MOST_ARGUMENTS:
-        raise _Unbounded
+        raise _NoBound
     if name in _POWERS or name in _SHIFTS:
         if len(node.args) != 2 or node.keywords or not given[0].number:
-            raise _Unbounded
+            raise _NoBound
         return (_power if name in _POWERS else _shift)(given[0], node.args[1])
     if name in _ROUNDING:
         for each in (*node.args[1:], *(each.value for each in node.keywords)):
             if _value(each) > _MOST_EXPONENT:
-                raise _Unbounded
+                raise _NoBound
     if name == "Mul":
         return _product(given)
     if name == "sum":
@@ -178,7 +178,7 @@ def _product(given: list[_Bound]) -> _Bound:
 def _power(base: _Bound, exponent: ast.AST) -> _Bound:
     times = _value(exponent)
     if times > _MOST_EXPONENT:
-        raise _Unbounded
+        raise _NoBound
     times = max(1, math.ceil(times))
     return _Bound(base.bits * times, base.terms**times)
 
@@ -186,7 +186,7 @@ def _power(base: _Bound, exponent: ast.AST) -> _Bound:
 def _shift(value: _Bound, by: ast.AST) -> _Bound:
     places = _value(by)
     if places > _MOST_SHIFT:
-        raise _Unbounded
+        raise _NoBound
     return _Bound(value.bits + math.ceil(places), value.terms)
 
 
@@ -200,7 +200,7 @@ def _value(node: ast.AST) -> float:
         return _value(node.left) if _value(node.right) >= 1 else math.inf
     if isinstance(node, ast.Call) and node.args:  # Integer(2), Rational(1, 2), Float('0.5')
         return _written(node)
-    raise _Unbounded
+    raise _NoBound
 
 
 def _written(node: ast.Call) -> float:
@@ -208,8 +208,8 @@ def _written(node: ast.Call) -> float:
     first = node.args[0]
     name = getattr(node.func, "id", "")
     if name not in ("Integer", "Rational", "Float") or not isinstance(first, ast.Constant):
-        raise _Unbounded
+        raise _NoBound
     try:
         return abs(float(str(first.value)))
     except ValueError as error:
-        raise _Unbounded from error
+        raise _NoBound from error

@@ -21,7 +21,7 @@ from .device_memory import (
     shown,
     tensors_in,
 )
-from .operand_rules import Rules
+from .operand_rules import OperandRules
 
 _aten: Any = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -42,7 +42,7 @@ class Kernel:
 
     def __init__(self, op: Op) -> None:
         self.op = op
-        self.rules = Rules(op)
+        self.rules = OperandRules(op)
         self._tensors = [e.name for e in op._schema.arguments if str(e.type) == "Tensor"]
 
     def run(self, near: dict[str, Any]) -> Any:

@@ -34,7 +34,7 @@ class NotSimulated(Exception):
     """Something can't be simulated; the text says what and why."""
 
 
-class Shown:
+class ShownDevice:
     """The device that is simulated, as user code sees it.
 
     Attributes:
@@ -94,7 +94,7 @@ def check_named(named: torch.device, simulated: torch.device) -> None:
     raise NotSimulated(f"the script names {named}, and only {simulated} is simulated")
 
 
-shown = Shown()
+shown = ShownDevice()
 
 
 def device_of(tensor: Tensor) -> torch.device:

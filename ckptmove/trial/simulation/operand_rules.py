@@ -44,7 +44,7 @@ def _unchecked() -> frozenset[str]:
     return frozenset(each.partition("(")[0] for each in blocks if unchecked.search(each))
 
 
-class Rules:
+class OperandRules:
     """The rules of an operation.
 
     Attributes:

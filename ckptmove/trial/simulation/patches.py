@@ -102,7 +102,7 @@ def pretending(cast: FakeDevice, mode: FakeTensorMode) -> Iterator[None]:
 def _pretences(cast: FakeDevice) -> list[tuple[Any, str, Any]]:
     """The replaced attributes that describe the device: owner, name, and new value."""
     return [
-        (FakeTensor, "device", _told(cast)),
+        (FakeTensor, "device", _device_property(cast)),
         (
             FakeTensor,
             "is_cuda",
@@ -114,7 +114,7 @@ def _pretences(cast: FakeDevice) -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _told(cast: FakeDevice) -> property:
+def _device_property(cast: FakeDevice) -> property:
     """`FakeTensor.device`, which returns the simulated device to user code."""
     truly: Any = FakeTensor.__dict__["device"]
 

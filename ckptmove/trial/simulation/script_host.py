@@ -194,7 +194,7 @@ def _asked(device: torch.device) -> list[tuple[Any, str, Any]]:
             for name in _DRAWING
             if hasattr(of, name)
         ),
-        (torch, "device", _Named("device", (), {"__module__": "torch"})),
+        (torch, "device", _DeviceClass("device", (), {"__module__": "torch"})),
         (torch, "compile", _compile),
         *((torch, name, _autocast(name, device.type)) for name in _AUTOCAST),
         (accelerator, "is_available", lambda: _count(device) > 0),
@@ -244,7 +244,7 @@ _AUTOCAST = (
 )
 
 
-class _Named(type):
+class _DeviceClass(type):
     """The class of `torch.device`; a plain number means a device of the simulated type."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -327,7 +327,7 @@ def _drawing(real: Any, kind: str) -> Callable[..., Any]:
     return drawn
 
 
-class _Compiled(torch.nn.Module):
+class _CompiledModule(torch.nn.Module):
     """The result of `torch.compile` for a module: it runs the module without compiling."""
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -348,4 +348,4 @@ def _compile(model: Any = None, **kwargs: Any) -> Any:
     """`torch.compile`, without compiling: functions are returned as they are."""
     if model is None:
         return lambda found: _compile(found)
-    return _Compiled(model) if isinstance(model, torch.nn.Module) else model
+    return _CompiledModule(model) if isinstance(model, torch.nn.Module) else model

@@ -37,7 +37,7 @@ class State(NamedTuple):
 
 
 @dataclass
-class Saved:
+class SavedCheckpoint:
     """A checkpoint that was read."""
 
     manifest: Manifest
@@ -79,7 +79,7 @@ class Saved:
         return next(iter(devices_of(self.manifest)), "cpu") if self.says_devices else "cpu"
 
 
-def read(path: StrPath, *, values: bool = True) -> Saved:
+def read(path: StrPath, *, values: bool = True) -> SavedCheckpoint:
     """Read a checkpoint.
 
     Raises:
@@ -95,7 +95,7 @@ def read(path: StrPath, *, values: bool = True) -> Saved:
         loaded = object_in(found, Restoring("cpu" if values else "meta"))
     states, optimizers = _found(loaded)
     entries = {entry.path: entry for entry in manifest.tensors}
-    return Saved(manifest, states, optimizers, says_devices, entries)
+    return SavedCheckpoint(manifest, states, optimizers, says_devices, entries)
 
 
 def _found(root: object) -> tuple[list[State], list[State]]:
@@ -183,7 +183,7 @@ class Placing:
         return self.at_its_word and label is not None and label != self.wanted
 
 
-def placing(saved: Saved, wanted: str) -> Placing:
+def placing(saved: SavedCheckpoint, wanted: str) -> Placing:
     """Decide how a checkpoint is loaded for a device."""
     there = saved.says_devices and wanted in devices_of(saved.manifest)
     return Placing(wanted, there and kind_of(wanted) != "cpu")

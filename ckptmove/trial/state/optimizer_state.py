@@ -53,7 +53,7 @@ _MANNERS = frozenset(
 _MOST_LISTED = 8
 
 
-class Unrecognised(Exception):
+class UnrecognisedOptimizer(Exception):
     """The saved state is not that of any known optimizer."""
 
 
@@ -101,7 +101,7 @@ def kind_of(state: Mapping[Any, Any]) -> tuple[type[torch.optim.Optimizer], str]
         scored.append((score, name == "AdamW", made))
     score, _, made = max(scored, key=lambda each: each[:2], default=(0.0, False, None))
     if made is None or score < 0.5:
-        raise Unrecognised(
+        raise UnrecognisedOptimizer(
             f"its groups hold {join_names(sorted(map(str, keys)))}; "
             f"its state {join_names(sorted(slots))}"
         )
@@ -126,7 +126,7 @@ def _transformers_adafactor() -> type[torch.optim.Optimizer]:
     try:
         from transformers.optimization import Adafactor
     except ImportError as error:
-        raise Unrecognised(
+        raise UnrecognisedOptimizer(
             "it is the Adafactor of transformers, but transformers is not installed"
         ) from error
     found: type[torch.optim.Optimizer] = Adafactor

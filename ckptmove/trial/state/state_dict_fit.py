@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...display.phrases import join_names, plural
 from ...errors import UsageError
-from .checkpoint_state import Saved, State
+from .checkpoint_state import SavedCheckpoint, State
 
 #: From this likeness on, a state dict may be the model's, even if its keys have other prefixes.
 _LIKE = 0.2
@@ -157,7 +157,7 @@ class Fit:
         }
 
 
-def chosen(module: torch.nn.Module, saved: Saved) -> tuple[State | None, list[State]]:
+def chosen(module: torch.nn.Module, saved: SavedCheckpoint) -> tuple[State | None, list[State]]:
     """Choose the state dict of a checkpoint whose keys fit the model best.
 
     Averages of its weights (EMA) are chosen only if no other weights fit.

@@ -22,9 +22,9 @@ from ..final_name import announce_commit, failure_of
 from .folder_journal import folder_journal
 from .journal import Journal
 from .locked_file import (
-    Locked,
     LockedFile,
     LockedFolder,
+    LockedPlace,
     busy_error,
     check_system,
     is_held_here,
@@ -97,7 +97,7 @@ class UndoableChange:
         self.changes: list[FileChange] = []
         self._began = self._begun = self._committing = False
 
-    def _write(self, held: Locked, journal: Iterable[bytes]) -> int:
+    def _write(self, held: LockedPlace, journal: Iterable[bytes]) -> int:
         """Write and sync the journal, then make the changes; return how many bytes they have.
 
         Raises CorruptError if a file was changed since it was read.
@@ -117,7 +117,7 @@ class UndoableChange:
             raise failure_of(error, self.path) from error
         return sum(change.journal.changed_nbytes for change in self.changes)
 
-    def _commit(self, held: Locked) -> None:
+    def _commit(self, held: LockedPlace) -> None:
         """Remove the journal: the change is final."""
         announce_commit()
         self._committing = True
@@ -134,7 +134,7 @@ class UndoableChange:
                 path=self.path,
             ) from error
 
-    def _end(self, held: Locked, error: BaseException | None, again: str) -> None:
+    def _end(self, held: LockedPlace, error: BaseException | None, again: str) -> None:
         """Undo the changes unless they are committed; `again` names what is restored."""
         if not self._began:
             return

@@ -17,7 +17,7 @@ from ..copy import read_at, write_at
 from .journal import HEAD_NBYTES, Change, Read, check_head
 from .journal_name import SUFFIX, UNFINISHED, journal_name
 
-_Self = TypeVar("_Self", bound="Locked")
+_Self = TypeVar("_Self", bound="LockedPlace")
 
 #: Files that this process has locked or is locking: by holder, process, device and inode.
 _held_here: dict[int, tuple[int, int, int]] = {}
@@ -27,7 +27,7 @@ _GLANCE = 0.05  # seconds after which the lock is not just a check by another pr
 _LEASE = 1.0  # seconds after which a lease is not just a check by another process
 
 
-class Locked:
+class LockedPlace:
     """A locked file or folder, and its journal, which is a file in the open `folder`."""
 
     path: str
@@ -130,7 +130,7 @@ class Locked:
             self.folder.unlink(self._unfinished)
 
 
-class LockedFile(Locked):
+class LockedFile(LockedPlace):
     """A locked file, open for writing, with its folder and its journal, if it has one."""
 
     def __init__(self, path: str, patience: float = 0.0) -> None:
@@ -201,7 +201,7 @@ class LockedFile(Locked):
             self.check(change.at, change.old)
 
 
-class LockedFolder(Locked):
+class LockedFolder(LockedPlace):
     """A folder locked for a change of several files in it, with their common journal."""
 
     _foreign = "the journal in it belongs to another user than the folder"
@@ -246,7 +246,7 @@ def busy_error(path: str, *, here: bool) -> InputError:
     return InputError(f"is being changed in place by {who}", path=path)
 
 
-def is_held_here(fd: int, but: Locked | None = None) -> bool:
+def is_held_here(fd: int, but: LockedPlace | None = None) -> bool:
     """Whether a holder in this process other than `but` has locked the file, or is locking it."""
     key = _key(os.fstat(fd))
     return any(each == key for holder, each in [*_held_here.items()] if holder != id(but))

@@ -33,7 +33,7 @@ class StoreCopy(NamedTuple):
     nbytes: int
 
 
-class Part(NamedTuple):
+class UploadPart(NamedTuple):
     """A part of an upload: `[start, end)` of the object."""
 
     start: int
@@ -41,18 +41,18 @@ class Part(NamedTuple):
     copy: StoreCopy | None = None  #: None for a part that is sent
 
 
-def parts_of(nbytes: int, part_nbytes: int) -> list[Part]:
+def parts_of(nbytes: int, part_nbytes: int) -> list[UploadPart]:
     """Return parts of equal size that are all sent; the last may be smaller."""
-    return [Part(at, min(nbytes, at + part_nbytes)) for at in range(0, nbytes, part_nbytes)]
+    return [UploadPart(at, min(nbytes, at + part_nbytes)) for at in range(0, nbytes, part_nbytes)]
 
 
 def divide(
     plan: Plan, sources: Sequence[Source], store: StorePath, part_nbytes: int
-) -> list[Part] | None:
+) -> list[UploadPart] | None:
     """Return the parts of an upload, some copied by the store; None if it can copy no part."""
     if plan.reads_all or plan.gathers or plan.seal is not None or plan.source_checksums:
         return None
-    found, done = list[Part](), 0
+    found, done = list[UploadPart](), 0
     for start, copy in _unchanged(plan, sources, store):
         end = start + copy.nbytes
         since = start if start == done else max(start, done + _LEAST)
@@ -90,14 +90,16 @@ def _unchanged(
                 break
 
 
-def _sent(start: int, end: int, part_nbytes: int) -> Iterator[Part]:
+def _sent(start: int, end: int, part_nbytes: int) -> Iterator[UploadPart]:
     """Yield sent parts of about equal size, so that none is too small."""
     count = -(-(end - start) // part_nbytes)
     for n in range(count):
-        yield Part(start + (end - start) * n // count, start + (end - start) * (n + 1) // count)
+        yield UploadPart(
+            start + (end - start) * n // count, start + (end - start) * (n + 1) // count
+        )
 
 
-def _copied(start: int, end: int, copy: StoreCopy, step: int) -> Iterator[Part]:
+def _copied(start: int, end: int, copy: StoreCopy, step: int) -> Iterator[UploadPart]:
     first = copy.source_at + copy.nbytes - (end - start)
     for each in _sent(start, end, step):
         made = copy._replace(source_at=first + each.start - start, nbytes=each.end - each.start)

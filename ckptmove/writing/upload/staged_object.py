@@ -24,7 +24,7 @@ from .errors import failure, uninterruptible, with_write_retries
 from .fsspec import TransactedUpload, check_writable
 from .parts import PART_NBYTES, NotCopiedError, Upload, send
 from .s3 import MultipartUpload, SingleUpload
-from .server_copy import Part, StoreCopy, divide, parts_of
+from .server_copy import StoreCopy, UploadPart, divide, parts_of
 from .stream_plan import PlanSource
 
 _Self = TypeVar("_Self", bound="StagedUpload")
@@ -131,7 +131,9 @@ class StagedUpload:
                 raise WriteError(said, path=self.path) from failed
 
 
-def _made(assembled: PlanSource, parts: Sequence[Part], path: str) -> Iterator[BytesIO | StoreCopy]:
+def _made(
+    assembled: PlanSource, parts: Sequence[UploadPart], path: str
+) -> Iterator[BytesIO | StoreCopy]:
     """Yield the parts of an object: bytes to send, and ranges for the store to copy."""
     sent = [(part.start, part.end) for part in parts if part.copy is None]
     made = digest_parts(path, assembled.parts(sent))

@@ -22,7 +22,7 @@ from ...sources.checksums import crc32_of, damage_error
 from ...sources.source import Source, check_range
 from ..execute import read_gather
 from ..running_checksums import RunningChecksums, SummedSource
-from ..verify import Measured
+from ..verify import RangeChecksums
 
 _NO_MORE = (sys.maxsize, memoryview(b""))  # offset after the last bytes
 
@@ -60,7 +60,7 @@ class PlanSource(Source):
         runs = _joined(spans)
         plan, running = self._plan, RunningChecksums(self._plan.source_checksums, self._sources)
         sums = [each for each in plan.checksums if _within(each.at, each.at + each.nbytes, runs)]
-        measured, summed = Measured(plan.measures), Measured(sums)
+        measured, summed = RangeChecksums(plan.measures), RangeChecksums(sums)
         sealed = list[tuple[int, bytes]]()
         for at, part in self._filled(spans, runs, running):
             view = part.getbuffer()

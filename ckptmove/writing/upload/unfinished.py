@@ -104,7 +104,7 @@ class UploadRecord:
                 place.fs.rm_file(place.path)
 
 
-class Unfinished(NamedTuple):
+class UnfinishedUpload(NamedTuple):
     """An upload that was recorded."""
 
     url: str  #: URL of the object that it would have made
@@ -112,7 +112,7 @@ class Unfinished(NamedTuple):
     refusal: RefusedError | None = None  #: why it remains although no process uploads
 
 
-def abort_dead(root: str) -> list[Unfinished]:
+def abort_dead(root: str) -> list[UnfinishedUpload]:
     """Abort the recorded uploads of dead processes below a destination.
 
     Raises InputError if the records can't be read, RefusedError or WriteError if the store fails.
@@ -120,10 +120,10 @@ def abort_dead(root: str) -> list[Unfinished]:
     store = open_store(root)
     if not is_s3(store.fs):
         return []
-    ended, dead = list[Unfinished](), list[_Recorded]()
+    ended, dead = list[UnfinishedUpload](), list[_UploadRecord]()
     for each in _records(root, store):
         if _is_alive(each, store):  # read once: uploads that die later are left to the next run
-            ended.append(Unfinished(_url_of(each, store), aborted=False))
+            ended.append(UnfinishedUpload(_url_of(each, store), aborted=False))
         else:
             dead.append(each)
     unnamed = {each.key: each for each in dead if not each.upload}
@@ -134,7 +134,7 @@ def abort_dead(root: str) -> list[Unfinished]:
     return ended
 
 
-class _Recorded(NamedTuple):
+class _UploadRecord(NamedTuple):
     """The content of a record."""
 
     path: str
@@ -146,7 +146,7 @@ class _Recorded(NamedTuple):
     started: str
 
 
-def _records(root: str, store: StorePath) -> Iterator[_Recorded]:
+def _records(root: str, store: StorePath) -> Iterator[_UploadRecord]:
     """The records of uploads below a destination."""
     prefix = store.fs.split_path(store.path)[1].strip("/")
     try:
@@ -163,23 +163,23 @@ def _records(root: str, store: StorePath) -> Iterator[_Recorded]:
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError):
             continue  # it is not one of our records
         if not prefix or key.startswith(f"{prefix}/"):
-            yield _Recorded(each.path, each.mtime, key, upload, machine, pid, started)
+            yield _UploadRecord(each.path, each.mtime, key, upload, machine, pid, started)
 
 
-def _is_alive(record: _Recorded, store: StorePath) -> bool:
+def _is_alive(record: _UploadRecord, store: StorePath) -> bool:
     """Whether a live process may be uploading."""
     if record.machine == _machine():
         return _start_of(record.pid) == record.started
     return _time_in(store) - record.mtime < _SILENT
 
 
-def _url_of(record: _Recorded, store: StorePath) -> str:
+def _url_of(record: _UploadRecord, store: StorePath) -> str:
     """The URL of the object that an upload would have made."""
     prefix = store.fs.split_path(store.path)[1].strip("/")
     return f"{store.url.rstrip('/')}/{record.key[len(prefix) :].lstrip('/')}"
 
 
-def _uploads_of(record: _Recorded, store: StorePath) -> _Begun | RefusedError:
+def _uploads_of(record: _UploadRecord, store: StorePath) -> _Begun | RefusedError:
     """Return all unfinished uploads of an object, or why they can't be listed."""
     try:
         answer = _ask("list_multipart_uploads", record, store, Prefix=record.key)
@@ -193,17 +193,17 @@ def _uploads_of(record: _Recorded, store: StorePath) -> _Begun | RefusedError:
 
 
 def _end(
-    record: _Recorded, store: StorePath, begun: _Begun | RefusedError, busy: Collection[str]
-) -> Iterator[Unfinished]:
+    record: _UploadRecord, store: StorePath, begun: _Begun | RefusedError, busy: Collection[str]
+) -> Iterator[UnfinishedUpload]:
     """Abort the upload of a dead record, or the uploads of its object that it may refer to."""
     url = _url_of(record, store)
     uploads = [record.upload]
     if not record.upload:
         if record.key in busy:
-            yield Unfinished(url, aborted=False)
+            yield UnfinishedUpload(url, aborted=False)
             return
         if isinstance(begun, RefusedError):
-            yield Unfinished(url, aborted=False, refusal=begun)
+            yield UnfinishedUpload(url, aborted=False, refusal=begun)
             return
         since = ((upload, at - record.mtime) for upload, at in begun)
         uploads = [upload for upload, after in since if -_ROUNDING <= after <= _BEGINNING]
@@ -212,15 +212,15 @@ def _end(
             _ask("abort_multipart_upload", record, store, Key=record.key, UploadId=upload)
         except RefusedError as error:
             if not is_gone(error):  # it was completed, or aborted
-                yield Unfinished(url, aborted=False, refusal=error)
+                yield UnfinishedUpload(url, aborted=False, refusal=error)
                 return
-        yield Unfinished(url, aborted=True)
+        yield UnfinishedUpload(url, aborted=True)
     place = open_store(record.path)
     with contextlib.suppress(Exception):
         place.fs.rm_file(place.path)
 
 
-def _ask(method: str, record: _Recorded, store: StorePath, **given: str) -> Mapping[str, Any]:
+def _ask(method: str, record: _UploadRecord, store: StorePath, **given: str) -> Mapping[str, Any]:
     """Make a request about uploads. Raises RefusedError if the store forbids or lacks it."""
     url, bucket = _url_of(record, store), store.fs.split_path(store.path)[0]
     try:

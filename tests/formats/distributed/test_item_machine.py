@@ -14,7 +14,7 @@ import ckptmove
 from ckptmove.errors import InputError
 from ckptmove.formats.distributed.dcp.item_machine import ItemMachine
 from ckptmove.formats.distributed.dcp.metadata import read_saved
-from ckptmove.formats.distributed.dcp.metadata_walk import MetadataMachine, Record
+from ckptmove.formats.distributed.dcp.metadata_walk import FrequentObject, MetadataMachine
 from ckptmove.pickles.opcodes.machine import Machine
 from ckptmove.pickles.walk import walk
 from ckptmove.sources.budget import Budget
@@ -49,7 +49,7 @@ class Counting(ItemMachine):
 
     taken = 0
 
-    def _take(self, kind: str, start: int) -> Record | None:
+    def _take(self, kind: str, start: int) -> FrequentObject | None:
         record = super()._take(kind, start)
         Counting.taken += record is not None
         return record

@@ -15,7 +15,7 @@ import ckptmove
 from ckptmove.errors import CorruptError, InputError
 from ckptmove.formats.distributed.boxes import Box
 from ckptmove.formats.distributed.dcp import items
-from ckptmove.formats.distributed.dcp.items import Item, open_item
+from ckptmove.formats.distributed.dcp.items import DcpItem, open_item
 from ckptmove.formats.distributed.dcp.metadata import SavedTensor
 from ckptmove.formats.distributed.dcp.metadata_walk import ItemRange
 from ckptmove.sources.file import File
@@ -121,7 +121,7 @@ def test_an_item_that_looks_like_another_is_read_like_it(
 
     def found(source: File) -> tuple[int, ...] | str:
         try:
-            item: Item = open_item(source, second, "b", tensor, box, NearbyFiles())
+            item: DcpItem = open_item(source, second, "b", tensor, box, NearbyFiles())
         except InputError as error:
             return str(error)
         return (item.at, item.nbytes, *item.stride, item.crc32)

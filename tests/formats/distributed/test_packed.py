@@ -21,7 +21,7 @@ import ckptmove
 from ckptmove import formats
 from ckptmove.errors import CkptmoveError, CorruptError, UnsupportedError
 from ckptmove.formats.distributed.dcp.folder import DcpContainer
-from ckptmove.formats.distributed.dcp.packed import MOST_OPEN, Packed
+from ckptmove.formats.distributed.dcp.packed import MOST_OPEN, PackedItem
 from tests.making.distributed import Box, ChunkPlanner
 from tests.oracles.sameness import assert_same_tree
 
@@ -137,7 +137,7 @@ def test_a_few_streams_are_open_at_a_time(width: int, tmp_path: Path) -> None:
         assert isinstance(container, DcpContainer)
         (storage,) = container.storages
         packed = [item.source for *_, item in container.items_of(storage)]
-        held = [each for each in packed if isinstance(each, Packed)]
+        held = [each for each in packed if isinstance(each, PackedItem)]
         assert len(held) == 4096 // width
         assert sum(each._stream is not None for each in held) <= MOST_OPEN
         assert not any(each._head or each._tail for each in held)
@@ -153,7 +153,7 @@ def test_no_thread_closes_what_another_reads(tmp_path: Path) -> None:
         assert isinstance(container, DcpContainer)
         *_, item = container.items_of(next(iter(container.storages)))[0]
         packed = item.source
-        assert isinstance(packed, Packed)
+        assert isinstance(packed, PackedItem)
         assert packed._stream is None  # all of it was read, and nothing of it is wanted yet
         start = packed.read(item.at, 100)
         stream = packed._stream

@@ -52,7 +52,7 @@ class Leaf(NamedTuple):
 
 
 @dataclass
-class Flattened:
+class FlatTree:
     """A flattened tree, and what flattening loses."""
 
     leaves: list[Leaf] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Flattened:
         return tuple(found)
 
 
-def flatten(draft: CheckpointGraph, most_leaves: int = _MOST_LEAVES) -> Flattened:
+def flatten(draft: CheckpointGraph, most_leaves: int = _MOST_LEAVES) -> FlatTree:
     """Flatten the tree of a draft; RefusedError if it can't be stored in DCP, or has cycles.
 
     Raises TooLong if it has more leaves than `most_leaves`.
@@ -93,12 +93,12 @@ class _Flattening:
         self.draft = draft
         self.most = most_leaves
         self.recogniser = draft.graph.recogniser
-        self.found = Flattened()
+        self.found = FlatTree()
         self.divided: dict[int, bool] = {}  # `id()` of a list → whether it is flattened
         # `id()` of dicts whose keys become numbers again when they are read
         self.numbered = set[int]()
 
-    def run(self) -> Flattened:
+    def run(self) -> FlatTree:
         root = self.draft.graph.root
         if not _is_dict(root):
             raise RefusedError(

@@ -29,7 +29,7 @@ from ....pickles.nodes import Dict, Node
 from ....plans.plan import Plan, Proof
 from ....reports.convert import Loss
 from ....sources import Missing
-from ....sources.joined import Joined, Strip
+from ....sources.joined import JoinedFiles, Strip
 from ....sources.nearby import NearbyFiles
 from ....sources.source import Memory, Source
 from ....torch_pickle.streams import Container, LocationEdits
@@ -48,7 +48,7 @@ from .flattening import flatten
 from .items import Chunks, frame_of, item_faults, open_item, strip_of, value_in
 from .metadata import METADATA, ReadMetadata, SavedState, SavedTensor, read_metadata
 from .metadata_walk import ItemRange
-from .packed import MOST_OPEN, Packed
+from .packed import MOST_OPEN, PackedItem
 from .saves import COMMON, check_common, check_ranks, check_saves
 from .tree import tree_of
 
@@ -169,7 +169,7 @@ class DcpContainer(PartsContainer):
         metadata: Sequence[ReadMetadata],
     ) -> None:
         self.saved = saved
-        self.joined = Joined(probe.path)
+        self.joined = JoinedFiles(probe.path)
         self._files = files
         self._number = {name: n for n, name in enumerate(files, 1)}
         self._metadata = metadata
@@ -274,7 +274,7 @@ class DcpContainer(PartsContainer):
             return self._strips[storage]
         tensor = self._saved(storage)
         strips = [strip_of(item, tensor, box) for box, _, item in self.items_of(storage)]
-        woven = [each for each in strips if isinstance(each.source, Packed) and each.is_woven]
+        woven = [each for each in strips if isinstance(each.source, PackedItem) and each.is_woven]
         if len(woven) > MOST_OPEN:
             name = storage.removeprefix(self._base)
             raise UnsupportedError(

@@ -29,15 +29,15 @@ from ....manifest.dtypes import BITS, nbytes_of
 from ....manifest.manifest import TensorEntry
 from ....manifest.other_records import Chunk
 from ....sources import place_of
-from ....sources.joined import Joined, Strip
+from ....sources.joined import JoinedFiles, Strip
 from ....sources.source import Memory, Source
 from ....torch_pickle.values.persistent_ids import is_size
 from ...base import Format
 from ...checkpoint import Carries, Checkpoint
 from ...folders.parts import ALL_RANKS, IncompleteError
 from ...probe import Probe
-from ...safetensors.file import SHARDING, Placed, TensorsContainer
-from ...safetensors.header import Entry, quote, read_header, read_json
+from ...safetensors.file import SHARDING, TensorInFile, TensorsContainer
+from ...safetensors.header import HeaderEntry, quote, read_header, read_json
 from ..boxes import Box, check_tiling, division_of, runs_of
 from ..rank_groups import SHARD
 from .ranks_by_sizes import DividedShape, number_of_ranks
@@ -52,7 +52,7 @@ class _Chunk(NamedTuple):
     """A box of a tensor in a file."""
 
     file: Source
-    entry: Entry
+    entry: HeaderEntry
 
 
 class _Tensor(NamedTuple):
@@ -187,10 +187,10 @@ class _ShardsContainer(TensorsContainer):
         described: int,
     ) -> None:
         """`described`: the size of the headers."""
-        self.joined = Joined(probe.path)
+        self.joined = JoinedFiles(probe.path)
         self._tensors, self._boxes = tensors, dict[str, Sequence[Box]]()
         self._shapes: dict[str, tuple[int, ...]] = {}
-        placed: dict[str, Placed] = {}
+        placed: dict[str, TensorInFile] = {}
         for name, tensor in tensors.items():
             ends = [tuple(map(sum, zip(*box, strict=True))) for box in tensor.chunks]
             shape = tensor.shape
@@ -200,7 +200,9 @@ class _ShardsContainer(TensorsContainer):
             boxes = self._boxes[name] = check_tiling(name, shape, list(tensor.chunks))
             nbytes = nbytes_of(sum(box.numel for box in boxes), tensor.dtype)
             at = self.joined.add(nbytes, partial(_strips, tensor, shape, boxes))
-            placed[name] = Placed(Entry(name, tensor.dtype, shape, at, nbytes), self.joined)
+            placed[name] = TensorInFile(
+                HeaderEntry(name, tensor.dtype, shape, at, nbytes), self.joined
+            )
         self._files_nbytes = sum(file.nbytes for file in files)
         source, ids = Memory(b"", probe.path), probe.session.folder()
         super().__init__(source, placed, None, described, {}, ids)

@@ -21,10 +21,10 @@ from .item_patterns import ANY, CHUNK_CLASS, INTS, MEMOIZE, PATTERNS, SIZE, Patt
 from .metadata_walk import (
     Content,
     Description,
-    Index,
+    FrequentObject,
+    ItemKey,
     ItemRange,
     MetadataMachine,
-    Record,
     Sizes,
     file_of,
     text_of,
@@ -42,7 +42,7 @@ class _Size(NamedTuple):
     nodes: tuple[Node, ...]  # nodes that are put into slots
 
 
-class _Found(NamedTuple):
+class _Match(NamedTuple):
     """A matched part: its end, the nodes that it recalls, its numbers."""
 
     end: int
@@ -64,7 +64,7 @@ class _Tensor(NamedTuple):
     raw: bytes
     content: Description
     before: list[Node]  # nodes that are put into slots before the list of chunks
-    chunks: list[Record]
+    chunks: list[FrequentObject]
     after: list[Node]
 
     def at(self, start: int) -> _Sequence:
@@ -135,7 +135,7 @@ class ItemMachine(MetadataMachine):
                 return
             record = self._take(kind, self.position + len(get))
 
-    def _take(self, kind: str, start: int) -> Record | None:
+    def _take(self, kind: str, start: int) -> FrequentObject | None:
         """Parse the sequence after its class at once, if it is there and usual."""
         memo, put = self.memo, self.data[start + 2 : start + 3]
         self._patterns = PATTERNS[put if put == MEMOIZE else b""]
@@ -144,7 +144,7 @@ class ItemMachine(MetadataMachine):
             return None
         if not self.fits_sequence(found.end - start):
             return None
-        record = Record(kind, found.content)
+        record = FrequentObject(kind, found.content)
         if put == MEMOIZE:
             memo.memoize([record, *found.nodes])  # type: ignore[list-item]
         self.position = found.end
@@ -177,7 +177,7 @@ class ItemMachine(MetadataMachine):
             return None
         is_new = isinstance(text, Text) and text.at >= self.at
         put = [_EMPTIED, text, *offsets.nodes] if is_new else [_EMPTIED, *offsets.nodes]
-        return _Sequence(found.end, Index(text_of(text), offsets.sizes), put)
+        return _Sequence(found.end, ItemKey(text_of(text), offsets.sizes), put)
 
     def read_place(self, start: int) -> _Sequence | None:
         """The sequence of the place of an item."""
@@ -197,13 +197,13 @@ class ItemMachine(MetadataMachine):
         found, before = self._find("tensor", start), list[Node]((_EMPTIED,))
         if found is not None:
             about: object = found.nodes[1]
-            dtype = about.content if isinstance(about, Record) else None
+            dtype = about.content if isinstance(about, FrequentObject) else None
         else:
             found = self._find("described tensor", start)
             if found is None or not all(isinstance(each, Call) for each in found.nodes[3:5]):
                 return None
             dtype = found.nodes[2] if isinstance(found.nodes[2], Global) else None
-            before += (Record("TensorProperties", dtype), _EMPTIED_ROW)  # type: ignore[arg-type]
+            before += (FrequentObject("TensorProperties", dtype), _EMPTIED_ROW)  # type: ignore[arg-type]
         shape, chunks = self._size(found.numbers[0]), self._chunks(found.end)
         if not isinstance(dtype, Global) or dtype.module != "torch" or not shape or not chunks:
             return None
@@ -216,9 +216,9 @@ class ItemMachine(MetadataMachine):
             self._tensors = [known, *self._tensors[: _MOST_KNOWN - 1]]
         return known.at(start)
 
-    def _chunks(self, at: int) -> tuple[int, list[Record], list[Node]] | None:
+    def _chunks(self, at: int) -> tuple[int, list[FrequentObject], list[Node]] | None:
         """The chunks that are added to a list from an offset on, up to the end of its object."""
-        data, records, put = self.data, list[Record](), list[Node]()
+        data, records, put = self.data, list[FrequentObject](), list[Node]()
         while not data.startswith(_CLOSE, at):
             is_marked = data.startswith(_MARK, at)
             at, before = at + is_marked, len(records)
@@ -226,7 +226,7 @@ class ItemMachine(MetadataMachine):
                 chunk = self.read_chunk(at, "class and chunk")
                 if chunk is None:
                     break
-                records.append(Record(CHUNK_CLASS, chunk.content))
+                records.append(FrequentObject(CHUNK_CLASS, chunk.content))
                 put += (records[-1], *chunk.nodes)  # type: ignore[arg-type] # as `MetadataMachine`
                 at = chunk.end
             added = len(records) - before
@@ -237,7 +237,7 @@ class ItemMachine(MetadataMachine):
 
     # -- parts of sequences ------------------------------------------------------------------------
 
-    def _find(self, name: str, at: int) -> _Found | None:
+    def _find(self, name: str, at: int) -> _Match | None:
         """The part at an offset, if it matches and recalls the right values."""
         part = self._patterns[name]
         found = part.match(self.data, at)
@@ -252,13 +252,13 @@ class ItemMachine(MetadataMachine):
             if not is_usual or not self.memo.holds(tuple(zip(slots, nodes, strict=True))):
                 return None
             self._recalled[part, gets] = nodes
-        return _Found(found.end(), nodes, [found[n] for n in part.numbers])
+        return _Match(found.end(), nodes, [found[n] for n in part.numbers])
 
     def _is(self, node: Node, word: str) -> bool:
         """Whether a node is what a GET should recall."""
         if word == ANY:
             is_text = type(node) is Text and node is not UNFILLED and not may_be_tag(node)
-            return is_text or isinstance(node, (Record, Global, Call))
+            return is_text or isinstance(node, (FrequentObject, Global, Call))
         if isinstance(node, Global):
             return word in (node.qualname, f".{self.kinds.get(id(node))}")
         return type(node) is Text and node == word

@@ -31,7 +31,7 @@ from ...archives.zip_container import prefix_of
 from ..boxes import Box, runs_of
 from .metadata import SavedTensor
 from .metadata_walk import ItemRange
-from .packed import Packed
+from .packed import PackedItem
 
 _LARGEST_PICKLE = 1 << 16  # bytes of the pickle of one tensor
 _SMALL = 1 << 14  # bytes of an item that is read as a whole
@@ -47,7 +47,7 @@ _MOST_MOVES = 1 << 23  # copies of elements along one dimension, to reorder a ch
 _REBUILDS = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
 
 
-class Item(NamedTuple):
+class DcpItem(NamedTuple):
     """The elements of a chunk, in a file."""
 
     source: Source
@@ -58,7 +58,7 @@ class Item(NamedTuple):
 
 
 #: The chunks of a tensor, each with the place of its item, and the item.
-Chunks = Sequence[tuple[Box, ItemRange, Item]]
+Chunks = Sequence[tuple[Box, ItemRange, DcpItem]]
 ReadChunks = Callable[[str], Chunks]  #: … of a tensor with this name
 
 
@@ -101,7 +101,7 @@ def open_item(
     tensor: SavedTensor,
     box: Box,
     nearby: NearbyFiles,
-) -> Item:
+) -> DcpItem:
     """Find the elements of a chunk; CorruptError unless the item is as `.metadata` describes it.
 
     `nearby` reads small items of the source together.
@@ -124,7 +124,7 @@ def frame_of(span: ItemRange) -> list[tuple[int, int]]:
 def unpacked(source: Source, span: ItemRange, nbytes: int) -> Readable:
     """An item as torch saved it, decompressed if needed; `nbytes`: the size of its elements."""
     if span.is_packed:
-        return Packed(source, span, nbytes + _LARGEST_AROUND)
+        return PackedItem(source, span, nbytes + _LARGEST_AROUND)
     return source.window(span.at, span.nbytes)
 
 
@@ -153,14 +153,14 @@ def item_faults(
 def value_in(source: Source, span: ItemRange, budget: Budget) -> Readable:
     """An item that is not a tensor."""
     window = unpacked(source, span, _LARGEST_VALUE)
-    if isinstance(window, Packed):
+    if isinstance(window, PackedItem):
         if not budget.inflate(span.nbytes, window.nbytes):
             raise UnsupportedError("what is compressed in it would take too much memory")
         return Memory(window.read(0, window.nbytes), source.path)
     return window
 
 
-def _opened(source: Source, span: ItemRange, dtype: str, box: Box, nearby: NearbyFiles) -> Item:
+def _opened(source: Source, span: ItemRange, dtype: str, box: Box, nearby: NearbyFiles) -> DcpItem:
     if span.is_packed or span.nbytes > _SMALL:
         window = unpacked(source, span, box.numel * BITS[dtype] // 8)
         return _parsed(window, source, span, dtype, box)[0]
@@ -170,7 +170,7 @@ def _opened(source: Source, span: ItemRange, dtype: str, box: Box, nearby: Nearb
     usual = _layouts.get(key)
     if usual is not None and usual.fits(content):
         crc32 = int.from_bytes(content[usual.sum_at : usual.sum_at + _SUM_NBYTES], "little")
-        return Item(source, span.at + usual.at, usual.nbytes, usual.stride, crc32)
+        return DcpItem(source, span.at + usual.at, usual.nbytes, usual.stride, crc32)
     item, archive, stored = _parsed(Memory(content, source.path), source, span, dtype, box)
     layout = _layout_of(content, archive, stored, item)
     if layout is not None and len(_layouts) < _MOST_LAYOUTS:
@@ -180,7 +180,7 @@ def _opened(source: Source, span: ItemRange, dtype: str, box: Box, nearby: Nearb
 
 def _parsed(
     window: Readable, source: Source, span: ItemRange, dtype: str, box: Box
-) -> tuple[Item, Archive, Record]:
+) -> tuple[DcpItem, Archive, Record]:
     """An item, its zip, and the record of its elements."""
     archive = archive_of(window)
     prefix = prefix_of(archive)
@@ -203,15 +203,15 @@ def _parsed(
     if not is_dense(box.sizes, stride):
         raise CorruptError("its elements do not fill its storage")
     at = archive.data_at(stored)
-    if not isinstance(window, Packed):
-        return Item(source, span.at + at, nbytes, stride, stored.crc32), archive, stored
+    if not isinstance(window, PackedItem):
+        return DcpItem(source, span.at + at, nbytes, stride, stored.crc32), archive, stored
     if window.crc32(at, nbytes) != stored.crc32 != 0:
         raise CorruptError("the checksum of its elements is wrong")
     window.settle()
-    return Item(window, at, nbytes, stride, 0), archive, stored
+    return DcpItem(window, at, nbytes, stride, 0), archive, stored
 
 
-def _layout_of(content: bytes, archive: Archive, stored: Record, item: Item) -> _Layout | None:
+def _layout_of(content: bytes, archive: Archive, stored: Record, item: DcpItem) -> _Layout | None:
     """The parts that other items may share with this one; None if torch does not write them so."""
     try:
         archive.check_layout()
@@ -277,7 +277,7 @@ def _numbers(node: Node) -> tuple[int, ...]:
     return tuple(each for each in items if isinstance(each, int))
 
 
-def is_uniform(item: Item, numel: int) -> bool:
+def is_uniform(item: DcpItem, numel: int) -> bool:
     """Whether the first elements of the item are all equal; `numel` is the number of elements."""
     width = item.nbytes // numel
     data = item.source.read(item.at, min(item.nbytes, _FRAME * width))
@@ -296,13 +296,13 @@ def is_dense(sizes: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-def strip_of(item: Item, tensor: SavedTensor, box: Box) -> Strip:
+def strip_of(item: DcpItem, tensor: SavedTensor, box: Box) -> Strip:
     """The place of an item's elements in their tensor."""
     width = BITS[tensor.dtype] // 8
     runs = runs_of(tensor.shape, box)
     run, pitches = runs.length * width, tuple(pitch * width for pitch in runs.pitches)
     counts = runs.counts
-    if isinstance(item.source, Packed) and not counts:  # the kernel can't copy these
+    if isinstance(item.source, PackedItem) and not counts:  # the kernel can't copy these
         counts, pitches = (1,), (run,)
     if is_contiguous(box.sizes, item.stride):
         return Strip(item.source, item.at, runs.at * width, run, counts, pitches)
@@ -320,32 +320,34 @@ def strip_of(item: Item, tensor: SavedTensor, box: Box) -> Strip:
             path=item.source.path,
         )
     counts, pitches = (counts, pitches) if counts else ((1,), (run,))
-    return Strip(_Transposed(item, box, width), 0, runs.at * width, run, counts, pitches)
+    return Strip(_TransposedElements(item, box, width), 0, runs.at * width, run, counts, pitches)
 
 
-class _Transposed:
+class _TransposedElements:
     """The elements of an item in row-major order, computed and checked when they are read."""
 
-    latest: tuple[_Transposed, memoryview] | None = None  # the only one that is held in memory
+    latest: tuple[_TransposedElements, memoryview] | None = (
+        None  # the only one that is held in memory
+    )
 
-    def __init__(self, item: Item, box: Box, width: int) -> None:
+    def __init__(self, item: DcpItem, box: Box, width: int) -> None:
         self.item = item
         self.box = box
         self.width = width
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
         """As `Source.read_into`."""
-        held = _Transposed.latest
+        held = _TransposedElements.latest
         if held is None or held[0] is not self:
             data = self.item.source.read(self.item.at, self.item.nbytes)
             if self.item.crc32 not in (0, zlib.crc32(data)):
                 path = self.item.source.path
                 raise CorruptError("is damaged: the checksum of a chunk is wrong", path=path)
             content = in_order(data, self.box.sizes, self.item.stride, self.width)
-            held = _Transposed.latest = self, memoryview(content)
+            held = _TransposedElements.latest = self, memoryview(content)
         buffer[:] = held[1][start : start + len(buffer)]
         if start + len(buffer) == self.item.nbytes:
-            _Transposed.latest = None
+            _TransposedElements.latest = None
 
 
 def _joined(

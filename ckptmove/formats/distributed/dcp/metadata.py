@@ -36,7 +36,7 @@ from ..boxes import Box
 from .item_machine import walk_metadata
 from .metadata_walk import (
     Description,
-    Index,
+    ItemKey,
     ItemRange,
     class_of,
     content_of,
@@ -141,9 +141,9 @@ def read_saved(root: Node) -> SavedState:
     if class_of(root.function) != "Metadata":
         raise malformed("it holds what no version of torch writes")
     told = fields_of(root.state)
-    where: dict[Index, ItemRange] = {}
+    where: dict[ItemKey, ItemRange] = {}
     for key, info in _pairs(told.get("storage_data"), "storage_data"):
-        index = content_of(key, Index)
+        index = content_of(key, ItemKey)
         if index in where:
             raise CorruptError(f".metadata says twice where {index.name!r} lies")
         where[index] = content_of(info, ItemRange)
@@ -153,7 +153,7 @@ def read_saved(root: Node) -> SavedState:
         if name in saved.tensors or name in saved.blobs:
             raise CorruptError(f".metadata lists {name!r} twice")
         if _is_value(about):
-            saved.blobs[name] = _found(where, Index(name, None))
+            saved.blobs[name] = _found(where, ItemKey(name, None))
         else:
             saved.tensors[name] = _tensor(name, content_of(about, Description), where)
     planner = told.get("planner_data")
@@ -171,7 +171,7 @@ def _is_value(about: Node) -> bool:
     return isinstance(function, Global) and class_of(function) == "BytesStorageMetadata"
 
 
-def _tensor(name: str, about: Description, where: Mapping[Index, ItemRange]) -> SavedTensor:
+def _tensor(name: str, about: Description, where: Mapping[ItemKey, ItemRange]) -> SavedTensor:
     if len(about.shape) > MOST_DIMENSIONS:
         count = f"{len(about.shape):,} dimensions; {MOST_DIMENSIONS} are read"
         raise UnsupportedError(f"the tensor {name!r:.100} has {count}")
@@ -179,19 +179,19 @@ def _tensor(name: str, about: Description, where: Mapping[Index, ItemRange]) -> 
     for box in about.boxes:
         if box in chunks and box.numel:
             raise CorruptError(f".metadata lists a chunk of {name!r} twice")
-        chunks[box] = _found(where, Index(name, box.offsets))
+        chunks[box] = _found(where, ItemKey(name, box.offsets))
     dtype = ALIASES.get(about.dtype.name, about.dtype.name)
     if dtype not in BITS or BITS[dtype] < 8:
         raise UnsupportedError(f"the tensor {name!r} has the dtype {about.dtype.name!r:.40}")
     return SavedTensor(dtype, about.shape, chunks)
 
 
-def _found(where: Mapping[Index, ItemRange], index: Index) -> ItemRange:
+def _found(where: Mapping[ItemKey, ItemRange], index: ItemKey) -> ItemRange:
     """The place of an item; an undivided one may be stored without offsets."""
     found = where.get(index)
     name, offsets = index
     if found is None and not any(offsets or ()):
-        found = where.get(Index(name, None if offsets is not None else ()))
+        found = where.get(ItemKey(name, None if offsets is not None else ()))
     if found is None:
         raise CorruptError(f".metadata does not say where a chunk of {name!r} lies")
     return found

@@ -3,7 +3,7 @@
     ChunkStorageMetadata{offsets, sizes}                    a `Box`
     TensorProperties(dtype, …)                              the `Global` of a dtype
     TensorStorageMetadata{properties, size, chunks}         a `Description`
-    MetadataIndex{fqn, offset}                              an `Index`
+    MetadataIndex{fqn, offset}                              an `ItemKey`
     _StorageInfo{relative_path, offset, length, …}          a `ItemRange`
 
 As nodes, an item would take several kB. When the state of one of these objects is set, the object
@@ -44,7 +44,7 @@ class ItemRange(NamedTuple):
     is_packed: bool = False  #: whether it is compressed: see `packed`
 
 
-class Index(NamedTuple):
+class ItemKey(NamedTuple):
     """An item's key: its name and its chunk's offsets (None for a value that is not a tensor)."""
 
     name: str
@@ -59,10 +59,10 @@ class Description(NamedTuple):
     boxes: tuple[Box, ...]
 
 
-Content: TypeAlias = Box | Global | Description | Index | ItemRange
+Content: TypeAlias = Box | Global | Description | ItemKey | ItemRange
 
 
-class Record:
+class FrequentObject:
     """A frequent object: `content` is its parsed content, once that is known."""
 
     __slots__ = ("content", "kind")
@@ -122,13 +122,13 @@ class MetadataMachine(Machine):
         self.charge(CONTAINER)
         stack.pop()
         # Only `metadata` sees it: as a node it would be ten times as large.
-        stack[-1] = Record(kind)  # type: ignore[call-overload]
+        stack[-1] = FrequentObject(kind)  # type: ignore[call-overload]
         return None
 
     def op_build(self) -> None:
         """Like `Machine.op_build`, but a record keeps the parsed content of its state."""
         target: object = self.stack[-2]
-        if not isinstance(target, Record):
+        if not isinstance(target, FrequentObject):
             return super().op_build()
         state = self.stack.pop()
         if target.content is not None:
@@ -229,7 +229,7 @@ def _file_of(file: str) -> str:
 
 def content_of(node: object, kind: type[_Kind]) -> _Kind:
     """The parsed content of an object, of this type; CorruptError if it has another type."""
-    content = node.content if isinstance(node, Record) else None
+    content = node.content if isinstance(node, FrequentObject) else None
     if not isinstance(content, kind):
         raise malformed(f"something else is where {kind.__name__.lower()} should be")
     return content
@@ -263,10 +263,10 @@ def _description(state: Node) -> Description:
     return Description(dtype, sizes_of(told.get("size")), boxes)
 
 
-def _index(state: Node) -> Index:
+def _index(state: Node) -> ItemKey:
     told = fields_of(state)
     offset = told.get("offset")
-    return Index(text_of(told.get("fqn")), None if offset is None else sizes_of(offset))
+    return ItemKey(text_of(told.get("fqn")), None if offset is None else sizes_of(offset))
 
 
 def _item_range(state: Node) -> ItemRange:

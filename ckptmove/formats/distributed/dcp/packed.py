@@ -30,7 +30,7 @@ _BLOCK = 1 << 20
 _LARGEST_WINDOW = 1 << 23  # bytes that a stream may refer back; torch uses 2 MB
 
 
-class Packed(Source):
+class PackedItem(Source):
     """An item that is decompressed when it is read, by one thread."""
 
     __slots__ = ("__weakref__", "_at", "_head", "_item_range", "_packed", "_stream", "_tail")
@@ -122,17 +122,17 @@ class Packed(Source):
         raise UnsupportedError("can't be mapped: it is compressed", path=self.path)
 
 
-class _Opened(threading.local):
+class _OpenItems(threading.local):
     """The items with an open stream, the latest last.
 
     One per thread, so that no thread closes another's.
     """
 
     def __init__(self) -> None:
-        self.streams = WeakKeyDictionary[Packed, None]()
+        self.streams = WeakKeyDictionary[PackedItem, None]()
 
 
-_OPENED = _Opened()
+_OPENED = _OpenItems()
 
 
 class _Raw(io.RawIOBase):

@@ -51,7 +51,7 @@ class _Stretch(NamedTuple):
     crc32: int | None  # None if it is computed while writing
 
 
-class _Measured(NamedTuple):
+class _MeasuredPart(NamedTuple):
     """A part of the range of a proof: its start, and the file and measure with its checksum."""
 
     start: int
@@ -67,7 +67,7 @@ class Sums:
         self._proofs: dict[str, list[Proof]] = {}  # storage id → its proofs, in order
         self._apart: list[Proof] = []  # proofs of ranges that are not contiguous in a storage
         self._proved: set[tuple[str, int]] = set()
-        self._measured: dict[tuple[str, int], list[_Measured]] = {}
+        self._measured: dict[tuple[str, int], list[_MeasuredPart]] = {}
 
     def of(self, stored: StorageBytes) -> list[Proof]:
         """The checksums that a source has for ranges of a storage, in order."""
@@ -102,7 +102,7 @@ class Sums:
         if at < end:
             yield _Stretch(at, end - at, None)
 
-    def measure(self, stored: StorageBytes, part: _Measured) -> None:
+    def measure(self, stored: StorageBytes, part: _MeasuredPart) -> None:
         """Record that the checksum of a stretch is computed while it is written."""
         proofs = self.of(stored)
         n = bisect_right(proofs, part.start, key=_start) - 1
@@ -214,7 +214,7 @@ class RankFile:
         for part in stretches:
             place = at + part.start - start
             if part.crc32 is None:
-                known = _Measured(part.start, part.nbytes, self, len(self._measures))
+                known = _MeasuredPart(part.start, part.nbytes, self, len(self._measures))
                 self._sums.measure(stored, known)
                 self._measures.append(CrcRange(place, part.nbytes))
             else:

@@ -49,7 +49,7 @@ class Slice(NamedTuple):
     at: int  #: the offset in the parameter
 
 
-class Row:
+class FlatTensors:
     """Flat tensors of a rank, one after the other."""
 
     def __init__(self, flats: Sequence[Elements], width: int) -> None:
@@ -88,7 +88,7 @@ class Whole(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     numel: int
-    rows: Sequence[Row]
+    rows: Sequence[FlatTensors]
     #: where its elements, or those of its first slice, start in the rows
     start: int
     #: whether each row has a slice of it, as in stage 3
@@ -140,4 +140,6 @@ def share(numel: int, ranks: int) -> int:
 def whole_of(elements: Elements) -> Whole:
     """A tensor that is in one file."""
     width = BITS[elements.dtype] // 8
-    return Whole(elements.dtype, elements.shape, elements.numel, [Row([elements], width)], 0)
+    return Whole(
+        elements.dtype, elements.shape, elements.numel, [FlatTensors([elements], width)], 0
+    )

@@ -29,7 +29,7 @@ from ...folders.weight_names import weights_among
 from ...probe import Probe
 from ...torch.zip import TorchZipContainer
 from ..saved_file import SavedFile, check_names
-from .pipeline import Stage, join_stages, module_of
+from .pipeline import PipelineStage, join_stages, module_of
 from .rank_files import RankFiles
 from .zero import Zero, world_of
 from .zero_container import ZeroContainer
@@ -83,7 +83,7 @@ class DeepSpeed(Format):
         return container.checkpoint(self.name, self.carries)
 
 
-def _stage(files: RankFiles, opened: Mapping[str, SavedFile], number: int) -> Stage:
+def _stage(files: RankFiles, opened: Mapping[str, SavedFile], number: int) -> PipelineStage:
     """The files of one stage of a pipeline, or of the whole model."""
     part = files.parts[number]
     ranks = [opened[part.optimizer[rank]] for rank in sorted(part.optimizer)]
@@ -94,7 +94,7 @@ def _stage(files: RankFiles, opened: Mapping[str, SavedFile], number: int) -> St
     for rank in ranks:
         if world_of(rank) != world:
             raise rank.malformed(f"the number of ranks (other files say {world:,}): it")
-    return Stage([opened[part.model[rank]] for rank in sorted(part.model)], ranks)
+    return PipelineStage([opened[part.model[rank]] for rank in sorted(part.model)], ranks)
 
 
 def tell_devices(probe: Probe, files: Iterable[SavedFile]) -> None:

@@ -21,21 +21,21 @@ from ....pickles.nodes import Node
 from ....torch_pickle.values.persistent_ids import is_size
 from ...folders.parts import ALL_RANKS
 from ..saved_file import SavedFile
-from .trained import Group, Module, Trained
+from .trained import Module, ParameterGroup, TrainedState
 from .zero import Zero
 
 _STAGES = "mp_world_size"
 _TIED = "tied_modules."
 
 
-class Stage(NamedTuple):
+class PipelineStage(NamedTuple):
     """The files of one stage of a pipeline, or of the whole model."""
 
     model: Sequence[SavedFile]
     ranks: Sequence[SavedFile]
 
 
-def join_stages(stages: Sequence[Stage], layers: Mapping[int, SavedFile]) -> Trained:
+def join_stages(stages: Sequence[PipelineStage], layers: Mapping[int, SavedFile]) -> TrainedState:
     """The merged state of all stages.
 
     InputError if a stage is missing, or a layer that they name.
@@ -47,7 +47,7 @@ def join_stages(stages: Sequence[Stage], layers: Mapping[int, SavedFile]) -> Tra
             f"has the files of {len(stages):,} stages of a pipeline, of {told}",
             hint=ALL_RANKS,
         )
-    joined = Trained()
+    joined = TrainedState()
     for stage in stages:
         zero = Zero(*stage)
         if joined.groups and len(joined.groups) != len(zero.groups):
@@ -57,15 +57,16 @@ def join_stages(stages: Sequence[Stage], layers: Mapping[int, SavedFile]) -> Tra
         joined.weights |= zero.weights
         joined.state |= zero.state
         joined.frozen |= zero.frozen
-        before = joined.groups or [Group([], each.about) for each in zero.groups]
+        before = joined.groups or [ParameterGroup([], each.about) for each in zero.groups]
         joined.groups = [
-            Group([*a.names, *b.names], a.about) for a, b in zip(before, zero.groups, strict=True)
+            ParameterGroup([*a.names, *b.names], a.about)
+            for a, b in zip(before, zero.groups, strict=True)
         ]
         joined.rest = joined.rest or zero.rest
     return joined
 
 
-def _check_name(name: str, joined: Trained, layers: Mapping[int, SavedFile]) -> None:
+def _check_name(name: str, joined: TrainedState, layers: Mapping[int, SavedFile]) -> None:
     """Raises InputError unless a weight belongs to an existing layer and to only one stage."""
     if name.startswith(_TIED) or name in joined.weights or name in joined.frozen:
         raise UnsupportedError(

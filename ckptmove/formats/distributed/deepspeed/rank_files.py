@@ -40,7 +40,7 @@ def is_of_rank(name: str) -> bool:
 
 
 @dataclass
-class Part:
+class PartFiles:
     """The files of one part of a model, by rank."""
 
     #: if there is only one file for all ranks, it has rank 0
@@ -58,7 +58,7 @@ class RankFiles:
     """The files of one checkpoint."""
 
     #: the files of each part of the model, by the number of the part
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, PartFiles] = field(default_factory=dict)
     #: whether each rank has a file of the model
     is_divided: bool = False
     #: the files of a pipeline, by the number of the layer
@@ -96,9 +96,9 @@ class RankFiles:
                 found.doubled.append(name)
         return found
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> PartFiles:
         """The part with this number."""
-        return self.parts.setdefault(number, Part())
+        return self.parts.setdefault(number, PartFiles())
 
     def _add(self, files: dict[int, str], number: int, name: str) -> None:
         if files.setdefault(number, name) != name:
@@ -149,7 +149,7 @@ class RankFiles:
 
     def check_ranks(self, world: int, number: int = 0) -> None:
         """Raises InputError unless a part has exactly one file for each of `world` ranks."""
-        part = self.parts.get(number, Part())
+        part = self.parts.get(number, PartFiles())
         for files in (part.model, part.optimizer) if self.is_divided else (part.optimizer,):
             _check_ranks(files, world)
         if not part.model:

@@ -10,7 +10,7 @@ from ....errors import CorruptError
 from ....manifest.dtypes import BITS
 from ....pickles.nodes import Dict, List, Node
 from ..saved_file import SavedFile, by_name, shapes_in
-from .flat import Elements, Row, Whole, share
+from .flat import Elements, FlatTensors, Whole, share
 
 #: The key of all optimizer state in an optimizer's file.
 INNER = "optimizer_state_dict"
@@ -20,7 +20,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 Module = Mapping[str, tuple[SavedFile, Node]]
 
 
-class Group(NamedTuple):
+class ParameterGroup(NamedTuple):
     """A group of parameters."""
 
     names: Sequence[str]
@@ -28,7 +28,7 @@ class Group(NamedTuple):
     about: Dict | None
 
 
-class Trained:
+class TrainedState:
     """The merged weights and optimizer state of all ranks."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Trained:
         self.weights: dict[str, Whole] = {}
         #: the optimizer state of each parameter, by its name in the optimizer
         self.state: dict[str, dict[str, Value]] = {}
-        self.groups: list[Group] = []
+        self.groups: list[ParameterGroup] = []
         #: weights that were not trained
         self.frozen: dict[str, Whole] = {}
         #: other entries of the optimizer's file of the first rank, by name
@@ -56,10 +56,10 @@ def abouts_of(file: SavedFile, within: Dict, count: int) -> Sequence[Node]:
     return items
 
 
-def groups_of(shapes: Sequence[Shapes], abouts: Sequence[Node]) -> list[Group]:
+def groups_of(shapes: Sequence[Shapes], abouts: Sequence[Node]) -> list[ParameterGroup]:
     """The groups of parameters with these shapes."""
     return [
-        Group(list(group), about if isinstance(about, Dict) else None)
+        ParameterGroup(list(group), about if isinstance(about, Dict) else None)
         for group, about in zip(shapes, abouts, strict=True)
     ]
 
@@ -80,7 +80,7 @@ def frozen_in(model: Sequence[SavedFile]) -> dict[str, Whole]:
         each = share(numel, len(parts))
         if any(part.numel != each or part.dtype != dtype for part in parts):
             raise CorruptError(f"ranks differ in the weight of {name!r:.100}")
-        rows = [Row([part], width) for part in parts]
+        rows = [FlatTensors([part], width) for part in parts]
         wholes[name] = Whole(dtype, shape, numel, rows, 0, len(parts) > 1)
     return wholes
 

@@ -37,7 +37,17 @@ from . import universal_writing
 from .flat import Elements, Whole, whole_of
 from .folder import open_file, tell_devices, tell_others
 from .rank_files import RankFiles
-from .trained import INNER, Module, Shapes, Trained, Value, abouts_of, frozen_in, groups_of, rest_of
+from .trained import (
+    INNER,
+    Module,
+    Shapes,
+    TrainedState,
+    Value,
+    abouts_of,
+    frozen_in,
+    groups_of,
+    rest_of,
+)
 from .zero import LAYOUT
 from .zero_container import ZeroContainer
 
@@ -98,7 +108,7 @@ class Universal(WritableFormat):
         names = [*own, *below]
         files = {name: open_file(probe, name, n) for n, name in enumerate(names, 1)}
         model = [files[name] for name in own]
-        trained = _Merged(model, files, is_alone=len(named.parts) == 1)
+        trained = _MergedFiles(model, files, is_alone=len(named.parts) == 1)
         trained.is_divided = named.is_divided
         module: Module | None = None if model[0].root.get("module") is not None else {}
         check_names(files.values())
@@ -116,7 +126,7 @@ class Universal(WritableFormat):
         return universal_writing.plan_write(draft)
 
 
-class _Merged(Trained):
+class _MergedFiles(TrainedState):
     """The merged files of each parameter."""
 
     def __init__(

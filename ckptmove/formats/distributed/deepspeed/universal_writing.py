@@ -75,7 +75,7 @@ def plan_write(draft: CheckpointGraph) -> WritePlan:
     fill(draft)
     found = find(draft)
     sums = Sums()
-    trained = _Trained(draft, found, sums)
+    trained = _ParameterFiles(draft, found, sums)
     tag = f"global_step{max(trained.steps)}_universal"
     plans = {f"{tag}/{file.name}": file.plan() for file in trained.files}
     checks = {f"{tag}/{name}": check for name, check in trained.checks.items()}
@@ -116,7 +116,7 @@ def plan_write(draft: CheckpointGraph) -> WritePlan:
 # -- the files of each parameter -------------------------------------------------------------------
 
 
-class _Trained:
+class _ParameterFiles:
     """The files of each parameter."""
 
     def __init__(self, draft: CheckpointGraph, found: ModelAndOptimizer, sums: Sums) -> None:
@@ -288,7 +288,9 @@ def _optimizer_states(draft: CheckpointGraph, found: ModelAndOptimizer) -> Dict:
     return root
 
 
-def _model_states(draft: CheckpointGraph, found: ModelAndOptimizer, trained: _Trained) -> Dict:
+def _model_states(
+    draft: CheckpointGraph, found: ModelAndOptimizer, trained: _ParameterFiles
+) -> Dict:
     """The model, and everything other than the model and the optimizer."""
     text, root = draft.graph.text, Dict()
     shapes = List([])
@@ -331,7 +333,9 @@ def _size(shape: tuple[int, ...]) -> Call:
     return Call(Global("torch", "Size", 0), Tuple([Tuple(list(shape), 0)], 0), "REDUCE", 0)
 
 
-def _warnings(draft: CheckpointGraph, found: ModelAndOptimizer, trained: _Trained) -> Iterator[str]:
+def _warnings(
+    draft: CheckpointGraph, found: ModelAndOptimizer, trained: _ParameterFiles
+) -> Iterator[str]:
     for dtype, count in trained.cast.items():
         yield (f"{plural(count, 'weight')} became float32 from {dtype}: it has no master weights")
     same = {id(value) for key, value in found.module.pairs if str(key) in trained.shapes}

@@ -27,8 +27,8 @@ from ....manifest.dtypes import BITS
 from ....pickles.nodes import Dict, List, Node
 from ....torch_pickle.values.persistent_ids import is_size
 from ..saved_file import SavedFile, by_number, dict_in, shapes_in
-from .flat import Elements, Row, Whole, share
-from .trained import INNER, Trained, Value, abouts_of, frozen_in, groups_of, rest_of
+from .flat import Elements, FlatTensors, Whole, share
+from .trained import INNER, TrainedState, Value, abouts_of, frozen_in, groups_of, rest_of
 
 _FLAT, _FLAT_OF_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 _BASE, _BASE_OF_3 = "base_optimizer_state", "optimizer_state_dict"
@@ -41,7 +41,7 @@ _MOST_KINDS = 16  # kinds of optimizer state of a parameter; Adam has four
 _SCALARS = (bool, int, float, str, type(None))
 
 
-class Zero(Trained):
+class Zero(TrainedState):
     """The merged weights and optimizer state of all ranks."""
 
     def __init__(self, model: Sequence[SavedFile], ranks: Sequence[SavedFile]) -> None:
@@ -149,7 +149,7 @@ class Zero(Trained):
     @staticmethod
     def _block_at(
         name: str,
-        row: Row,
+        row: FlatTensors,
         start: int,
         numel: int,
         blocks: Sequence[_Block],
@@ -282,15 +282,15 @@ def _fits(state: Elements, numel: int, cut: Node) -> bool:
     return len(state.shape) == 1 and state.numel in (numel, numel + padding)
 
 
-def _row(flats: Sequence[Elements], what: str) -> tuple[Row, str]:
+def _row(flats: Sequence[Elements], what: str) -> tuple[FlatTensors, str]:
     dtypes = {each.dtype for each in flats}
     if len(dtypes) > 1:
         raise CorruptError(f"ranks differ in the dtype of {what:.100}")
     (dtype,) = dtypes or {"float32"}
-    return Row(flats, BITS[dtype] // 8), dtype
+    return FlatTensors(flats, BITS[dtype] // 8), dtype
 
 
-def _rows(flats: Sequence[Sequence[Elements]], what: str) -> tuple[list[Row], list[str]]:
+def _rows(flats: Sequence[Sequence[Elements]], what: str) -> tuple[list[FlatTensors], list[str]]:
     """The row of each rank, and its dtype."""
     made = [_row(each, what) for each in flats]
     dtypes = [dtype for _, dtype in made]

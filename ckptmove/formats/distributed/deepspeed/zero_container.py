@@ -13,7 +13,7 @@ from ....manifest.manifest import Extent, Section, Storage, TensorEntry
 from ....pickles.nodes import Call, Dict, List, Node, Persistent, Tuple
 from ....pickles.nodes import Mapping as MappingNode
 from ....plans.plan import Proof
-from ....sources.joined import Joined
+from ....sources.joined import JoinedFiles
 from ....sources.source import Memory, Source
 from ....torch_pickle.values.strided import contiguous_stride
 from ...checkpoint import Carries, Checkpoint
@@ -21,7 +21,7 @@ from ...folders.parts import number_files
 from ...probe import Probe
 from ..saved_file import MergedContainer, SavedFile, by_name, keep_what_is_used
 from .flat import Elements, Whole, whole_of
-from .trained import Module, Trained, Value
+from .trained import Module, TrainedState, Value
 
 _MOST_NAMED = 5
 #: Entries of the model's file that are not needed once the tensors are whole.
@@ -37,7 +37,7 @@ class ZeroContainer(MergedContainer):
         probe: Probe,
         files: Collection[SavedFile],
         model: Sequence[SavedFile],
-        trained: Trained,
+        trained: TrainedState,
         module: Module | None = None,
     ) -> None:
         """`files`: all files.
@@ -48,7 +48,7 @@ class ZeroContainer(MergedContainer):
         self._files = files
         self._trained = trained
         self._model = model
-        self.joined = Joined(probe.path)
+        self.joined = JoinedFiles(probe.path)
         self._wholes: dict[str, Whole] = {}
         self._graph = Graph(None)
         self._known: dict[tuple[object, ...], Node] = {}

@@ -13,7 +13,7 @@ from ..program.library_calls import LibraryCall
 from ..program.program_source import Choice
 from ..program.source_lines import raising_module
 from ..program.syntax import line_of_data
-from ..recording.history import Copied, History, Loaded
+from ..recording.history import CopiedWeight, History, StateLoad
 from ..recording.operations import indexed
 from ..recording.recorder import Recorder
 from ..recording.updates import Read
@@ -31,8 +31,8 @@ class Background:
     added: Sequence[str] = ()  #: submodules and parameters that came after the model was moved
     optimizer_line: str = ""  #: the code that made the optimizer, with its line
     #: Where the optimizer loaded its state, if its parameters were on another device then.
-    loaded_early: Loaded | None = None
-    stale: Sequence[Copied] = ()  #: trained tensors that are used only as an old copy
+    loaded_early: StateLoad | None = None
+    stale: Sequence[CopiedWeight] = ()  #: trained tensors that are used only as an old copy
     #: Lines that cut values from the graph, with the parameters that get no gradient then.
     cuts: Sequence[tuple[str, Sequence[str]]] = ()
     reads: Sequence[Read] = ()  #: lines that read the gradient of a copy, which stays None
@@ -110,7 +110,7 @@ def _variables(recorder: Recorder) -> dict[str, str]:
     }
 
 
-def _stale(recorder: Recorder) -> list[Copied]:
+def _stale(recorder: Recorder) -> list[CopiedWeight]:
     """Tensors trained on another device, but copied to the device only before the first step."""
     if recorder.steps < 2:
         return []

@@ -11,7 +11,7 @@ from ....reports.doctor import SLOW, WRONG, Verdict
 from ....reports.events import Operand
 from ...inventory import findings
 from ...inventory.holdings import Ownership
-from ...inventory.ownership import Unregistered
+from ...inventory.ownership import UnregisteredTensor
 from ..program.given_device import choice_of_argument
 from ..program.source_lines import CALLED, LAYER
 from ..program.syntax import function_at, is_method, keeps_argument
@@ -109,7 +109,7 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
         )
 
 
-def _advice(found: Unregistered, parameter: str) -> str:
+def _advice(found: UnregisteredTensor, parameter: str) -> str:
     """The code to write instead, and where; it may hold the old values of a parameter."""
     tied = f"use {parameter} itself, which is still trained, and not its .data"
     advice = tied if parameter else found.advice

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ....display.phrases import join_names
 from ....reports.doctor import Verdict
 from ...inventory import findings
-from ...inventory.ownership import Unregistered
+from ...inventory.ownership import UnregisteredTensor
 from ..program.source_lines import LAYER
 from ..recording.history import with_code
 from ..recording.operations import COPY
@@ -101,7 +101,7 @@ def _state_explained(found: Verdict, case: Evidence) -> Verdict:
 
 def hidden_parameters(case: Evidence) -> Iterator[Verdict]:
     """Parameters with a gradient that no optimizer has, because no module registers them."""
-    found: dict[str, list[Unregistered]] = {}
+    found: dict[str, list[UnregisteredTensor]] = {}
     for each in case.belonging.unregistered if case.works else ():
         if each.untrained and each.name not in case.explained:
             found.setdefault(f"{each.kind}.{each.attribute}", []).append(each)

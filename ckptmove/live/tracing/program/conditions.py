@@ -13,7 +13,7 @@ from typing import NamedTuple
 _MOST_STEPS = 16  # the most steps from a condition to its cause
 
 
-class Option(NamedTuple):
+class ProgramOption(NamedTuple):
     """An option of a command line, as the program declares it."""
 
     flag: str  #: `--no-cuda`
@@ -64,7 +64,7 @@ class Conditions:
         self,
         assigned: Mapping[str, ast.expr],
         truths: Mapping[str, bool],
-        option: Callable[[str], Option | None],
+        option: Callable[[str], ProgramOption | None],
     ) -> None:
         """Args:
         assigned: the last expression that was assigned to each variable.

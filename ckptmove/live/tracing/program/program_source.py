@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from ....manifest.device import kind_of
-from .conditions import Conditions, Option, variable_of_environment
+from .conditions import Conditions, ProgramOption, variable_of_environment
 from .settings import Settings, device_named_by, string_of
 from .source_lines import CALLED, line_in
 from .syntax import code_at, tree_of
@@ -29,7 +29,7 @@ class Choice(NamedTuple):
     evidence: tuple[str, ...]  #: the origins of its parts, one line each
 
 
-class Source(Settings):
+class ProgramSource(Settings):
     """The source of a program."""
 
     def __init__(
@@ -251,7 +251,7 @@ class Source(Settings):
                 if found is not None:
                     yield found
 
-    def _option(self, name: str) -> Option | None:
+    def _option(self, name: str) -> ProgramOption | None:
         """The command-line option behind `args.NAME`, or None."""
         for each in self._nodes:
             if not isinstance(each, ast.Call) or not ast.unparse(each.func).endswith(
@@ -267,7 +267,9 @@ class Source(Settings):
                 action = string_of(given["action"]) if "action" in given else ""
                 flag = max(flags, key=len)
                 number = "type" in given and ast.unparse(given["type"]) == "int"
-                return Option(flag, flags, action, given.get("default"), number, self.at(each))
+                return ProgramOption(
+                    flag, flags, action, given.get("default"), number, self.at(each)
+                )
         return None
 
     def _argument(self, name: str) -> tuple[str, str] | None:
@@ -356,10 +358,10 @@ class Source(Settings):
         return f'write "{self._wanted}" there'
 
 
-def source_of(file: str, wanted: str, truths: Mapping[str, bool]) -> Source | None:
+def source_of(file: str, wanted: str, truths: Mapping[str, bool]) -> ProgramSource | None:
     """The source of a file; None if it has no source, or can't be parsed."""
     tree = tree_of(file) if file else None
-    return None if tree is None else Source(tree, file, wanted, truths)
+    return None if tree is None else ProgramSource(tree, file, wanted, truths)
 
 
 def _device_within(value: ast.expr) -> str:

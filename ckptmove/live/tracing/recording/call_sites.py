@@ -9,13 +9,13 @@ import torch
 
 from ....reports.events import Site
 from ..program.source_lines import backward_frame, line_of, user_frame
-from .tally import Place, Tally
+from .tally import SiteCount, Tally
 
 _MOST_LINES = 1 << 17  # the most operations whose places and lines are kept
-_NOWHERE: tuple[Place | None, object] = None, None
+_NOWHERE: tuple[SiteCount | None, object] = None, None
 
 
-class Places:
+class CallSites:
     """The places of a run.
 
     Attributes:
@@ -26,9 +26,11 @@ class Places:
         self.lines: dict[int, tuple[str, str]] = {}
         self._tally = tally
         #: Places by operation, phase, module, and instruction of the user's code.
-        self._known: dict[tuple[Any, ...], tuple[Place | None, object]] = {}
+        self._known: dict[tuple[Any, ...], tuple[SiteCount | None, object]] = {}
 
-    def of(self, func: Any, text: str, phase: str, module: str, frame: FrameType | None) -> Place:
+    def of(
+        self, func: Any, text: str, phase: str, module: str, frame: FrameType | None
+    ) -> SiteCount:
         """The place of an operation `func`, shown as `text`, that is called from a frame."""
         frame = user_frame(frame)
         code, at = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
@@ -45,7 +47,7 @@ class Places:
                 self.lines[number] = module, place.site.source
         return place
 
-    def of_node(self, node: Any, text: str, frame: FrameType | None) -> Place:
+    def of_node(self, node: Any, text: str, frame: FrameType | None) -> SiteCount:
         """The place of an operation that a node of autograd runs in a backward pass."""
         module, line = self.lines.get(node._sequence_nr(), ("", ""))
         line = line_of(backward_frame(frame)) or line

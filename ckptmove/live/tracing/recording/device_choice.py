@@ -39,13 +39,13 @@ from ..program.syntax import (
     line_of_attribute,
     tree_of,
 )
-from .history import History, Moved, with_code
+from .history import History, ModuleMove, with_code
 
 _MOST_CALLERS = 8
 _MOST_ITEMS = 64  # the most items of an object or dict that may hold settings
 
 
-class Seen(NamedTuple):
+class CallerValues(NamedTuple):
     """What the frames that called a model say about devices."""
 
     files: tuple[str, ...]  #: the user's own files, the innermost first
@@ -60,7 +60,9 @@ class Callers:
     def __init__(self, history: History) -> None:
         """`history` tells which modules were moved, and which lines made devices."""
         self.history = history
-        self._seen: weakref.WeakKeyDictionary[torch.nn.Module, Seen] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[torch.nn.Module, CallerValues] = (
+            weakref.WeakKeyDictionary()
+        )
         self._there: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         #: The library call without a device around a model on another device, or a failure.
         self.library: LibraryCall | None = None
@@ -163,7 +165,7 @@ def _line_that_keeps(model: torch.nn.Module, frame: FrameType) -> str:
     return line_of_attribute(type(locals_of(own)["self"]), name.removeprefix("self."))
 
 
-def seen_from(frame: FrameType | None) -> Seen:
+def seen_from(frame: FrameType | None) -> CallerValues:
     """The files of a frame and its callers, and their variables that name devices or are bools."""
     files: dict[str, None] = {}
     values: dict[str, str] = {}
@@ -191,10 +193,10 @@ def seen_from(frame: FrameType | None) -> Seen:
                 for key, each in value.items():
                     note(f"{name}[{key!r}]", each)
         frame = frame.f_back
-    return Seen(tuple(files), values, truths)
+    return CallerValues(tuple(files), values, truths)
 
 
-def _refused_before(moved: Moved, refused: Mapping[str, str]) -> str:
+def _refused_before(moved: ModuleMove, refused: Mapping[str, str]) -> str:
     """The lines of a device or move that failed in the function of this move; or ""."""
     function = function_at(moved.line.partition(CALLED)[0])
     for lines in refused:
@@ -206,7 +208,7 @@ def _refused_before(moved: Moved, refused: Mapping[str, str]) -> str:
 
 def _followed(
     lines: str,
-    seen: Seen,
+    seen: CallerValues,
     is_on: str,
     wanted: str,
     refused: Mapping[str, str],
@@ -224,7 +226,9 @@ def _followed(
     return why._replace(evidence=(*why.evidence, *(each for each in known if each)))
 
 
-def chosen(seen: Seen, model: str, is_on: str, wanted: str, known: str = "") -> Choice | None:
+def chosen(
+    seen: CallerValues, model: str, is_on: str, wanted: str, known: str = ""
+) -> Choice | None:
     """The code that chose the device of a model, or None.
 
     Args:
@@ -248,7 +252,7 @@ def chosen(seen: Seen, model: str, is_on: str, wanted: str, known: str = "") -> 
     return Choice("", "", (made,)) if made else None
 
 
-def line_that_moved(seen: Seen, model: str, is_on: str) -> Choice | None:
+def line_that_moved(seen: CallerValues, model: str, is_on: str) -> Choice | None:
     """The line that moved a model to another device, or None."""
     for file in seen.files:
         tree = tree_of(file)

@@ -17,7 +17,7 @@ import torch
 
 from ..program.source_lines import CALLED, is_a, is_library, line_of, locals_of, own_frame, variable
 from ..program.syntax import code_at
-from .remembered import Remembered, key_of
+from .remembered import StorageNotes, key_of
 
 #: Follows the name of a method that should move a tensor.
 DOES_NOT_MOVE = ", does not move it"
@@ -27,7 +27,7 @@ _MOST_LINES = 3  # the most lines of the user's code, from the innermost outward
 _MOST_KEPT = 4096  # the most devices, generators, loaders and lines of each kind
 
 
-class Moved(NamedTuple):
+class ModuleMove(NamedTuple):
     """A call of `.to`, `.cuda` or `.cpu` on a module, or on a module that contains it."""
 
     number: int  #: of the event; later events have larger numbers
@@ -37,14 +37,14 @@ class Moved(NamedTuple):
     before: str = ""  #: the device after the previous such call, or ""
 
 
-class Loaded(NamedTuple):
+class StateLoad(NamedTuple):
     """A call of an optimizer's `load_state_dict`."""
 
     line: str
     device: str  #: the device of its parameters at that time
 
 
-class Copied(NamedTuple):
+class CopiedWeight(NamedTuple):
     """A trained tensor that was copied to another device."""
 
     name: str  #: the variable of the tensor, or ""
@@ -90,16 +90,16 @@ class History:
     def __init__(self) -> None:
         self._number = 0
         self._made: _ByIdentity[tuple[int, str]] = _ByIdentity()  # modules and optimizers
-        self._moved: _ByIdentity[Moved] = _ByIdentity()
+        self._moved: _ByIdentity[ModuleMove] = _ByIdentity()
         self._moves: dict[type, str] = {}  # the latest line that moved a module of a class
         self._filled: _ByIdentity[tuple[int, str]] = _ByIdentity()
-        self._states: _ByIdentity[Loaded] = _ByIdentity()  # of optimizers
+        self._states: _ByIdentity[StateLoad] = _ByIdentity()  # of optimizers
         self._devices: dict[int, tuple[object, str]] = {}
         #: Lines where a device could not be made, or a move failed → the class of the exception.
         self.refused: dict[str, str] = {}
         self._generators: dict[str, torch.Generator] = {}  # by line
         self.loaders: list[Loader] = []
-        self._copied: _ByIdentity[Copied] = _ByIdentity()
+        self._copied: _ByIdentity[CopiedWeight] = _ByIdentity()
         self.autocasts: dict[str, str] = {}  #: lines that enter autocast → its kind of device
         #: For each parameter, the modules that registered it, each with the parameter's name there.
         self._registered: _ByIdentity[list[tuple[weakref.ref[torch.nn.Module], str]]]
@@ -112,9 +112,11 @@ class History:
         #: How often a line made an optimizer of parameters for which another one has a state.
         self.replaced: dict[str, int] = {}
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._storages = Remembered()  # the first parameter that had a storage: its module and name
-        self._left_by = Remembered()  # the method of a tensor's owner that should move it
-        self._left = Remembered()  # the line of a `.to` that did not move a tensor
+        self._storages = (
+            StorageNotes()
+        )  # the first parameter that had a storage: its module and name
+        self._left_by = StorageNotes()  # the method of a tensor's owner that should move it
+        self._left = StorageNotes()  # the line of a `.to` that did not move a tensor
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -139,7 +141,7 @@ class History:
         """Record that a module was moved; `to` is the given device."""
         first = next(module.parameters(), None)
         device = "" if first is None else str(first.device)
-        moved = Moved(self._next(), own_lines(frame), device, self.line_of_device(to))
+        moved = ModuleMove(self._next(), own_lines(frame), device, self.line_of_device(to))
         self._moves[type(module)] = moved.line
         last = self._moved.get(module)
         if last is not None and last.before == device != last.device:
@@ -179,7 +181,7 @@ class History:
     def note_state(self, optimizer: torch.optim.Optimizer, frame: FrameType | None) -> None:
         """Record that an optimizer loads its state, onto the devices of its parameters."""
         where = {str(p.device) for group in optimizer.param_groups for p in group["params"]}
-        self._states.set(optimizer, Loaded(own_lines(frame), " and ".join(sorted(where))))
+        self._states.set(optimizer, StateLoad(own_lines(frame), " and ".join(sorted(where))))
 
     def note_device(self, device: object, frame: FrameType | None) -> None:
         """Record that a `torch.device` is made."""
@@ -214,7 +216,7 @@ class History:
         if known is None:
             own = own_frame(frame)
             name = "" if own is None else variable(own, tensor)
-            known = Copied(name, line_of(own), again=False)
+            known = CopiedWeight(name, line_of(own), again=False)
         self._copied.set(tensor, known._replace(again=known.again or step > 0))
 
     def note_autocast(self, kind: str, frame: FrameType | None) -> None:
@@ -254,7 +256,7 @@ class History:
         line = "" if moved is None else with_code(moved.line)
         return "; ".join(dict.fromkeys(each for each in (self.told_of(module), line) if each))
 
-    def moved(self, module: torch.nn.Module) -> Moved | None:
+    def moved(self, module: torch.nn.Module) -> ModuleMove | None:
         """The last call that moved a module, or a module that contains it; None without one."""
         return self._moved.get(module)
 
@@ -332,7 +334,7 @@ class History:
         """Whether the memory of a tensor was that of a parameter when a module registered it."""
         return self._storages.about(tensor) is not None
 
-    def state_loaded(self, optimizer: torch.optim.Optimizer) -> Loaded | None:
+    def state_loaded(self, optimizer: torch.optim.Optimizer) -> StateLoad | None:
         """The call that loaded an optimizer's state, with the device at that time; or None."""
         return self._states.get(optimizer)
 
@@ -350,7 +352,7 @@ class History:
         device = f", for its device is {with_code(chosen)}" if chosen else ""
         return f"{with_code(line)} leaves it there{device}"
 
-    def copied_once(self, tensor: torch.Tensor) -> Copied | None:
+    def copied_once(self, tensor: torch.Tensor) -> CopiedWeight | None:
         """The copy of a trained tensor that was copied only before the first step; else None."""
         found = self._copied.get(tensor)
         return None if found is None or found.again else found

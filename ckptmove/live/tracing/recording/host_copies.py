@@ -12,8 +12,8 @@ import torch
 from ....reports.events import Site
 from ..program.syntax import reads_at_once
 from .operations import bytes_of, is_big
-from .remembered import Remembered, key_of, storage_of
-from .tensor_names import Names
+from .remembered import StorageNotes, key_of, storage_of
+from .tensor_names import TensorNames
 
 #: Methods that read a tensor on the CPU, or let NumPy read it, without an operation of torch.
 HOST_READS = frozenset((torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__))
@@ -45,7 +45,7 @@ class PendingCopies:
     """
 
     def __init__(self) -> None:
-        self._pending = Remembered()
+        self._pending = StorageNotes()
         self.is_pending = False
         self.races: dict[Race, None] = {}
         self.unjudged = ""
@@ -123,9 +123,9 @@ class RoundTrip:
 class RoundTrips:
     """The tensors on the host that the device fills, and that are copied back to it."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: TensorNames) -> None:
         self._names = names
-        self._kept = Remembered()
+        self._kept = StorageNotes()
 
     def filled(self, tensor: torch.Tensor, line: str, frame: FrameType | None) -> None:
         """Record that a tensor on the host is filled from the device."""
@@ -173,9 +173,9 @@ class RepeatedCopy:
 class RepeatedCopies:
     """Large tensors on the host that the program copies to the device, outside of its models."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: TensorNames) -> None:
         self._names = names
-        self._kept = Remembered()
+        self._kept = StorageNotes()
 
     def copied(self, tensor: torch.Tensor, step: int, line: str, frame: FrameType | None) -> None:
         """Record that a tensor is copied to the device."""
@@ -207,7 +207,7 @@ class HostCopies:
         repeated: large tensors that are copied again and again.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: TensorNames) -> None:
         self.pending = PendingCopies()
         self.trips = RoundTrips(names)
         self.repeated = RepeatedCopies(names)

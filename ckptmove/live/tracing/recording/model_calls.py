@@ -15,7 +15,7 @@ from ..program.source_lines import line_of, user_frame
 from .device_choice import Callers
 from .operations import indexed, is_big, is_table, tensors_of
 from .tally import Tally
-from .tensor_names import Names
+from .tensor_names import TensorNames
 
 
 class ModelCalls:
@@ -28,7 +28,7 @@ class ModelCalls:
 
     def __init__(
         self,
-        names: Names,
+        names: TensorNames,
         callers: Callers,
         tally: Tally,
         home: torch.device,

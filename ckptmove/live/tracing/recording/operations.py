@@ -37,7 +37,7 @@ _FACTORIES = {
 }
 
 
-class Facts(NamedTuple):
+class TensorFacts(NamedTuple):
     """Facts about a tensor; a single number is not big, and may be on any device."""
 
     device: torch.device
@@ -45,12 +45,12 @@ class Facts(NamedTuple):
     nbytes: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Facts:
+    def of(cls, tensor: torch.Tensor) -> TensorFacts:
         """The facts about a tensor."""
         return cls(indexed(tensor.device), is_big(tensor), bytes_of([tensor]))
 
 
-class Kind(NamedTuple):
+class Operation(NamedTuple):
     """Properties of an operation, known from its name."""
 
     text: str  #: such as `aten.add.Tensor`
@@ -61,15 +61,15 @@ class Kind(NamedTuple):
 
 
 #: The kinds of operations by their id, because hashing an operation takes a Python call.
-KINDS: dict[int, Kind] = {}
+KINDS: dict[int, Operation] = {}
 
 
-def kind_of_operation(func: Any) -> Kind:
+def kind_of_operation(func: Any) -> Operation:
     """Find the kind of an operation, and keep it for the next time."""
     name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
     makes = name.startswith("new_") or name.endswith("_like")
     special = name in COPIES or name in SYNCS or name in NAMES
-    found = Kind(str(func), name, func.namespace == "prim", not (makes or special), func)
+    found = Operation(str(func), name, func.namespace == "prim", not (makes or special), func)
     if len(KINDS) < _MOST_KINDS:
         KINDS[id(func)] = found
     return found

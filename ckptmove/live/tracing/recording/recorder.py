@@ -32,7 +32,7 @@ from ..program.source_lines import (
     user_frame,
     user_line,
 )
-from .call_sites import Places
+from .call_sites import CallSites
 from .cut_gradients import GradientCuts
 from .device_choice import Callers
 from .history import History, own_lines
@@ -45,7 +45,7 @@ from .operations import (
     KINDS,
     NAMES,
     SYNCS,
-    Facts,
+    TensorFacts,
     are_all_on,
     bytes_of,
     indexed,
@@ -59,9 +59,9 @@ from .operations import (
 from .remembered import key_of
 from .sampling import FIRST, Sampling, TorchCalls
 from .stale_copies import StaleCopies
-from .tally import Noted, Place, Tally, happened
-from .tensor_names import Names
-from .unused_copies import Copies, Copy
+from .tally import EventCount, SiteCount, Tally, happened
+from .tensor_names import TensorNames
+from .unused_copies import Copies, UnusedCopy
 from .updates import Updates
 
 
@@ -86,7 +86,7 @@ class Recorder(TorchDispatchMode):
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.history = history or History()  #: the lines that made the program's objects
-        self.names = Names(self.history)  #: the names of tensors, models and optimizers
+        self.names = TensorNames(self.history)  #: the names of tensors, models and optimizers
         if module is not None:
             self.names.know(module)
         self.home = indexed(device)  #: the target device, where everything should be
@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):
         self._turn = turn
         self._tally = Tally()
         self._thread = 0
-        self._places = Places(self._tally)
+        self._places = CallSites(self._tally)
         self._copies = Copies()
         self.cuts = GradientCuts(self.names.optimizers.fed)  #: on the way to another device
         self.stale = StaleCopies()  #: copies whose sources change
@@ -282,7 +282,7 @@ class Recorder(TorchDispatchMode):
         home = self.home
         # Most operations take tensors on the target device, and make tensors there.
         plain = kind.is_plain and bool(taken) and are_all_on(home, taken)
-        seen = [] if plain else [Facts.of(each) for each in taken]
+        seen = [] if plain else [TensorFacts.of(each) for each in taken]
         place = self._place(func, kind.text)
         if self.cuts.is_watching:
             self.cuts.look(kind.text, taken, place.site)
@@ -304,10 +304,12 @@ class Recorder(TorchDispatchMode):
             self._tally.use(place, self._called_home, bytes_of(made))
         else:
             kwargs = {"non_blocking": True} if kind.name == "copy_" and args[2:] else kwargs
-            self._record(place, kind.name, taken, seen or list(map(Facts.of, taken)), made, kwargs)
+            self._record(
+                place, kind.name, taken, seen or list(map(TensorFacts.of, taken)), made, kwargs
+            )
         return out
 
-    def _place(self, func: Any, text: str) -> Place:
+    def _place(self, func: Any, text: str) -> SiteCount:
         """Where an operation runs: its module, line and phase."""
         frame = sys._getframe(1).f_back
         node = torch._C._current_autograd_node()
@@ -320,14 +322,14 @@ class Recorder(TorchDispatchMode):
 
     def _record(
         self,
-        place: Place,
+        place: SiteCount,
         name: str,
         taken: list[torch.Tensor],
-        seen: list[Facts],
+        seen: list[TensorFacts],
         out: list[torch.Tensor],
         kwargs: Any,
     ) -> None:
-        site, made = place.site, [Facts.of(each) for each in out]
+        site, made = place.site, [TensorFacts.of(each) for each in out]
         self._count(place, seen, made)
         if name in NAMES:
             if name.startswith("lift"):  # the last operation of torch.tensor
@@ -364,7 +366,7 @@ class Recorder(TorchDispatchMode):
             devices = sorted({self._call(each.device) for each in seen if each.is_big})
             self._note("mixed", site, " and ".join(devices), 0, [taken[n] for n in others])
 
-    def _count(self, place: Place, seen: list[Facts], made: list[Facts]) -> None:
+    def _count(self, place: SiteCount, seen: list[TensorFacts], made: list[TensorFacts]) -> None:
         both = [*made, *seen]  # the device of results counts first, of numbers last
         where = next(
             (each.device for each in both if each.is_big), both[0].device if both else None
@@ -400,9 +402,9 @@ class Recorder(TorchDispatchMode):
             line, code = discarded(frame_outside(__file__))
             site = site._replace(source=line or site.source)
             copied = self._operands([source], [code])[0], key_of(source)
-            self._copies.watch(made, source, Copy(site, devices, nbytes, *copied, bool(line)))
+            self._copies.watch(made, source, UnusedCopy(site, devices, nbytes, *copied, bool(line)))
 
-    def _created(self, site: Site, out: list[torch.Tensor], made: list[Facts]) -> None:
+    def _created(self, site: Site, out: list[torch.Tensor], made: list[TensorFacts]) -> None:
         for tensor, each in zip(out, made, strict=True):
             if each.device != self.home:
                 self.names.made(tensor, made_site(site, frame_outside(__file__)))
@@ -412,10 +414,10 @@ class Recorder(TorchDispatchMode):
     def _note(
         self, kind: str, site: Site, devices: str, nbytes: int, of: Sequence[torch.Tensor]
     ) -> None:
-        def new() -> Noted:
+        def new() -> EventCount:
             asking = kind in ("sync", "transfer") and site.phase != "backward"
             asked = asking and torch.is_grad_enabled() and is_asked(sys._getframe(2))
-            return Noted(operands=self._operands(of), asked=asked)
+            return EventCount(operands=self._operands(of), asked=asked)
 
         turn = self.steps, 0 if self.steps else self.models.count
         self._tally.note((kind, site, devices), turn, nbytes, new)

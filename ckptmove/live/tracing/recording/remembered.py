@@ -34,7 +34,7 @@ def key_of(tensor: torch.Tensor) -> int | None:
     return None if storage is None else int(storage._cdata)
 
 
-class Remembered(OrderedDict[int, tuple[StorageWeakRef, Any]]):
+class StorageNotes(OrderedDict[int, tuple[StorageWeakRef, Any]]):
     """Notes about storages, which do not keep the bytes alive; only the latest notes are kept.
 
     A weak reference prevents another storage from getting the same key.

@@ -23,7 +23,7 @@ from ..program.source_lines import frame_outside, line_of, made_site, user_frame
 from .history import History
 from .host_copies import HOST_READS, PendingCopies
 from .operations import COPY, indexed, is_big, operands_of
-from .tensor_names import Names
+from .tensor_names import TensorNames
 from .updates import Updates
 
 #: How many steps are watched before the first one is left out.
@@ -169,7 +169,7 @@ class TorchCalls(TorchFunctionMode):
         tell: Callable[[BaseException, str, Any], None],
         sampling: Sampling,
         pending: PendingCopies,
-        names: Names,
+        names: TensorNames,
         history: History,
         updates: Updates,
         home: torch.device,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from .remembered import Remembered, key_of, shape_of
+from .remembered import StorageNotes, key_of, shape_of
 
 _MOST_COPIES = 256
 _MOST_FRAMES = 32  # between a copy and the call of `.to` that makes it
@@ -43,14 +43,14 @@ class StaleCopies:
     """
 
     def __init__(self) -> None:
-        self._kept = Remembered()  # copies and their sources, so that keys stay unique
+        self._kept = StorageNotes()  # copies and their sources, so that keys stay unique
         # By the key of the source's storage: by the place in it.
         self._copies: OrderedDict[int, dict[int, _Copy]] = OrderedDict()
         self._again: set[tuple[int, int]] = set()  # sources that were copied more than once
         # The first copies of the same source by `.to` of a module, by their keys.
         self._twins: list[tuple[int, int]] = []
         self._changed: dict[int, _Copy] = {}  # by the key of the copy
-        self._ties = Remembered()  # the parameter that a copy was made of, and its line
+        self._ties = StorageNotes()  # the parameter that a copy was made of, and its line
         self.is_watching = False
 
     def copied(self, source: torch.Tensor, made: torch.Tensor, line: str) -> None:

@@ -13,12 +13,12 @@ from torch import nn
 
 from ..program.source_lines import line_in, variable
 from ..program.syntax import assigned_at, calls_of
-from .history import History, Loaded
+from .history import History, StateLoad
 
 _MOST_TRAINED = 8  # the most parameters whose variables are looked up
 
 
-class Trained(NamedTuple):
+class TrainedTensor(NamedTuple):
     """A tensor that an optimizer trains, and its variable."""
 
     tensor: weakref.ref[torch.Tensor]
@@ -41,8 +41,8 @@ class SteppingOptimizers:
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
         self._fed: dict[int, weakref.ref[torch.Tensor]] = {}  # by id, as it is read at each step
         self.line = ""
-        self.loaded_early: Loaded | None = None
-        self.variables: list[Trained] = []
+        self.loaded_early: StateLoad | None = None
+        self.variables: list[TrainedTensor] = []
 
     @property
     def known(self) -> list[torch.optim.Optimizer]:
@@ -59,7 +59,7 @@ class SteppingOptimizers:
             self._note_lines_of(optimizer, frame)
             for each in trained[:_MOST_TRAINED]:
                 name = "" if frame is None else variable(frame, each)
-                self.variables += [Trained(weakref.ref(each), name)] if name else []
+                self.variables += [TrainedTensor(weakref.ref(each), name)] if name else []
         own = (each for model in models for each in model.parameters())
         for each in itertools.chain(trained, own):
             if each.grad is not None and not self._was_fed(each):

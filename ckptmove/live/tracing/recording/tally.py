@@ -13,7 +13,7 @@ Key = tuple[str, Site, str]  # the kind of an event, its site, and its devices
 
 
 @dataclass
-class Noted:
+class EventCount:
     """An event, with the number of times that it happened."""
 
     count: int = 0
@@ -24,7 +24,7 @@ class Noted:
     latest: tuple[int, int] | None = None  # the latest of these turns
 
 
-class Place:
+class SiteCount:
     """How often an operation ran at a site.
 
     Attributes:
@@ -84,24 +84,24 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.happenings: dict[Key, Noted] = {}
+        self.happenings: dict[Key, EventCount] = {}
         self.dropped = 0
-        self._places: dict[Site, Place] = {}
-        self._rest: dict[Site, Place] = {}  # the operations of all further sites, by phase
+        self._places: dict[Site, SiteCount] = {}
+        self._rest: dict[Site, SiteCount] = {}  # the operations of all further sites, by phase
         self._running: list[_Running] = []
         self._left_out = 0
         self._finished: Timeline | None = None
 
-    def place(self, site: Site) -> Place:
+    def place(self, site: Site) -> SiteCount:
         """The place of a site; if there are too many, one place for all others in its phase."""
         found = self._places.get(site)
         if found is None and len(self._places) < MOST_SITES:
-            found = self._places[site] = Place(site)
+            found = self._places[site] = SiteCount(site)
         if found is None:
-            found = self._rest.setdefault(other := Site(site.phase, "", "", ""), Place(other))
+            found = self._rest.setdefault(other := Site(site.phase, "", "", ""), SiteCount(other))
         return found
 
-    def use(self, place: Place, device: str, nbytes: int) -> None:
+    def use(self, place: SiteCount, device: str, nbytes: int) -> None:
         """Count an operation that ran on a device, and made `nbytes` bytes."""
         place.use(device, nbytes)
         running = self._running[-1] if self._running else None
@@ -113,7 +113,9 @@ class Tally:
         running.operations += 1
         running.nbytes += nbytes
 
-    def note(self, key: Key, turn: tuple[int, int], nbytes: int, new: Callable[[], Noted]) -> None:
+    def note(
+        self, key: Key, turn: tuple[int, int], nbytes: int, new: Callable[[], EventCount]
+    ) -> None:
         """Count an event, and the turns in which it happens; `new` describes a new event."""
         self._mark(*key, nbytes)
         found = self.happenings.get(key)
@@ -196,7 +198,7 @@ class Tally:
         return found
 
 
-def happened(noted: dict[Key, Noted]) -> Iterator[Happening]:
+def happened(noted: dict[Key, EventCount]) -> Iterator[Happening]:
     """The events in the form that reports have."""
     for (kind, site, devices), each in noted.items():
         counts = each.count, each.nbytes, each.operands, each.asked

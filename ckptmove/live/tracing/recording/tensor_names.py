@@ -33,7 +33,7 @@ from ..program.syntax import arguments_of_call, function_at
 from .call_arguments import arguments_of, names_of
 from .history import History
 from .operations import COPY, LOAD, UNNAMED, factory
-from .remembered import Remembered, key_of, shape_of
+from .remembered import StorageNotes, key_of, shape_of
 from .stepping import SteppingOptimizers, code_that_makes
 
 _MOST_SOURCES = 16  # the most tensors in a chain of computations
@@ -61,7 +61,7 @@ class _Name(NamedTuple):
     source: str = ""  # the code that made the owner, with its lines
 
 
-class Names:
+class TensorNames:
     """The names of tensors."""
 
     def __init__(self, history: History) -> None:
@@ -72,16 +72,16 @@ class Names:
         self._modules: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._variables: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._called: dict[int, weakref.ref[nn.Module]] = {}
-        self._held = Remembered(most=None)
+        self._held = StorageNotes(most=None)
         self._walks = 0
-        self._inputs = Remembered()
-        self._made = Remembered()
-        self._derived = Remembered()
-        self._sources = Remembered()  # the key of the tensor that another was computed from
-        self._parents = Remembered()  # the same, also inside a model
-        self._origins = Remembered()  # the site that computed a tensor
-        self._clones = Remembered()  # the lines that cloned a parameter
-        self._outputs = Remembered()  # the model on another device that returned a tensor
+        self._inputs = StorageNotes()
+        self._made = StorageNotes()
+        self._derived = StorageNotes()
+        self._sources = StorageNotes()  # the key of the tensor that another was computed from
+        self._parents = StorageNotes()  # the same, also inside a model
+        self._origins = StorageNotes()  # the site that computed a tensor
+        self._clones = StorageNotes()  # the lines that cloned a parameter
+        self._outputs = StorageNotes()  # the model on another device that returned a tensor
 
     @property
     def models(self) -> list[nn.Module]:
@@ -336,7 +336,7 @@ class Names:
         origin = "" if not holder or ", made by " in holder else self.origin(tensor)
         return "", f"{holder}, made by {origin}" if origin else holder or name, holder
 
-    def _chain(self, tensor: torch.Tensor, sources: Remembered | None = None) -> list[int]:
+    def _chain(self, tensor: torch.Tensor, sources: StorageNotes | None = None) -> list[int]:
         """The keys of a tensor, and of the tensors from which it was computed in turn."""
         sources = self._sources if sources is None else sources
         keys: list[int] = []

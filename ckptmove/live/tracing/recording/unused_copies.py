@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 
 from ....reports.events import Operand, Site
-from .remembered import Remembered, key_of
-from .tally import Key, Noted
-from .tensor_names import Names
+from .remembered import StorageNotes, key_of
+from .tally import EventCount, Key
+from .tensor_names import TensorNames
 
 _MOST_COPIES = 1024
 
 
-class Copy(NamedTuple):
+class UnusedCopy(NamedTuple):
     """A copy that was not used yet."""
 
     site: Site  #: where it was made
@@ -31,8 +31,8 @@ class Copies:
     """The latest copies that have not been used."""
 
     def __init__(self) -> None:
-        self._unused: OrderedDict[int, Copy] = OrderedDict()
-        self._kept = Remembered()  # copies and their sources, so that keys stay unique
+        self._unused: OrderedDict[int, UnusedCopy] = OrderedDict()
+        self._kept = StorageNotes()  # copies and their sources, so that keys stay unique
         self._sources: set[int | None] = set()
         self._missed: set[int | None] = set()  # sources that were used after they were copied
 
@@ -41,7 +41,7 @@ class Copies:
         """How many copies are watched."""
         return len(self._unused)
 
-    def watch(self, made: torch.Tensor, source: torch.Tensor, copy: Copy) -> None:
+    def watch(self, made: torch.Tensor, source: torch.Tensor, copy: UnusedCopy) -> None:
         """Watch the copy `made` of the tensor `source`."""
         key = key_of(made)
         if key is None:
@@ -72,13 +72,13 @@ class Copies:
         self._unused.clear()
         self._sources.clear()
 
-    def noted(self, others: Mapping[Key, Noted], names: Names) -> dict[Key, Noted]:
+    def noted(self, others: Mapping[Key, EventCount], names: TensorNames) -> dict[Key, EventCount]:
         """The events, with copies that were never used although their sources were used."""
         found = dict(others)
         for copy in self._unused.values():
             if copy.source not in self._missed:
                 continue
-            each = found.setdefault(("dropped", copy.site, copy.devices), Noted())
+            each = found.setdefault(("dropped", copy.site, copy.devices), EventCount())
             each.count += 1
             each.nbytes += copy.nbytes
             name = names.argument(copy.source)

@@ -10,7 +10,7 @@ import torch
 
 from ..program.source_lines import is_library, line_of, user_frame, variable
 from .operations import indexed
-from .remembered import Remembered
+from .remembered import StorageNotes
 
 
 class Read(NamedTuple):
@@ -32,7 +32,7 @@ class Updates:
     def __init__(self, line_of_node: Callable[[int], str]) -> None:
         """`line_of_node` maps the number of a node of autograd to its line."""
         self._line_of_node = line_of_node
-        self._trained = Remembered()
+        self._trained = StorageNotes()
         self.found = False
         self.reads: dict[tuple[str, str], Read] = {}  # by both lines
 

@@ -129,7 +129,7 @@ def test_devices_are_moved_beside_a_long_log(tmp_path: Path) -> None:
 
 def dense(folder: Path) -> Path:
     path = folder / "log.pt"
-    data = pickle.dumps([{"a": n, "b": n / 2} for n in range(500_000)], 2)
+    data = pickle.dumps([{"a": n, "b": n / 2} for n in range(300_000)], 2)
     path.write_bytes(zipped(data))
     return path
 
@@ -142,9 +142,8 @@ def test_a_dense_file_is_refused_unless_one_insists(run_cli: RunCli, tmp_path: P
     (line,) = run_cli("inspect", path, exit=3).stderr.splitlines()
     assert "far denser than what libraries write" in line
     assert f"if you trust it: {VARIABLE}=1G" in line
-    trusting = {VARIABLE: "1G"}
-    run_cli("inspect", path, env=trusting, exit=0)
     out = tmp_path / "out"
+    trusting = {VARIABLE: "1G"}
     run_cli("batch", "relocate", path.parent, out, "--to", "cpu", env=trusting, exit=0)
     assert (out / "log.pt").exists()
 

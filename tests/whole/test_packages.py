@@ -49,6 +49,7 @@ def text(name: str) -> str:
 @pytest.mark.slow
 def test_the_sdist_alone_builds_a_wheel_that_runs(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
+    pytest.importorskip("pip")
     sdist = build(_PROJECT, "sdist", tmp_path / "sdist")
     with tarfile.open(sdist) as file:
         file.extractall(tmp_path, filter="data")
@@ -60,9 +61,10 @@ def test_the_sdist_alone_builds_a_wheel_that_runs(tmp_path: Path) -> None:
     ours = {f"ckptmove/{each.relative_to(_PROJECT / 'ckptmove')}" for each in modules()}
     assert ours <= names
 
-    venv.create(tmp_path / "env", with_pip=True)
+    venv.create(tmp_path / "env")
     tools = tmp_path / "env" / ("Scripts" if sys.platform == "win32" else "bin")
-    run(tools / "python", "-m", "pip", "install", "--no-index", "--no-deps", wheel)
+    pip = (sys.executable, "-m", "pip", "--python", tools / "python")
+    run(*pip, "install", "--no-index", "--no-deps", wheel)
     libraries = os.pathsep.join(
         {str(Path(str(each.__file__)).parents[1]) for each in (click, torch)}
     )

@@ -56,8 +56,7 @@ def few_descriptors() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="counts descriptors in /proc")
-@pytest.mark.parametrize("ranks", [300, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("make", [dcp, pytest.param(zero, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("make", "ranks"), [(dcp, 1000), (zero, 300)])
 def test_files_of_very_many_ranks(
     make: Callable[[Path, int], Path], ranks: int, tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from .options import Input, Option, Simulate, declare_options
 
 if TYPE_CHECKING:
     from ..runtime.environment.facts import Facts
+    from ..trial.subprocess_call import SubprocessLost
 
 _NOT_SIMULATED = "nothing was simulated: the CPU is there; name another, e.g. --device cuda:0"
 _NO_GPU = (
@@ -28,8 +28,6 @@ _NOT_RUN = "it was not run; --simulate simulates the device"
 _STEPS = 2
 _ONWARD = 20.0  # seconds that a script runs on after its steps, to evaluate and save
 _LONGEST = 120.0  # seconds from the first call of a model to the first step
-#: Signals that end a process if code reads the values of a simulated tensor, which has none.
-_CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")
 _NO_TORCH = Verdict("no-torch", "torch is not installed in this Python", "pip install torch")
 _REPAIR = "make python -c 'import torch' work; a limit such as ulimit -v may be too low"
 
@@ -235,42 +233,35 @@ def _diagnose_in_subprocess(
         )
         return Diagnosis.of_json(result)
     except SubprocessLost as lost:
-        return _diagnose_lost(run, lost, lost.code, lost.latest, lost.lines)
+        return _diagnose_lost(run, lost)
     except ValueError as error:
-        return _diagnose_lost(run, error, 0, None, ())
+        return _diagnose_lost(run, SubprocessLost(str(error), code=0))
 
 
-def _diagnose_lost(
-    run: _Run,
-    why: Exception,
-    code: int | None,
-    latest: Mapping[str, Any] | None,
-    lines: tuple[str, ...],
-) -> Diagnosis:
-    """Diagnose a process that ended without a result (`subprocess_call.SubprocessLost`)."""
+def _diagnose_lost(run: _Run, lost: SubprocessLost) -> Diagnosis:
+    """Diagnose a process that ended without a result."""
     found = Diagnosis(
         run.subject, run.device, run.simulates, facts=run.known.to_json(), complete=False
     )
-    if latest is not None:
+    if lost.latest is not None:
         with contextlib.suppress(ValueError):
-            found = Diagnosis.of_json(latest)
-    if code is None:
-        return _with_notes(found, f"the run was ended: {why}; see --timeout")
-    if not code and (found.complete or found.trace is not None):
-        return found if found.complete else _with_notes(found, f"the run ended early: {why}")
-    if not code:
+            found = Diagnosis.of_json(lost.latest)
+    if lost.code is None:
+        return _with_notes(found, f"the run was ended: {lost}; see --timeout")
+    if not lost.code and (found.complete or found.trace is not None):
+        return found if found.complete else _with_notes(found, f"the run ended early: {lost}")
+    if not lost.code:
         nothing = Verdict(
             "run-ended",
             "no result: it ended before anything was watched",
             "do not end the process, as by os._exit, before a step is done",
-            (str(why), *lines),
+            (str(lost), *lost.lines),
         )
         return replace(found, verdicts=(*found.verdicts, nothing))
-    crashes = [getattr(signal, each, None) for each in _CRASHES]
-    if run.simulates and -code in crashes:
+    if run.simulates and lost.crashed:
         found = replace(found, not_simulated=True, complete=False)
-        return _with_notes(found, f"the simulation can't continue: {why}", *lines)
-    verdict = Verdict("run-ended", f"the run ended early: {why}", "read its output", lines)
+        return _with_notes(found, f"the simulation can't continue: {lost}", *lost.lines)
+    verdict = Verdict("run-ended", f"the run ended early: {lost}", "read its output", lost.lines)
     return replace(found, verdicts=(*found.verdicts, verdict))
 
 

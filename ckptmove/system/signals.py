@@ -15,6 +15,12 @@ from . import WINDOWS
 ENDING: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 )
+#: Signals that end a process whose code in C goes wrong.
+CRASHES: tuple[signal.Signals, ...] = tuple(
+    getattr(signal, name)
+    for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")
+    if hasattr(signal, name)
+)
 KILL = 9  # SIGKILL, which Windows lacks; subprocess returns the negative as exit code
 PIPE = 13  # SIGPIPE
 #: Whether a call can be interrupted after a time.

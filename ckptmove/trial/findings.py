@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..display.phrases import format_error, plural
+from ..errors import CkptmoveError
 from ..live.tracing.program.source_lines import raised_at, raised_in
 from ..live.tracing.recording.recorder import Recorder
 from ..reports.events import Trace
@@ -54,18 +56,34 @@ class Performance:
 # -- failures --------------------------------------------------------------------------------------
 
 
-def report_error(
-    found: Performance, check: str, stage: Stage, error: BaseException, title: str
-) -> None:
-    """Add the finding of a check that an exception ended."""
-    excuse = stage.excuse(error)
-    where = raised_at(error)
-    lines = [f"at {where}"] if where else []
-    data = {"error": stage.call(format_error(error)), "source": where}
-    if excuse is not None:
-        found.find(check, SKIPPED, f"can't be simulated: {excuse}", *lines, **data)
-        return
-    found.find(check, FAILED, title, stage.call(format_error(error)), *lines, **data)
+class TrialOver(Exception):
+    """The rest of the trial can't run; the message says why. The finding is already added."""
+
+
+@contextmanager
+def reporting(found: Performance, stage: Stage, check: str, title: str) -> Iterator[None]:
+    """A context that makes an exception of the user's code a finding with this title.
+
+    A script may parse arguments that aren't its own, and exit: that is an exception too.
+
+    Raises:
+        TrialOver: the finding of an exception was added. Other errors of ckptmove, and Ctrl-C, are
+            raised as they are.
+    """
+    try:
+        yield
+    except (CkptmoveError, TrialOver, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        excuse = stage.excuse(error)
+        where = raised_at(error)
+        lines = [f"at {where}"] if where else []
+        data = {"error": stage.call(format_error(error)), "source": where}
+        if excuse is not None:
+            found.find(check, SKIPPED, f"can't be simulated: {excuse}", *lines, **data)
+        else:
+            found.find(check, FAILED, title, stage.call(format_error(error)), *lines, **data)
+        raise TrialOver(title if excuse is None else "not reached") from error
 
 
 def report_failed_step(

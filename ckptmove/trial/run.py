@@ -13,11 +13,10 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..display.phrases import join_names, plural
-from ..errors import CkptmoveError
 from ..live.tracing.recording.recorder import Recorder
 from ..reports.validate import FAILED, PASSED, SKIPPED
 from . import step as steps
-from .findings import Performance, report_error, report_failed_step, report_trace
+from .findings import Performance, TrialOver, report_failed_step, report_trace, reporting
 from .model import factory, inputs
 from .model.factory import BuiltModel, Model
 from .model.import_by_name import imported
@@ -27,8 +26,7 @@ from .state.checkpoint_state import Placing, SavedCheckpoint, State
 from .state.state_dict_fit import Fit
 from .step import NoLoss, Step
 
-#: Exceptions of the user's code. A script may parse arguments that aren't its own, and exit.
-_THEIRS = (Exception, SystemExit)
+_UNFIT, _NO_STEP = "the checkpoint does not fit the model", "the step did not run"
 
 
 @dataclass(frozen=True)
@@ -58,26 +56,23 @@ def perform(
         InputError: a file can't be read, or is not trusted.
     """
     found = Performance(report=report)
-    held = checkpoint_state.read(request.path, values=stage.values)
-    to = checkpoint_state.placing(held, request.device)
-    with stage.entered():
-        torch.manual_seed(inputs.SEED)
-        try:
-            built = stage.build(lambda: _built(request, held), held.manifest.nbytes)
-        except CkptmoveError:
-            raise
-        except _THEIRS as error:
-            report_error(found, "model", stage, error, "the model can't be built")
-            found.skip_rest("there is no model")
-            return found
-        if not _adopt(request, stage, held, to, built, found):
-            found.skip_rest("the checkpoint does not fit the model")
-            return found
-        if request.step is None:
-            found.skip_rest("no --step was given")
-            return found
-        _take(request, stage, held, to, built, found, keep)
-    found.skip_rest("the step did not run")
+    try:
+        with reporting(found, stage, "model", "the state can't be read"):
+            held = stage.read(request.path)
+        to = checkpoint_state.placing(held, request.device)
+        with stage.entered():
+            torch.manual_seed(inputs.SEED)
+            with reporting(found, stage, "model", "the model can't be built"):
+                built = stage.build(lambda: _built(request, held), held.manifest.nbytes)
+            kind = type(built.module).__name__
+            with reporting(found, stage, "model", f"{kind} does not accept its state"):
+                _adopt(request, stage, held, to, built, found)
+            if request.step is None:
+                raise TrialOver("no --step was given")
+            with reporting(found, stage, "step", "the result of the step can't be read"):
+                _take(request, stage, held, to, built, found, keep)
+    except TrialOver as over:
+        found.skip_rest(str(over))
     return found
 
 
@@ -114,26 +109,23 @@ def _adopt(
     to: Placing,
     built: BuiltModel,
     found: Performance,
-) -> bool:
+) -> None:
     """Load the state into the model and move the model to the device.
 
-    Returns:
-        Whether both succeeded.
+    Raises:
+        TrialOver: torch would not load the state.
     """
     kind = type(built.module).__name__
     data: dict[str, Any] = {"class": kind, "kind": built.kind}
     if built.is_program and _is_itself(request):
-        try:
+        with reporting(found, stage, "model", "the model can't be moved to the device"):
             stage.moved(built.module)
-        except _THEIRS as error:
-            report_error(found, "model", stage, error, "the model can't be moved to the device")
-            return False
         found.find("model", PASSED, f"the checkpoint itself is the model: {kind}", *built.notes)
-        return True
+        return
     state, averages = state_dict_fit.chosen(built.module, held)
     if state is None:
         found.find("model", FAILED, "the checkpoint holds no state dict")
-        return False
+        raise TrialOver(_UNFIT)
     fit = state_dict_fit.fitted(
         built.module, state, None if stage.values else lambda: _valued(request, state)
     )
@@ -141,17 +133,17 @@ def _adopt(
         each.dtype for each in state.content.values() if isinstance(each, torch.Tensor)
     )
     lines = [*built.notes, *_averages_told(state, averages)]
-    loads = fit.loads
+    loads = True
     try:
-        if stage.values or not fit.loads:
-            stage.load(built.module, fit)
-        if not loads:
+        stage.load(built.module, fit)
+        if not fit.loads:
             lines.append(f"its own hooks accept what does not fit by name: {fit.title()}")
-        loads = True
-    except _THEIRS as error:
-        if fit.loads:  # otherwise, the title of the fit names the cause
-            report_error(found, "model", stage, error, f"{kind} does not accept its state")
-            return False
+    except Exception as error:
+        if fit.loads and (excuse := stage.excuse(error)) is None:  # otherwise, the fit names it
+            raise
+        if fit.loads:
+            lines.append(f"compared by names and shapes: loading can't be simulated: {excuse}")
+        loads = fit.loads
     away = _elsewhere(fit, held, to)
     data |= fit.to_json() | {"elsewhere": away}
     good = loads and not fit.retyped and not fit.untied
@@ -166,13 +158,10 @@ def _adopt(
         lines.append(f"stored on {held.usual_device()}: loaded with map_location='{to.wanted}'")
     outcome = PASSED if good and not away else FAILED
     found.find("model", outcome, title, *fit.details(), *lines, **data)
-    if loads:
-        try:
-            stage.moved(built.module, {key for keys in away.values() for key in keys})
-        except _THEIRS as error:
-            report_error(found, "model", stage, error, f"{kind} can't be moved to {to.wanted}")
-            return False
-    return loads
+    if not loads:
+        raise TrialOver(_UNFIT)
+    with reporting(found, stage, "model", f"{kind} can't be moved to {to.wanted}"):
+        stage.moved(built.module, {key for keys in away.values() for key in keys})
 
 
 def _valued(request: Request, state: State) -> Mapping[Any, Any]:
@@ -213,26 +202,22 @@ def _take(
     optimizer: optimizer_state.Rebuilt | None = None
     lines: list[str] = []
     problems: list[str] = []
-    try:
+    with reporting(found, stage, "step", "the step can't be prepared"):
         batch = inputs.batch(request.inputs, built, train=train)
         batch = stage.batch(batch)
         steps.set_mode(built.module, train=train)
-        if train:
-            optimizer, wrong, said = _optimizer(request, stage, held, to, built.module)
-            problems += wrong
-            lines += [f"optimizer: {said}"]
-    except CkptmoveError:
-        raise
-    except optimizer_state.UnrecognisedOptimizer as error:
-        hint = "give its class, for example --optimizer torch.optim:AdamW"
-        found.find("step", SKIPPED, "the optimizer is not recognized", str(error), hint)
-        return
-    except optimizer_state.Misfit as error:
-        found.find("step", FAILED, "the optimizer state does not match the model", str(error))
-        return
-    except _THEIRS as error:
-        report_error(found, "step", stage, error, "the step can't be prepared")
-        return
+        try:
+            if train:
+                optimizer, wrong, said = _optimizer(request, stage, held, to, built.module)
+                problems += wrong
+                lines += [f"optimizer: {said}"]
+        except optimizer_state.UnrecognisedOptimizer as error:
+            hint = "give its class, for example --optimizer torch.optim:AdamW"
+            found.find("step", SKIPPED, "the optimizer is not recognized", str(error), hint)
+            raise TrialOver(_NO_STEP) from error
+        except optimizer_state.Misfit as error:
+            found.find("step", FAILED, "the optimizer state does not match the model", str(error))
+            raise TrialOver(_NO_STEP) from error
     lines.insert(0, f"input: {batch.said}")
     recorder = Recorder(built.module, stage.device, call=stage.call)
     try:
@@ -243,7 +228,9 @@ def _take(
         found.find("step", FAILED, str(error), *lines)
         report_trace(found, recorder.trace())
         return
-    except _THEIRS as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         report_failed_step(found, stage, built.module, recorder, error, problems, lines)
         return
     found.step = step

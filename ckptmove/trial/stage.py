@@ -12,6 +12,7 @@ import torch
 from ..display.phrases import text_of
 from .model.factory import BuiltModel
 from .model.inputs import CallArguments
+from .state import checkpoint_state
 from .state.checkpoint_state import Placing, SavedCheckpoint, State
 from .state.state_dict_fit import Fit, loaded_into
 
@@ -41,6 +42,14 @@ class Stage:
     def entered(self) -> AbstractContextManager[Any]:
         """A context that is active during the trial."""
         return nullcontext()
+
+    def read(self, path: str) -> SavedCheckpoint:
+        """Read a checkpoint.
+
+        Raises:
+            InputError: it can't be read.
+        """
+        return checkpoint_state.read(path)
 
     def build(self, make: Callable[[], BuiltModel], nbytes: int) -> BuiltModel:
         """Build the model on the CPU; its checkpoint has `nbytes` bytes."""

@@ -19,11 +19,13 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..display.phrases import format_error, text_of
-from ..reports.validate import SKIPPED, TRIAL_CHECKS, Finding
+from ..errors import CorruptError
+from ..reports.validate import Finding
 from .model.factory import BuiltModel, is_of_file
 from .model.inputs import CallArguments
 from .run import Request, perform
@@ -31,7 +33,9 @@ from .sandbox import confinement
 from .simulation.device_memory import NotSimulated
 from .simulation.patches import FakeDevice, place, pretending, valueless
 from .stage import Stage, is_mismatch
-from .state.state_dict_fit import Fit
+from .state import checkpoint_state
+from .state.checkpoint_state import SavedCheckpoint
+from .state.state_dict_fit import Fit, loaded_into
 from .subprocess_call import SubprocessLost, call_in_subprocess
 
 _SMALL = 256 << 20  # a model is built with values only if its checkpoint has at most so many bytes
@@ -68,7 +72,7 @@ _NAMED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*[/\\]\S*")
 #: Exceptions that the simulation does not cause.
 _MISTAKES = (NameError, LookupError, ImportError, AttributeError, SyntaxError, FileNotFoundError)
 _OURS = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
+_FAKES = str(Path(torch.__file__).parent / "_subclasses")
 #: The folders of packages. If the environment extends another one, torch may be in the other one.
 _PACKAGES = (
     str(Path(torch.__file__).parents[1]),
@@ -92,6 +96,14 @@ class SimulatedStage(Stage):
         """See Stage."""
         return pretending(self._cast, self._mode)
 
+    def read(self, path: str) -> SavedCheckpoint:
+        """See Stage. Tensors that torch can't make without values can't be simulated."""
+        try:
+            return checkpoint_state.read(path, values=False)
+        except CorruptError as error:
+            checkpoint_state.read(path)  # raises if the file is damaged
+            raise NotSimulated(str(error)) from error
+
     def build(self, make: Callable[[], BuiltModel], nbytes: int) -> BuiltModel:
         """See Stage. If the code needs values, a small model is built with values."""
         try:
@@ -108,11 +120,12 @@ class SimulatedStage(Stage):
     def load(self, module: torch.nn.Module, fit: Fit) -> None:
         """See Stage."""
         host = torch.device("cpu")
-        content = {
-            key: valueless(value, host) if isinstance(value, torch.Tensor) else value
-            for key, value in fit.state.content.items()
-        }
-        module.load_state_dict(content, strict=True)
+        with _disable_current_modes():  # torch's own hook does this, but fails in a mode
+            for key, own in module.state_dict(keep_vars=True).items():
+                saved = fit.state.content.get(key)
+                if is_lazy(own) and isinstance(saved, torch.Tensor):
+                    own.materialize(tuple(saved.shape))
+        loaded_into(module, fit, lambda saved: valueless(saved, host))
 
     def moved(self, module: torch.nn.Module, away: Container[str] = ()) -> None:
         """See Stage. Tensors in `away` stay on the CPU, as after loading with `assign=True`."""
@@ -171,6 +184,8 @@ def excused(error: BaseException, call: Callable[[str], str]) -> str | None:
     if is_mismatch(error) or "invalid device ordinal" in str(error):
         return None
     file, raised = _origin(error)
+    if isinstance(error, AssertionError) and file.startswith(_FAKES):
+        return f"torch can't make a tensor without values: {format_error(error)}"
     complained = raised and not file.startswith((_OURS, *_PACKAGES))
     if complained or isinstance(error, _MISTAKES):
         return None
@@ -201,6 +216,9 @@ def _origin(error: BaseException) -> tuple[str, bool]:
 def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
     """Run a trial on a simulated device, in another process.
 
+    If that process dies of a crash, the simulation may have caused it: the trial is run again, on
+    the CPU with values. The model caused the crash if that process dies too.
+
     Args:
         request: the trial; its model must have a name.
         patience: seconds until the process is ended.
@@ -208,26 +226,33 @@ def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
     Raises:
         CkptmoveError: see `perform`.
     """
-    asked = {**asdict(request), "path": str(Path(request.path).absolute())}
+    asked = {**asdict(request), "path": str(Path(request.path).absolute()), "real": False}
     guarded = is_of_file(request.model)
     try:
         result = call_in_subprocess(rehearsed, asked, patience=patience, guarded=guarded)
         return confinement.findings(result)
     except SubprocessLost as lost:
-        if lost.attempt is not None:
+        if not lost.crashed:
             return confinement.ended(lost)
-        why = f"can't be simulated: {lost}"
-        return tuple(Finding(check, SKIPPED, why, lost.lines) for check in TRIAL_CHECKS)
+        crash = lost
+    try:
+        real = {**asked, "device": "cpu", "real": True}
+        call_in_subprocess(rehearsed, real, patience=patience, guarded=guarded)
+    except SubprocessLost:
+        return confinement.ended(crash)
+    return confinement.ended(crash, f"{crash}; on the CPU, it does not end")
 
 
 def rehearsed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Run the requested trial; called in that process."""
-    request = Request(**{**asked, "inputs": tuple(asked["inputs"])})
+    """Run the requested trial; called in that process. `real`: on a real device."""
+    told = {key: value for key, value in asked.items() if key != "real"}
+    request = Request(**{**told, "inputs": tuple(told["inputs"])})
     lacking: tuple[str, ...] = ()
     if is_of_file(request.model):
         path = request.path if request.model is None else str(request.model)
         inputs, optimizer = request.inputs, request.optimizer
         trust = request.trust_pickle
         lacking = confinement.begin(path, inputs, optimizer, "cpu", trust_pickle=trust)
-    found = perform(request, SimulatedStage(request.device), report=confinement.report)
+    stage = Stage(request.device) if asked["real"] else SimulatedStage(request.device)
+    found = perform(request, stage, report=confinement.report)
     return confinement.result(found, lacking)

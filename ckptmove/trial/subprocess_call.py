@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from .. import errors
-from ..system.signals import KILL
+from ..system.signals import CRASHES, KILL
 from ..system.temporary import temporary_folder
 from .sandbox import guard
 
@@ -67,6 +67,11 @@ class SubprocessLost(Exception):
         self.lines = lines
         self.code = code
         self.latest = latest
+
+    @property
+    def crashed(self) -> bool:
+        """Whether code in C ended it, as by reading values of a tensor that has none."""
+        return self.attempt is None and -(self.code or 0) in CRASHES
 
 
 class _SignalReceived(BaseException):

@@ -135,15 +135,6 @@ class OnAnother(Convolutions):
         return super().finish(hidden.to("cuda:1"))  # gone
 
 
-class Dying(Convolutions):
-    """Kills the process."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        import os
-
-        os.abort()
-
-
 class Failing(Convolutions):
     """Fails on any device."""
 

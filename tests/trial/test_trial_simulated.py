@@ -16,7 +16,6 @@ from ckptmove.trial.stage_fake import excused, simulate
 from ckptmove.trial.trial import rehearse
 from tests.making import trial_models as rehearsing
 from tests.making.trial_models import (
-    IMAGES,
     SEQUENCES,
     Convolutions,
     Recurrent,
@@ -204,29 +203,12 @@ def test_a_program_is_blamed_for_its_own_error() -> None:
     assert excused(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), str) is None
 
 
-@pytest.mark.slow
-@pytest.mark.cold
-def test_a_process_that_dies_is_a_finding(tmp_path: Path) -> None:
-    path = _moved(rehearsing.of_convolutions(), tmp_path / "cuda.pt")
-    got = rehearse(
-        path,
-        model=rehearsing.Dying,
-        inputs=[IMAGES],
-        step="forward",
-        device="cuda:0",
-        simulate=True,
-        against=path,
-    )
-    assert got.simulated
-    assert [each.outcome for each in got.findings] == ["skipped"] * 3
-    assert "its process ended (signal 6)" in got.of("step").title
-
-
-def test_what_takes_too_long_is_a_finding(tmp_path: Path) -> None:
+def test_what_takes_too_long_fails(tmp_path: Path) -> None:
     request = Request(str(tmp_path), rehearsing.HERE, "cuda:0")
     found = simulate(request, patience=0.05)
-    assert {each.outcome for each in found} == {"skipped"}
-    assert found[0].title == "can't be simulated: it did not finish within 0.05 s"
+    assert found[0].outcome == "failed"
+    told = "the program was ended: it did not finish within 0.05 s; see --timeout"
+    assert found[0].title == told
 
 
 def test_errors_come_out_of_the_process(tmp_path: Path) -> None:

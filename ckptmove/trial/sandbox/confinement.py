@@ -139,17 +139,23 @@ def _findings(told: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def ended(lost: subprocess_call.SubprocessLost) -> tuple[Finding, ...]:
-    """The findings of a process that was ended: those it reported, and the reason for its end."""
+def ended(lost: subprocess_call.SubprocessLost, excuse: str = "") -> tuple[Finding, ...]:
+    """The findings of a process that was ended: those it reported, and the reason for its end.
+
+    `excuse`: why the simulation ended it, not the model; "" if the model did.
+    """
     found = {each.check: each for each in _findings(lost.latest or {})}
     last = next((check for check in TRIAL_CHECKS if check not in found), TRIAL_CHECKS[-1])
-    if lost.attempt is not None:
+    outcome = SKIPPED if excuse else FAILED
+    if excuse:
+        title = f"can't be simulated: {excuse}"
+    elif lost.attempt is not None:
         title = f"the program tried to {lost.attempt}, and was ended"
     elif lost.code is None:
         title = f"the program was ended: {lost}; see --timeout"
     else:
         title = f"the program ended early: {lost}"
-    found[last] = Finding(last, FAILED, title, [*lost.lines, *_reason(lost.code)])
+    found[last] = Finding(last, outcome, title, [*lost.lines, *_reason(lost.code)])
     return tuple(found.get(each, Finding(each, SKIPPED, "not reached")) for each in TRIAL_CHECKS)
 
 

@@ -6,11 +6,13 @@ addition, tied weights may be missing, and dtypes must agree, because torch cast
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...display.phrases import join_names, plural
@@ -208,8 +210,8 @@ def fitted(
     """Compare a state dict with a model; `valued` returns it with values, if it has none."""
     own = module.state_dict(keep_vars=True)
     content = state.content
-    extra = {key for key in content if isinstance(key, str) and key.endswith("_extra_state")}
-    missing = [key for key in own if key not in content and not key.endswith("_extra_state")]
+    extra = {key for key in (*content, *own) if str(key).endswith("_extra_state")}
+    missing = [key for key in own if key not in content and key not in extra]
     unexpected = [str(key) for key in content if key not in own and key not in extra]
     groups: dict[int, list[str]] = {}
     for key, value in own.items():
@@ -225,7 +227,7 @@ def fitted(
     shapes = [
         (key, tuple(value.shape), tuple(saved.shape))
         for key, value, saved in both
-        if value.shape != saved.shape
+        if not _is_any_shape(value) and not saved.is_nested and value.shape != saved.shape
     ]
     retyped, cast = _dtypes(both)
     return Fit(
@@ -239,6 +241,11 @@ def fitted(
         [pair for group in groups.values() for pair in _untied(group, content, valued)],
         tied,
     )
+
+
+def _is_any_shape(own: torch.Tensor) -> bool:
+    """Whether torch, not we, decides if a saved tensor has the shape of the model's."""
+    return is_lazy(own) or own.is_nested  # a lazy module takes its shapes from the state
 
 
 def _dtypes(
@@ -321,15 +328,31 @@ def _shape(shape: Sequence[int]) -> str:
 # -- loading ---------------------------------------------------------------------------------------
 
 
-def loaded_into(module: torch.nn.Module, fit: Fit) -> None:
+def loaded_into(
+    module: torch.nn.Module,
+    fit: Fit,
+    made: Callable[[torch.Tensor], torch.Tensor] = lambda saved: saved,
+) -> None:
     """Load the state dict strictly, except that tied tensors may be missing.
+
+    `made` returns the tensor to load for a saved one. A model without values (on `meta`) gets
+    copies of the saved tensors, as `load_state_dict(assign=True)` gives it.
 
     Raises:
         RuntimeError: torch refuses it.
     """
-    content = dict(fit.state.content)
     own = module.state_dict(keep_vars=True)
+    content = OrderedDict(fit.state.content)
     for key in fit.tied:
         twin = next(each for each in content if each in own and own[each] is own[key])
         content[key] = content[twin]
-    module.load_state_dict(content, strict=True)
+    bare = any(isinstance(each, torch.Tensor) and each.is_meta for each in own.values())
+    for key, value in content.items():
+        if isinstance(value, torch.Tensor):
+            content[key] = made(value)
+            if bare:
+                content[key] = content[key].to(own[key].dtype, copy=True)
+    versions = getattr(fit.state.content, "_metadata", None)
+    if versions is not None:  # a module may read the state of an earlier version of itself
+        cast("Any", content)._metadata = versions
+    module.load_state_dict(content, strict=True, assign=bare)

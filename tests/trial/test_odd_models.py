@@ -1,0 +1,76 @@
+"""Odd models get a verdict, never an internal error; one that ends its process fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptmove.trial.run import Request
+from ckptmove.trial.stage_fake import simulate
+from ckptmove.trial.trial import rehearse
+from tests.making import trial_models
+from tests.making.odd_models import DYING, INPUT, ODD, named, saved
+
+pytestmark = [
+    pytest.mark.usefixtures("warm"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("odd")
+    return {name: str(saved(name, folder / f"{name}.pt")) for name in ODD}
+
+
+@pytest.fixture(scope="module")
+def simulated(files: dict[str, str]) -> dict[str, dict[str, dict[str, Any]]]:
+    return trial_models.simulated(
+        {
+            name: {"path": path, "model": named(name), "inputs": [INPUT]}
+            for name, path in files.items()
+        }
+    )
+
+
+def _letters(*outcomes: str) -> str:
+    return "".join({"passed": "P", "failed": "F", "skipped": "s"}[each] for each in outcomes)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_model_gets_a_verdict(
+    name: str, files: dict[str, str], simulated: dict[str, dict[str, dict[str, Any]]]
+) -> None:
+    here = rehearse(files[name], model=named(name), inputs=[INPUT], step="train", device="cpu")
+    there = simulated[name]
+    got = _letters(here.of("model").outcome, here.of("step").outcome)
+    played = _letters(there["model"]["outcome"], there["step"]["outcome"])
+    assert f"{got} {played}" == ODD[name][1], (here, there)
+
+
+@pytest.mark.parametrize("name", DYING)
+def test_a_model_that_ends_its_process_fails(name: str, tmp_path: Path) -> None:
+    path = saved(name, tmp_path / "state.pt")
+    _, check, how = DYING[name]
+    found = _simulated(path, name)
+    assert found[check].outcome == "failed"
+    assert found[check].title == f"the program ended early: its process ended {how}"
+    assert [each for each in found if found[each].outcome == "failed"] == [check]
+
+
+def test_a_crash_of_the_simulation_is_not_the_model_s(tmp_path: Path) -> None:
+    path = saved("exits_later", tmp_path / "state.pt")
+    found = _simulated(path, "CRASHING")
+    assert found["model"].outcome == "passed"
+    assert found["step"].outcome == "skipped"
+    told = "can't be simulated: its process ended (signal 11); on the CPU, it does not end"
+    assert found["step"].title == told
+
+
+def _simulated(path: Path, name: str) -> dict[str, Any]:
+    request = Request(str(path), named(name), "cuda:0", (INPUT,), "forward")
+    return {each.check: each for each in simulate(request, patience=60)}

@@ -209,12 +209,12 @@ _MANY = """
 import json, os, sys
 from ckptmove.errors import CkptmoveError
 from ckptmove.trial.run import Request, perform
-from ckptmove.trial.stage_fake import Simulated
+from ckptmove.trial.stage_fake import SimulatedStage
 telling = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 for asked in json.load(sys.stdin):
     request = Request(**{**asked, "inputs": tuple(asked["inputs"])})
-    found = perform(request, Simulated(request.device))
+    found = perform(request, SimulatedStage(request.device))
     telling.write(json.dumps([each.to_json() for each in found.listed()]) + "\\n")
     telling.flush()
 os._exit(0)

@@ -74,8 +74,9 @@ OF_FOLDERS = (
     Mutant(
         "damaged record salvaged as a right one",
         "zips/found_records.py",
-        "        return Proof.RIGHT if self.sum(header, stored_nbytes) == crc32 else Proof.WRONG\n",
-        "        return Proof.RIGHT\n",
+        "        return ProofLevel.RIGHT if self.sum(header, stored_nbytes) == crc32"
+        " else ProofLevel.WRONG\n",
+        "        return ProofLevel.RIGHT\n",
         "tests/whole/test_salvage.py::test_bits_that_were_flipped "
         "tests/whole/test_salvage.py::test_parts_that_were_overwritten",
     ),

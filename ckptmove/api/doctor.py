@@ -165,7 +165,7 @@ def _name_of(model: object) -> str:
 
 
 def _diagnose_script(run: _Run, args: Sequence[str], steps: int | None, quiet: bool) -> Diagnosis:
-    from ..trial.script import watched
+    from ..trial.script import run_watched
 
     request = {
         "script": run.subject,
@@ -177,7 +177,7 @@ def _diagnose_script(run: _Run, args: Sequence[str], steps: int | None, quiet: b
         "patience": min(run.timeout / 2, _LONGEST),
         "facts": run.known.to_json(),
     }
-    return _diagnose_in_subprocess(run, watched, request, shows=not quiet, script=True)
+    return _diagnose_in_subprocess(run, run_watched, request, shows=not quiet, script=True)
 
 
 def _diagnose_model(
@@ -187,7 +187,7 @@ def _diagnose_model(
     optimizer: str | None,
 ) -> Diagnosis:
     from ..system.signals import exits_raised
-    from ..trial.examine import examine, examined
+    from ..trial.examine import examine, examine_model
     from ..trial.model import inputs
     from ..trial.model.factory import is_of_file
     from ..trial.model.import_by_name import importable_name, optimizer_name
@@ -210,9 +210,9 @@ def _diagnose_model(
         "inputs": list(specs),
         "optimizer": optimizer,
         "device": run.device,
-        "played": run.simulates,
+        "simulates": run.simulates,
     }
-    return _diagnose_in_subprocess(run, examined, request, guarded=guarded)
+    return _diagnose_in_subprocess(run, examine_model, request, guarded=guarded)
 
 
 def _diagnose_in_subprocess(

@@ -11,7 +11,7 @@ from ..graph.edit.callables import CallablePlace, Judge, places_of
 from ..graph.traversal import Composite, nodes_of
 from ..pickles.nodes import Call, Global, Items, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.opcodes.pairs import change_each, changed
+from ..pickles.opcodes.pairs import change_each, with_each_changed
 from ..pickles.walk import walk
 from ..runtime.opaque import STAND_IN
 from ..sources.budget import Boundless
@@ -100,7 +100,7 @@ class _StandIns:
             node.function, node.args = self._replace(node.function), self._replace(node.args)
             node.kwargs, node.state = self._replace(node.kwargs), self._replace(node.state)
         if isinstance(node, MappingNode):
-            node.pairs = changed(node.pairs, self._replace)
+            node.pairs = with_each_changed(node.pairs, self._replace)
         if isinstance(node, (Tuple, List, Set, Call)):
             change_each(node.items, self._replace)
 

@@ -313,19 +313,19 @@ def _run_trial(
     device: str,
     *,
     against: StrPath | None,
-    **options: Any,  # noqa: ANN401 those of `rehearse`
+    **options: Any,  # noqa: ANN401 those of `run_trial`
 ) -> TrialResult:
     """Run the model and take a step, with local files."""
     no_torch = why_no_torch()
     if no_torch is not None:
         return TrialResult(device, False, _skip(ALL_CHECKS[3:], no_torch))
     from ..system.signals import exits_raised
-    from ..trial.trial import rehearse
+    from ..trial.trial import run_trial
 
     other = _local_path(against, copies)
     try:
         with exits_raised():
-            return rehearse(copies.here(path), device=device, against=other, **options)
+            return run_trial(copies.here(path), device=device, against=other, **options)
     except CorruptError as error:
         unfit = Finding("model", FAILED, f"the state can't be read: {error}")
         return TrialResult(device, False, (unfit, *_skip(ALL_CHECKS[4:], "not reached")))
@@ -387,13 +387,15 @@ def _check_reload(
     no_torch = why_no_torch()
     if no_torch is not None:
         return device, Finding("reload", SKIPPED, no_torch)
-    from ..trial.state.reload import reloaded, there
+    from ..trial.state.reload import check_reload, there
 
     wanted = there(manifest, device)
     if len(files) == 1:
         (format, only), *_ = files
-        return wanted, reloaded(only, format, wanted)
-    return wanted, _of_all([(of_part, reloaded(of_part, each, wanted)) for each, of_part in files])
+        return wanted, check_reload(only, format, wanted)
+    return wanted, _of_all(
+        [(of_part, check_reload(of_part, each, wanted)) for each, of_part in files]
+    )
 
 
 def _of_all(findings: Sequence[tuple[Sequence[str], Finding]]) -> Finding:

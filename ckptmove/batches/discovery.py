@@ -261,7 +261,7 @@ class _Search:
                 entry = finished(folder.named(each.name), each.stamp)
                 if entry is not None and entry.kind in ("file", "other"):
                     self._finished[each.path] = _Kind(entry.kind, (), entry.format)
-        self._look = tree_at(root).prepared(
+        self._look = tree_at(root).prepare_calls(
             _kind_of,
             [
                 each.path

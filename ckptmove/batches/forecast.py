@@ -12,7 +12,7 @@ from .run_item import (
     ItemOutcome,
     check_copied,
     copy_of,
-    inspected,
+    inspect_item,
     is_copied,
     of_conversion,
     of_relocation,
@@ -35,7 +35,7 @@ def forecast_item(task: Task) -> ItemOutcome:
     if task.obstacle:
         raise RefusedError(task.obstacle)
     if task.verb == "inspect":
-        return inspected(task)
+        return inspect_item(task)
     if task.verb == "validate":
         with formats.open_checkpoint(
             item.path, follow_links=bool(task.options.get("follow_links"))

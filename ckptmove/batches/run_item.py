@@ -71,7 +71,7 @@ def do_item(task: Task, known: LedgerEntry | None) -> ItemOutcome | None:
         output.check_name()
         tree_at(output.place.parent.path).make_folder()
     if task.verb == "inspect":
-        return inspected(task)
+        return inspect_item(task)
     if task.verb == "validate":
         return _validated(task, known, force=force)
     if not task.in_place and not output_is_folder(task) and output.place.is_folder():
@@ -215,7 +215,7 @@ def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -
     return convert(task.item.path, dst, dry_run=dry_run, progress=LISTENER.get(), **options)
 
 
-def inspected(task: Task) -> ItemOutcome:
+def inspect_item(task: Task) -> ItemOutcome:
     """Inspect an item. Unreadable files of a folder, or an unmet requirement, are the reason."""
     item, options = task.item, task.options
     refuse_unreadable(item)

@@ -1,7 +1,7 @@
 """Convert between JSON and classes that declare it by their annotations; also its schema.
 
 Each field of a dataclass or named tuple is a key, in order and by name. `Key` in an annotation
-changes that, and `derived` adds computed keys. `Any` stays as it is.
+changes that, and `derived_key` adds computed keys. `Any` stays as it is.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Seconds = Annotated[float, Key(plain=lambda seconds: round(seconds, 3))]
 
 
 class DerivedKey(cached_property[T]):
-    """A property, computed once, that is also a key of the JSON; see `derived`."""
+    """A property, computed once, that is also a key of the JSON; see `derived_key`."""
 
     key: Key
 
 
-def derived(after: str, name: str = "") -> Callable[[Callable[[Any], T]], DerivedKey[T]]:
+def derived_key(after: str, name: str = "") -> Callable[[Callable[[Any], T]], DerivedKey[T]]:
     """Make a property that is also a key of the JSON, after another key."""
 
     def declare(function: Callable[[Any], T]) -> DerivedKey[T]:

@@ -28,10 +28,10 @@ from ..pickles.nodes import (
     Set,
     Text,
     Tuple,
-    named,
+    without_source_text,
 )
 from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.opcodes.pairs import change_each, changed
+from ..pickles.opcodes.pairs import change_each, with_each_changed
 from ..pickles.opcodes.plain_tensors import (
     Form,
     PlainTensor,
@@ -248,7 +248,7 @@ class _Canoniser:
             node.function, node.args = self.replaced(node.function), self.replaced(node.args)
             node.kwargs, node.state = self.replaced(node.kwargs), self.replaced(node.state)
         if isinstance(node, MappingNode):
-            node.pairs = changed(node.pairs, self.replaced)
+            node.pairs = with_each_changed(node.pairs, self.replaced)
         if isinstance(node, (Tuple, List, Set, Call)):
             change_each(node.items, self.replaced)
 
@@ -276,7 +276,7 @@ class _Canoniser:
             return self.graph.tensor(
                 self.storage(said.storage), tensor.dtype, said.shape, said.stride, tensor.offset
             )
-        return normalize(named(node), lambda held: self.uses[id(held)] == 1)
+        return normalize(without_source_text(node), lambda held: self.uses[id(held)] == 1)
 
     @cached_property
     def uses(self) -> Counter[int]:

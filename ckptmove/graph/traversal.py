@@ -8,7 +8,7 @@ from typing import Any
 from ..pickles.nodes import Call, Dict, List, Node, Persistent, Set, Tuple, are_plain
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.mixed_rows import parts_of
-from ..pickles.opcodes.pairs import change_each, changed
+from ..pickles.opcodes.pairs import change_each, with_each_changed
 from ..pickles.opcodes.plain_tensors import PlainTensor, StorageReference, compact_form, is_compact
 
 Composite = Tuple | List | Set | Dict | Call | Persistent
@@ -72,7 +72,7 @@ def replace_nodes(root: Node, new: Mapping[int, Node]) -> Node:
         if isinstance(node, Call):
             node.args, node.state = replaced(node.args), replaced(node.state)
         if isinstance(node, MappingNode) and node.pairs:
-            node.pairs = changed(node.pairs, replaced)
+            node.pairs = with_each_changed(node.pairs, replaced)
         if isinstance(node, (Tuple, List, Set, Call)):
             change_each(node.items, replaced)
 

@@ -16,7 +16,7 @@ from operator import add, attrgetter
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 from ..display.phrases import join_names, plural
-from ..display.plain import OMITTED, Key, derived
+from ..display.plain import OMITTED, Key, derived_key
 from ..display.report import Report
 from ..errors import CheckFailed
 from ..pickles.nodes import Node
@@ -261,17 +261,17 @@ class Manifest(Report):
         """Whether a tensor's file stores no devices, as safetensors and DCP."""
         return entry.role is Role.UNTAGGED or entry.name in self.divisions
 
-    @derived(after="tensors")
+    @derived_key(after="tensors")
     def devices(self) -> dict[str, Total]:
         """Totals by device, the largest first; `NOT_STORED` for tensors stored without a device."""
         return self.totals(self.device_of, lambda storage: storage.location)
 
-    @derived(after="tensors")
+    @derived_key(after="tensors")
     def sections(self) -> dict[str, Total]:
         """Totals by section; a storage counts for the first section that holds it."""
         return self.totals(lambda entry: str(entry.section))
 
-    @derived(after="tensors")
+    @derived_key(after="tensors")
     def dtypes(self) -> dict[str, Total]:
         """Totals by dtype; a storage counts for the first dtype that looks at it."""
         return self.totals(lambda entry: entry.dtype)
@@ -321,7 +321,7 @@ class Manifest(Report):
 
     # -- judgement -----------------------------------------------------------------------------
 
-    @derived(after="nbytes")
+    @derived_key(after="nbytes")
     def verdict(self) -> str:
         """One line: `uniform cuda:0`, or `mixed: cuda:0 98.7 %, cpu 1.3 % (2 optimizer steps)`.
 

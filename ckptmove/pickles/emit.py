@@ -195,16 +195,16 @@ class Emitter:
         """Write bytes, or recall them if they were written before."""
         if content in self.contents:
             return self.get(self.contents[content])
-        self.contents[content] = self.encoded(content)
+        self.contents[content] = self.encode_bytes(content)
         return None
 
     def spell_blob(self, node: Blob) -> None:
         """Write bytes that look like a checkpoint."""
         if node.content is None:
             raise UnsupportedError("bytes within the pickle were passed over, and can't be written")
-        self.slots[id(node)] = self.encoded(node.content)
+        self.slots[id(node)] = self.encode_bytes(node.content)
 
-    def encoded(self, content: bytes) -> int:
+    def encode_bytes(self, content: bytes) -> int:
         """Write bytes as protocol 2 does; returns their slot."""
         self.spell_name("_codecs", "encode")
         self.spell_text(content.decode("latin-1"))

@@ -164,7 +164,7 @@ class _Fitting:
         return nbytes, _opcode(code, argument(self.data, at), width)
 
 
-def balanced(data: bytes, pieces: Pieces) -> Pieces:
+def balance_length(data: bytes, pieces: Pieces) -> Pieces:
     """Resize the numbers right after changed strings so that the total length stays the same.
 
     In the persistent id of a storage, the number of elements follows the device.

@@ -138,7 +138,7 @@ class Call(Mapping):
         """The dotted name of the called function or class, if it is a plain name; else None."""
         function = self.function
         if type(function) is not Global:
-            function = named(function)
+            function = without_source_text(function)
         return function.qualname if isinstance(function, Global) else None
 
 
@@ -175,7 +175,7 @@ class Persistent:
 NOTHING: Any = ()
 
 
-def named(node: Node) -> Node:
+def without_source_text(node: Node) -> Node:
     """The class in a persistent id that also holds its source text, as torch wrote until 1.5.
 
     Such an id is `('module', class, source file, source text)`; torch 0.1 had no 'module'. Any

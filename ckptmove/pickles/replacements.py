@@ -53,7 +53,7 @@ def in_order(pieces: Pieces) -> Replacements:
     return Replacements(starts, nbytes, [pieces[at][1] for at in starts])
 
 
-def applied(
+def apply_replacements(
     data: bytes, changes: Iterable[Replacement], start: int = 0, stop: int | None = None
 ) -> bytes:
     """Apply changes to `data`, or to its part from `start` to `stop`."""
@@ -71,7 +71,7 @@ def is_applied(data: bytes, changes: Replacements, new: Readable) -> bool:
     start = at = 0
     for n in range(0, len(changes), _AT_ONCE):
         some = changes.part(n, n + _AT_ONCE)
-        made = applied(data, some, start, some.end)
+        made = apply_replacements(data, some, start, some.end)
         if at + len(made) > new.nbytes or new.read(at, len(made)) != made:
             return False
         start, at = some.end, at + len(made)

@@ -180,7 +180,7 @@ class _Proof:
     def _recalled(self) -> set[int]:
         """The slots that either of the pickles recalls."""
         new = (kind.new.get for kind in self.kinds.values())
-        return {*self.survey.recalled, *(slot for slot in new if slot is not None)}
+        return {*self.survey.recalled_slots, *(slot for slot in new if slot is not None)}
 
     def _compare_values(self) -> None:
         """Compare the values that all changes push, and the values recalled from changed slots."""

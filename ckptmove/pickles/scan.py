@@ -127,7 +127,7 @@ class Survey:
         yield self.scan
 
     @cached_property
-    def recalled(self) -> frozenset[int]:
+    def recalled_slots(self) -> frozenset[int]:
         """The slots that the pickle recalls."""
         if self._walked is not None:
             return self._walked

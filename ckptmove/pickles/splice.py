@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from ..errors import UnsupportedError
-from .fitting import Cover, balanced, fit
+from .fitting import Cover, balance_length, fit
 from .nodes import Call, Text, Tuple
-from .replacements import Pieces, Replacements, applied, in_order
+from .replacements import Pieces, Replacements, apply_replacements, in_order
 from .scan import (
     BINGET,
     BININT,
@@ -117,7 +117,7 @@ class Respelling:
 def splice(data: bytes, new: Respelling, *, exact: bool) -> bytes | None:
     """The changed pickle; parameters and errors are those of `changes`."""
     found = changes(Survey(data), new, exact=exact)
-    return None if found is None else applied(data, found)
+    return None if found is None else apply_replacements(data, found)
 
 
 def changes(survey: Survey, new: Respelling, *, exact: bool) -> Replacements | None:
@@ -189,7 +189,11 @@ class _Edits:
 
     def _uses_of_literals(self, texts: Mapping[int, str]) -> dict[int, list[int]]:
         """For each literal to change that is recalled, the GETs that recall it."""
-        data, recalled, uses = self.data, self.survey.recalled, defaultdict[int, list[int]](list)
+        data, recalled, uses = (
+            self.data,
+            self.survey.recalled_slots,
+            defaultdict[int, list[int]](list),
+        )
         definition_of = {}  # offset of a PUT → the literal it memoizes
         slots = set[int]()
         for at in texts:
@@ -276,7 +280,7 @@ class _Edits:
             self.pieces[put] = (end_of(self.data, put) - put, b"")
             slot = self._slot(put)
         else:
-            slot = max((255, *scan.put_slots, *self.survey.recalled, *self.taken)) + 1
+            slot = max((255, *scan.put_slots, *self.survey.recalled_slots, *self.taken)) + 1
             if slot >= 1 << 32:
                 return None
         self.taken.add(slot)
@@ -286,7 +290,7 @@ class _Edits:
         """The scanned PUTs of memo slots that are not used, outside the replaced ranges."""
         if self.numbered:
             return []
-        recalled = self.taken.union(self.survey.recalled)
+        recalled = self.taken.union(self.survey.recalled_slots)
         covered = Cover(self.pieces)
         return [
             put
@@ -304,7 +308,7 @@ class _Edits:
             return True
         more: Pieces = {}
         if not self.growths:  # after what grows inside come the bytes of an argument
-            more = balanced(self.data, self.pieces)
+            more = balance_length(self.data, self.pieces)
             self.pieces.update(more)
         if self._fit(self._excess()):
             return True

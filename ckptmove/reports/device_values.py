@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..display.plain import derived
+from ..display.plain import derived_key
 from ..display.report import Report
 from ..display.text import first_names
 from ..manifest.other_records import NamedDevice
@@ -34,18 +34,18 @@ class DeviceValuesReport(Report):
     values_rewritable: tuple[NamedDevice, ...]
     values_unchanged: tuple[NamedDevice, ...]
 
-    @derived(after="values_naming_devices", name="values_rewritten")
+    @derived_key(after="values_naming_devices", name="values_rewritten")
     def rewrites(self) -> tuple[RewrittenDevice, ...]:
         """`values_rewritten`, each with its new device."""
         pairs = zip(self.values_rewritten, self.rewritten_to, strict=True)
         return tuple(RewrittenDevice(*each, device) for each, device in pairs)
 
-    @derived(after="values_unchanged")
+    @derived_key(after="values_unchanged")
     def values_could_follow(self) -> tuple[NamedDevice, ...]:
         """The old name of `values_rewritable`."""
         return self.values_rewritable
 
-    @derived(after="values_unchanged")
+    @derived_key(after="values_unchanged")
     def values_left_behind(self) -> tuple[NamedDevice, ...]:
         """The old name of `values_unchanged`."""
         return self.values_unchanged

@@ -11,7 +11,7 @@ from ..display import phrases
 from ..display.blocks import Block, Table, Wrong
 from ..display.columns import Columns, PageBlock
 from ..display.phrases import plural
-from ..display.plain import Seconds, derived
+from ..display.plain import Seconds, derived_key
 from ..display.report import Report
 from ..display.text import first_names, size
 from ..errors import CheckFailed
@@ -76,7 +76,7 @@ class Diff(Report):
     warnings: tuple[str, ...] = ()
     seconds: Seconds = field(default=0.0, compare=False)
 
-    @derived(after="b_format")
+    @derived_key(after="b_format")
     def equal(self) -> bool:
         """Whether nothing differs."""
         return not self.differences
@@ -87,7 +87,7 @@ class Diff(Report):
         found = {each.kind for each in self.differences}
         return found == {Kind.NOT_COMPARED}
 
-    @derived(after="nbytes")
+    @derived_key(after="nbytes")
     def counts(self) -> dict[Kind, int]:
         """The number of differences of each kind."""
         found = Counter(each.kind for each in self.differences)
@@ -120,7 +120,7 @@ class Diff(Report):
                 path=self.b,
             )
 
-    @derived(after="records")
+    @derived_key(after="records")
     def code_ignored(self) -> int:
         """The number of `ignored` differences."""
         return len(self.ignored)

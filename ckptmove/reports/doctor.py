@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from ..display.blocks import Block, Table, Wrong
 from ..display.columns import Columns, Lanes, PageBlock
 from ..display.phrases import plural
-from ..display.plain import Key, Plain, derived
+from ..display.plain import Key, Plain, derived_key
 from ..display.report import Report
 from ..display.text import cut, size
 from ..errors import CheckFailed
@@ -81,7 +81,7 @@ class Diagnosis(Report):
     not_run: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @derived(after="simulated")
+    @derived_key(after="simulated")
     def ok(self) -> bool:
         """Whether nothing is wrong; findings that are only slow do not count.
 
@@ -100,7 +100,7 @@ class Diagnosis(Report):
         ran = self.trace is not None and (self.trace.calls or self.trace.phases.get("backward"))
         return not (self.complete or self.not_simulated or self.verdicts or ran)
 
-    @derived(after="not_simulated")
+    @derived_key(after="not_simulated")
     def unplayed(self) -> bool:
         """The old name of `not_simulated`."""
         return self.not_simulated

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..display.blocks import Block, Table, Wrong
 from ..display.phrases import plural
-from ..display.plain import Seconds, derived
+from ..display.plain import Seconds, derived_key
 from ..display.report import Report
 from ..display.text import shape, size
 
@@ -97,7 +97,7 @@ class SalvageReport(Report):
     bytes_written: int = 0
     seconds: Seconds = field(default=0.0, compare=False)
 
-    @derived(after="names_complete")
+    @derived_key(after="names_complete")
     def complete(self) -> bool:
         """Whether everything was recovered and proven."""
         return (
@@ -106,7 +106,7 @@ class SalvageReport(Report):
             and all(each.fate is Fate.WHOLE and each.written for each in self.tensors)
         )
 
-    @derived(after="complete")
+    @derived_key(after="complete")
     def counts(self) -> Mapping[str, int]:
         """How many tensors there are of each fate."""
         found = {str(fate): 0 for fate in Fate}

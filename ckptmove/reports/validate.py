@@ -9,7 +9,7 @@ from typing import Any
 from ..display.blocks import Block, Table, Wrong
 from ..display.columns import PageBlock
 from ..display.phrases import plural
-from ..display.plain import Plain, derived
+from ..display.plain import Plain, derived_key
 from ..display.report import Report
 from ..errors import CheckFailed
 
@@ -80,7 +80,7 @@ class ValidationReport(Report):
     checks: tuple[Finding, ...]
     warnings: tuple[str, ...] = ()
 
-    @derived(after="simulated")
+    @derived_key(after="simulated")
     def ok(self) -> bool:
         """Whether no check failed."""
         return all(each.outcome != FAILED for each in self.checks)

@@ -30,7 +30,7 @@ from ..pickles.nodes import (
     Persistent,
     Set,
     Tuple,
-    named,
+    without_source_text,
 )
 from . import arrays, plain, rebuild
 from .opaque import Opaque, printable_name
@@ -209,9 +209,9 @@ class _Builder:
             return node.content
         if isinstance(node, Call):
             return self.called(node)
-        target = named(node)
+        target = without_source_text(node)
         if isinstance(target, Global):
-            return self.named(target)
+            return self.global_object(target)
         assert isinstance(node, Persistent)
         if _makes_itself(node):
             return self.made_outside(self.value(node.pid))
@@ -224,7 +224,7 @@ class _Builder:
             raise CorruptError("an object of the package is malformed")
         return self.opaque(function.qualname, pid[-1], module=function.module)
 
-    def named(self, node: Global) -> object:
+    def global_object(self, node: Global) -> object:
         allowed = _get_allowed_globals()
         if node.qualname in allowed:
             return allowed[node.qualname]
@@ -289,7 +289,7 @@ class _Builder:
                     raise
                 except Exception:  # not the saved form of such objects: an ordinary call
                     pass
-        function = named(node.function)
+        function = without_source_text(node.function)
         return self.opaque(
             name,
             args,

@@ -193,9 +193,9 @@ class Comparison:
         made = shown.stored.is_made or view.conj or view.neg or dtype != view.dtype
         if not made and is_contiguous(view.shape, view.stride):
             return plain(shown, span(view)[0])
-        return GatheredElements(self.gathered(shown, dtype))
+        return GatheredElements(self.gather_elements(shown, dtype))
 
-    def gathered(self, shown: StoredElements, dtype: str) -> Iterator[bytearray]:
+    def gather_elements(self, shown: StoredElements, dtype: str) -> Iterator[bytearray]:
         """Yield the elements of a tensor that must be gathered or converted, in chunks."""
         from .gather import gather_chunks
 

@@ -424,11 +424,11 @@ class PickleStream:
 
     def _join(self, found: Replacements) -> Edit:
         """Merge neighboring changes of `data` into one change of the source."""
-        from ..pickles.replacements import applied
+        from ..pickles.replacements import apply_replacements
         from ..plans.plan import Edit
 
         start, end = found.start, found.end
-        new = applied(self.data, found, start, end)
+        new = apply_replacements(self.data, found, start, end)
         return Edit(self._place(start), self._place(end - 1) + 1, new)
 
     def _place(self, at: int) -> int:

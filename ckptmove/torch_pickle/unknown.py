@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from itertools import chain
 
 from ..pickles.device_tags import names_device
-from ..pickles.nodes import Call, Global, Mapping, Node, Persistent, Tuple, named
+from ..pickles.nodes import Call, Global, Mapping, Node, Persistent, Tuple, without_source_text
 from ..pickles.nodes import List as ListNode
 from ..pickles.nodes import Set as SetNode
 from ..pickles.opcodes.plain_tensors import compact_form
@@ -35,7 +35,7 @@ def unknown_makers_in(container: Container, unknown: Collection[str]) -> tuple[s
         for stream in each.streams:
             for call in stream.pickle.calls:
                 if call.opcode not in ("NEWOBJ", "NEWOBJ_EX") and compact_form(call) is None:
-                    function = named(call.function)
+                    function = without_source_text(call.function)
                     name = function.qualname if isinstance(function, Global) else _INDIRECT
                     if (name in unknown or name == _INDIRECT) and _is_given_any(call, met):
                         found[name] = None

@@ -18,7 +18,7 @@ from ..runtime.environment.usable import Facts, facts
 from . import step as steps
 from .model import factory, inputs
 from .model.factory import BuiltModel, Model
-from .model.import_by_name import imported
+from .model.import_by_name import import_named
 from .sandbox import confinement
 from .stage import Stage
 from .stage_fake import SimulatedStage
@@ -29,15 +29,15 @@ _LIMIT = "the simulation can't continue"
 _NO_INPUT = "no step was run: describe the input, for example --input 'float32[8,3,224,224]'"
 
 
-def examined(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+def examine_model(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Examine a model on a real or simulated device; runs in another process."""
     model, specs, optimizer = asked["model"], tuple(asked["inputs"]), asked["optimizer"]
     known = facts()  # collected before confinement: it starts processes
     lacking: tuple[str, ...] = ()
     if factory.is_of_file(model):
-        device = "cpu" if asked["played"] else asked["device"]
+        device = "cpu" if asked["simulates"] else asked["device"]
         lacking = confinement.begin(model, specs, optimizer, device)
-    stage = SimulatedStage(asked["device"]) if asked["played"] else Stage(asked["device"])
+    stage = SimulatedStage(asked["device"]) if asked["simulates"] else Stage(asked["device"])
     found = examine(model, specs, optimizer, stage, known)
     return replace(found, notes=(*found.notes, *lacking)).to_json()
 
@@ -54,10 +54,10 @@ def examine(
     Raises:
         UsageError: a name or a spec is not valid.
     """
-    with stage.entered():
+    with stage.context():
         torch.manual_seed(inputs.SEED)
         try:
-            built = stage.build(lambda: factory.built(model), 0)
+            built = stage.build(lambda: factory.build_model(model), 0)
         except CkptmoveError:
             raise
         except SystemExit as error:
@@ -110,7 +110,7 @@ def _examined(
     trainer: torch.optim.Optimizer | None = None
     recorder = Recorder(built.module, stage.device, call=stage.call)
     try:
-        stage.moved(built.module)
+        stage.move(built.module)
         trainer = _step(built, specs, optimizer, stage, recorder, notes)
     except CkptmoveError:
         raise
@@ -155,7 +155,7 @@ def _step(
         return None
     made: Callable[..., Any] = torch.optim.AdamW
     if optimizer is not None:
-        made = imported(optimizer, "--optimizer")
+        made = import_named(optimizer, "--optimizer")
     batch = stage.batch(inputs.batch(specs, built, train=True))
     parameters = [each for each in built.module.parameters() if each.requires_grad]
     fresh = optimizer_state.new(made, parameters) if parameters else None

@@ -33,7 +33,7 @@ class Performance:
     #: Called after each added finding.
     report: Callable[[Performance], object] | None = None
 
-    def listed(self) -> tuple[Finding, ...]:
+    def all_findings(self) -> tuple[Finding, ...]:
         """A finding for every check; a check that was not reached is skipped."""
         return tuple(
             self.findings.get(check, Finding(check, SKIPPED, "not reached"))

@@ -21,7 +21,7 @@ from ..live.tracing.recording.operations import LOAD, tensors_of
 from ..live.tracing.recording.recorder import Recorder
 from ..live.tracing.recording.tensor_names import TensorNames
 from ..reports.events import Site
-from .simulation.torch_answers import replaced
+from .simulation.torch_answers import replaced_attribute
 
 _MOVES = ("to", "cuda", "cpu", "xpu", "to_empty")
 
@@ -46,27 +46,31 @@ def told_to(recorder: Recorder) -> Iterator[None]:
             real = getattr(target, name, None)
             if real is not None:
                 waits = _noting_waits(real, recorder.pending)
-                stack.enter_context(replaced(target, name, waits))
-        stack.enter_context(replaced(torch, "load", _noting_tensors(torch.load, names)))
-        stack.enter_context(replaced(torch, "save", _noting_reads(torch.save, recorder.pending)))
+                stack.enter_context(replaced_attribute(target, name, waits))
+        stack.enter_context(replaced_attribute(torch, "load", _noting_tensors(torch.load, names)))
+        stack.enter_context(
+            replaced_attribute(torch, "save", _noting_reads(torch.save, recorder.pending))
+        )
         for target, name in _TRACERS:
             alone = _calling_alone(getattr(target, name), recorder)
-            stack.enter_context(replaced(target, name, alone))
+            stack.enter_context(replaced_attribute(target, name, alone))
         for target, name, after in _calls(history):
             real = vars(target).get(name)
             failed = history.note_refused if name in _MOVES else None
             if real is not None:
-                stack.enter_context(replaced(target, name, _then(real, after, failed)))
+                stack.enter_context(replaced_attribute(target, name, _then(real, after, failed)))
         stack.enter_context(_told_of_parameters(history))
         maker = type(torch.device)
         # True only for the class of a simulated device; torch's own class can't be watched.
         if maker is not type:
             real = vars(maker)["__call__"]
-            stack.enter_context(replaced(maker, "__call__", _noting_devices(real, history)))
+            stack.enter_context(
+                replaced_attribute(maker, "__call__", _noting_devices(real, history))
+            )
         if isinstance(vars(torch.Generator).get("__init__"), type(_then)):
             real = vars(torch.Generator)["__init__"]
             told = _then(real, lambda made, args, kwargs, at: history.note_generator(made, at))
-            stack.enter_context(replaced(torch.Generator, "__init__", told))
+            stack.enter_context(replaced_attribute(torch.Generator, "__init__", told))
         yield
 
 

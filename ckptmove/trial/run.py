@@ -19,7 +19,7 @@ from . import step as steps
 from .findings import Performance, TrialOver, report_failed_step, report_trace, reporting
 from .model import factory, inputs
 from .model.factory import BuiltModel, Model
-from .model.import_by_name import imported
+from .model.import_by_name import import_named
 from .stage import Stage
 from .state import checkpoint_state, optimizer_state, state_dict_fit
 from .state.checkpoint_state import Placing, SavedCheckpoint, State
@@ -60,7 +60,7 @@ def perform(
         with reporting(found, stage, "model", "the state can't be read"):
             held = stage.read(request.path)
         to = checkpoint_state.placing(held, request.device)
-        with stage.entered():
+        with stage.context():
             torch.manual_seed(inputs.SEED)
             with reporting(found, stage, "model", "the model can't be built"):
                 built = stage.build(lambda: _built(request, held), held.manifest.nbytes)
@@ -79,7 +79,7 @@ def perform(
 def _built(request: Request, held: SavedCheckpoint) -> BuiltModel:
     model = request.path if request.model is None else request.model
     known = held.manifest.format if _is_itself(request) else None
-    return factory.built(model, trust_pickle=request.trust_pickle, fmt=known)
+    return factory.build_model(model, trust_pickle=request.trust_pickle, fmt=known)
 
 
 def _is_itself(request: Request) -> bool:
@@ -119,14 +119,14 @@ def _adopt(
     data: dict[str, Any] = {"class": kind, "kind": built.kind}
     if built.is_program and _is_itself(request):
         with reporting(found, stage, "model", "the model can't be moved to the device"):
-            stage.moved(built.module)
+            stage.move(built.module)
         found.find("model", PASSED, f"the checkpoint itself is the model: {kind}", *built.notes)
         return
     state, averages = state_dict_fit.chosen(built.module, held)
     if state is None:
         found.find("model", FAILED, "the checkpoint holds no state dict")
         raise TrialOver(_UNFIT)
-    fit = state_dict_fit.fitted(
+    fit = state_dict_fit.fit_state(
         built.module, state, None if stage.values else lambda: _valued(request, state)
     )
     found.dtypes = frozenset(
@@ -161,7 +161,7 @@ def _adopt(
     if not loads:
         raise TrialOver(_UNFIT)
     with reporting(found, stage, "model", f"{kind} can't be moved to {to.wanted}"):
-        stage.moved(built.module, {key for keys in away.values() for key in keys})
+        stage.move(built.module, {key for keys in away.values() for key in keys})
 
 
 def _valued(request: Request, state: State) -> Mapping[Any, Any]:
@@ -234,7 +234,7 @@ def _take(
         report_failed_step(found, stage, built.module, recorder, error, problems, lines)
         return
     found.step = step
-    wrong_places = steps.misplaced(
+    wrong_places = steps.misplaced_tensors(
         built.module, optimizer.optimizer if optimizer else None, stage.device
     )
     problems += steps.misplaced_lines(wrong_places, stage.call)
@@ -274,7 +274,7 @@ def _optimizer(
     """The optimizer, the problems of its state, and its description."""
     made: Callable[..., Any] | None = None
     if request.optimizer is not None:
-        made = imported(request.optimizer, "--optimizer")
+        made = import_named(request.optimizer, "--optimizer")
     if not held.optimizers:
         made = made or torch.optim.AdamW
         fresh = optimizer_state.new(made, list(module.parameters()))

@@ -35,7 +35,7 @@ from .program_history import told_to
 from .script_causes import models_never_called, optimizers_without_state, unchecked
 from .simulation.device_memory import NotSimulated
 from .simulation.script_host import call, hosting
-from .stage_fake import excused
+from .stage_fake import limit_of_simulation
 from .subprocess_call import tell, tell_so_far
 
 #: Before the first step, each of the first calls is diagnosed; later ones so that it costs little.
@@ -281,7 +281,7 @@ class _Run:
     def raised(self, error: BaseException) -> Diagnosis:
         """The diagnosis after the script raised an exception."""
         simulated = self.simulated and not isinstance(error, _OWN)
-        excuse = excused(error, self._call) if simulated else None
+        excuse = limit_of_simulation(error, self._call) if simulated else None
         if excuse is not None:
             where = f" (at {line})" if (line := raised_at(error)) else ""
             note = f"{_LIMIT}: {excuse}{where}"
@@ -398,7 +398,7 @@ def _noted(found: Diagnosis, note: str) -> Diagnosis:
     return replace(found, notes=(*found.notes, note))
 
 
-def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+def run_watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Run a script until it took its steps, and return the diagnosis; called in its own process.
 
     Args:

@@ -39,7 +39,7 @@ class Stage:
         self.name = name
         self.device = torch.device(name)
 
-    def entered(self) -> AbstractContextManager[Any]:
+    def context(self) -> AbstractContextManager[Any]:
         """A context that is active during the trial."""
         return nullcontext()
 
@@ -63,7 +63,7 @@ class Stage:
         """
         loaded_into(module, fit)
 
-    def moved(self, module: torch.nn.Module, away: Container[str] = ()) -> None:
+    def move(self, module: torch.nn.Module, away: Container[str] = ()) -> None:
         """Move a model to the device, like `Module.to`. A simulation leaves the keys in `away`."""
         module.to(self.device)
 

@@ -92,7 +92,7 @@ class SimulatedStage(Stage):
         # Constants in the user's modules are real tensors on the CPU.
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def entered(self) -> AbstractContextManager[Any]:
+    def context(self) -> AbstractContextManager[Any]:
         """See Stage."""
         return pretending(self._cast, self._mode)
 
@@ -127,7 +127,7 @@ class SimulatedStage(Stage):
                     own.materialize(tuple(saved.shape))
         loaded_into(module, fit, lambda saved: valueless(saved, host))
 
-    def moved(self, module: torch.nn.Module, away: Container[str] = ()) -> None:
+    def move(self, module: torch.nn.Module, away: Container[str] = ()) -> None:
         """See Stage. Tensors in `away` stay on the CPU, as after loading with `assign=True`."""
         place(module, lambda key: torch.device("cpu") if key in away else self.device)
 
@@ -136,10 +136,10 @@ class SimulatedStage(Stage):
         if slot in ("step", "mu_product") and isinstance(value, torch.Tensor):
             return torch.tensor(1.0)
 
-        def played(each: Any) -> Any:
+        def without_values(each: Any) -> Any:
             return valueless(each, self.device) if isinstance(each, torch.Tensor) else each
 
-        return pytree.tree_map(played, value)
+        return pytree.tree_map(without_values, value)
 
     def hyper(self, value: Any) -> Any:
         """See Stage."""
@@ -148,24 +148,24 @@ class SimulatedStage(Stage):
     def batch(self, batch: CallArguments) -> CallArguments:
         """See Stage."""
 
-        def played(value: Any) -> Any:
+        def without_values(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
             return torch.empty(value.shape, dtype=value.dtype, device=self.device)
 
-        args, kwargs = pytree.tree_map(played, (batch.args, batch.kwargs))
+        args, kwargs = pytree.tree_map(without_values, (batch.args, batch.kwargs))
         return CallArguments(args, kwargs, batch.said, batch.labelled)
 
     def excuse(self, error: BaseException) -> str | None:
         """See Stage."""
-        return excused(error, self.call)
+        return limit_of_simulation(error, self.call)
 
     def call(self, text: str) -> str:
         """See Stage."""
         return self._cast.call(text)
 
 
-def excused(error: BaseException, call: Callable[[str], str]) -> str | None:
+def limit_of_simulation(error: BaseException, call: Callable[[str], str]) -> str | None:
     """The reason if the simulation, not the model, caused an exception; else None.
 
     Args:
@@ -229,21 +229,21 @@ def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
     asked = {**asdict(request), "path": str(Path(request.path).absolute()), "real": False}
     guarded = is_of_file(request.model)
     try:
-        result = call_in_subprocess(rehearsed, asked, patience=patience, guarded=guarded)
+        result = call_in_subprocess(run_simulated, asked, patience=patience, guarded=guarded)
         return confinement.findings(result)
     except SubprocessLost as lost:
         if not lost.crashed:
-            return confinement.ended(lost)
+            return confinement.findings_of_ended(lost)
         crash = lost
     try:
         real = {**asked, "device": "cpu", "real": True}
-        call_in_subprocess(rehearsed, real, patience=patience, guarded=guarded)
+        call_in_subprocess(run_simulated, real, patience=patience, guarded=guarded)
     except SubprocessLost:
-        return confinement.ended(crash)
-    return confinement.ended(crash, f"{crash}; on the CPU, it does not end")
+        return confinement.findings_of_ended(crash)
+    return confinement.findings_of_ended(crash, f"{crash}; on the CPU, it does not end")
 
 
-def rehearsed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+def run_simulated(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Run the requested trial; called in that process. `real`: on a real device."""
     told = {key: value for key, value in asked.items() if key != "real"}
     request = Request(**{**told, "inputs": tuple(told["inputs"])})

@@ -10,7 +10,7 @@ import torch
 
 from ..display.phrases import join_names, plural
 from ..live.inventory.holdings import Ownership, holdings
-from ..live.inventory.ownership import misplaced as apart_from_parameters
+from ..live.inventory.ownership import misplaced_tensors as apart_from_parameters
 from ..live.tracing.recording.operations import indexed
 from ..live.tracing.recording.recorder import Recorder
 from .model.inputs import SEED, CallArguments
@@ -220,7 +220,7 @@ def _unsaved(module: torch.nn.Module, rebuilt: Rebuilt) -> list[str]:
 # -- devices ---------------------------------------------------------------------------------------
 
 
-def misplaced(
+def misplaced_tensors(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device
 ) -> list[tuple[str, str, str]]:
     """The tensors on a wrong device: name, its device, and the right device."""
@@ -258,7 +258,7 @@ class StepComparison:
     tolerance: float
 
 
-def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> StepComparison:
+def compare_steps(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> StepComparison:
     """Compare the results of two steps; the coarsest dtype in `dtypes` sets the least tolerance."""
     lines: list[str] = []
     equal = close = True

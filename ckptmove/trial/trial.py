@@ -25,16 +25,16 @@ from .run import Request, perform
 from .sandbox import confinement
 from .stage import Stage
 from .state.loaders import usual_device
-from .step import StepComparison, compared
+from .step import StepComparison, compare_steps
 from .subprocess_call import SubprocessLost, call_in_subprocess
 
-__all__ = ["Finding", "TrialResult", "rehearse"]
+__all__ = ["Finding", "TrialResult", "run_trial"]
 
 TIMEOUT = 600.0  # seconds that a trial in another process may take
 _STEPS = ("forward", "train")
 
 
-def rehearse(
+def run_trial(
     path: StrPath,
     *,
     model: Model | None = None,
@@ -75,7 +75,7 @@ def rehearse(
     other = None if against is None or step is None else os.fspath(against)
     if is_of_file(model):
         return _confined(request, other, device, timeout)
-    return TrialResult(wanted, False, _found(request, other, device).listed())
+    return TrialResult(wanted, False, _found(request, other, device).all_findings())
 
 
 def _found(
@@ -129,14 +129,14 @@ def _confined(request: Request, against: str | None, device: str, timeout: float
     model = None if request.model is None else str(request.model)
     asked = {"request": asdict(replace(request, model=model)), "against": against, "device": device}
     try:
-        result = call_in_subprocess(performed, asked, patience=timeout, guarded=True)
+        result = call_in_subprocess(run_requested, asked, patience=timeout, guarded=True)
         found = confinement.findings(result)
     except SubprocessLost as lost:
-        found = confinement.ended(lost)
+        found = confinement.findings_of_ended(lost)
     return TrialResult(request.device, False, found)
 
 
-def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+def run_requested(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Run the requested trial; called in that process."""
     told = asked["request"]
     request = Request(**{**told, "inputs": tuple(told["inputs"])})
@@ -190,12 +190,12 @@ def _compare(request: Request, against: str, device: str, found: Performance) ->
     other = perform(replace(request, path=against, device=there), Stage(there), keep=True)
     mine = found.findings["step"]
     if other.step is None:
-        why = [each for each in other.listed() if each.outcome == FAILED]
+        why = [each for each in other.all_findings() if each.outcome == FAILED]
         told = [f"{each.title}: {'; '.join(each.details)}" for each in why]
         lines = [f"the step of {against} can't be run", *told]
         found.findings["step"] = _extended(mine, FAILED, lines, None)
         return
-    difference = compared(found.step, other.step, found.dtypes | other.dtypes)
+    difference = compare_steps(found.step, other.step, found.dtypes | other.dtypes)
     alike = there == request.device and found.dtypes == other.dtypes
     where = f"on {there}" if there == request.device else f"on {request.device} and {there}"
     if difference.equal:
@@ -208,7 +208,7 @@ def _compare(request: Request, against: str, device: str, found: Performance) ->
     else:
         again = perform(replace(request, path=against, device=there), Stage(there), keep=True)
         if alike and difference.close and again.step is not None:
-            itself = compared(other.step, again.step, other.dtypes)
+            itself = compare_steps(other.step, again.step, other.dtypes)
             if not itself.equal:
                 line = (
                     f"{against} gives the same {where} within "

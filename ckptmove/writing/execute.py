@@ -104,7 +104,7 @@ class PlanFile:
             for end in filled:
                 while writes and writes[0].at + len(writes[0].data) <= end:
                     put(self.fd, *writes.popleft())
-                verifier.written(min(end, writes[0].at) if writes else end)
+                verifier.report_written(min(end, writes[0].at) if writes else end)
                 report(verifier.take_done())
             assert not writes, "the plan writes beyond its end"
             self._sync()

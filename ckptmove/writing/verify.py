@@ -82,7 +82,7 @@ class Verifier:
         if self._thread is not None:
             self._thread.join()
 
-    def written(self, end: int) -> None:
+    def report_written(self, end: int) -> None:
         """Report that all bytes before `end` are written."""
         self._marks.put(end)
 

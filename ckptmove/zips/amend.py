@@ -27,7 +27,7 @@ from .archive import (
 )
 from .content import Content, checksum_of, checksums_that_stay, nbytes_of
 from .members import MAX32, Record
-from .rewrite import CENTRAL_CRC_AT, LOCAL_CRC_AT, deflated, fits, patch
+from .rewrite import CENTRAL_CRC_AT, LOCAL_CRC_AT, deflated_content, fits, patch
 
 _CENTRAL_OFFSET_AT, _LOCAL_EXTRA_AT = 42, 28
 _END_OFFSET_AT, _END64_OFFSET_AT, _LOCATOR_OFFSET_AT = 16, 48, 8
@@ -44,7 +44,7 @@ class _NewRecord:
         self.kept = content
         if record.method != STORED:
             assert isinstance(content, bytes)
-            self.kept = deflated(content)
+            self.kept = deflated_content(content)
         self.stored_nbytes = nbytes_of(self.kept)
 
     @property

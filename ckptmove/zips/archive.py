@@ -21,7 +21,7 @@ from ..sources.budget import Budget
 from ..sources.nearby import NearbyReads
 from ..sources.source import MAX_NBYTES, Readable
 from .directory_rows import row_at
-from .members import MAX32, Record, Records, name_of, widened, zip64_of
+from .members import MAX32, Record, Records, name_of, widen_sizes, zip64_of
 
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 0x0008
@@ -237,7 +237,7 @@ class Archive:
             zip64_of(directory[name_end : name_end + extra_nbytes], name) if extra_nbytes else b""
         )
         if MAX32 in (nbytes, stored, header_at):
-            nbytes, stored, header_at = widened((nbytes, stored, header_at), wide, name)
+            nbytes, stored, header_at = widen_sizes((nbytes, stored, header_at), wide, name)
         if flags & _ANY_REFUSED:
             meaning = next(each for flag, each in _REFUSED_FLAGS.items() if flags & flag)
             raise UnsupportedError(f"the record {name!r} is not readable: {meaning}")
@@ -411,7 +411,7 @@ class Archive:
         if record.method == DEFLATED:
             self._grant(record, self._budget.inflate)
             content = _inflate(content, record)
-        if not record.unchecksummed and zlib.crc32(content) != record.crc32:
+        if not record.lacks_checksum and zlib.crc32(content) != record.crc32:
             raise CorruptError(f"the record {record.name!r} is damaged: its checksum is wrong")
         return content
 

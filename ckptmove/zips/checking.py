@@ -34,7 +34,7 @@ def damage(archive: Archive, report: Callable[[int], object]) -> Iterator[str]:
         crc32, nbytes, whole = _read(archive, record, first[content_at:], report)
         if not whole or nbytes != record.nbytes:
             yield f"the record {record.name!r} does not inflate to its declared size"
-        elif not record.unchecksummed and crc32 != record.crc32:
+        elif not record.lacks_checksum and crc32 != record.crc32:
             yield f"the record {record.name!r} is damaged: its checksum is wrong"
 
 

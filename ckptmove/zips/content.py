@@ -30,7 +30,7 @@ def checksum_of(archive: Archive, record: Record, content: Content) -> int:
     """
     if isinstance(content, bytes):
         return zlib.crc32(content)
-    if not record.unchecksummed:
+    if not record.lacks_checksum:
         at = archive.data_at(record)
         found = _sum(_read(archive, at, record.nbytes))
         if found != record.crc32:

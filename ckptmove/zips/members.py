@@ -31,7 +31,7 @@ class Record(NamedTuple):
     entry_at: int
 
     @property
-    def unchecksummed(self) -> bool:
+    def lacks_checksum(self) -> bool:
         """Whether the writer left the checksum out (`torch.serialization.set_crc32_options`)."""
         return self.crc32 == 0 and self.nbytes > 0
 
@@ -171,7 +171,7 @@ def name_of(raw: bytes) -> str:
     return name
 
 
-def widened(narrow: tuple[int, int, int], wide: bytes, name: str) -> list[int]:
+def widen_sizes(narrow: tuple[int, int, int], wide: bytes, name: str) -> list[int]:
     """Return sizes and offset of a directory entry, from the zip64 field if they do not fit."""
     values = []
     for value in narrow:

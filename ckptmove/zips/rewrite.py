@@ -128,10 +128,10 @@ def _pack(record: Record, content: Content) -> Content:
     """Return the content in its stored form."""
     if _method(record) == STORED or isinstance(content, Plan):
         return content
-    return deflated(content)
+    return deflated_content(content)
 
 
-def deflated(content: bytes) -> bytes:
+def deflated_content(content: bytes) -> bytes:
     """Compress content for a record of method DEFLATED."""
     machine = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     return machine.compress(content) + machine.flush()

@@ -39,7 +39,7 @@ def test_a_tree_is_listed_without_what_is_ours(full: Root) -> None:
     assert tree.sizes() == {name: len(name) for name in NAMES}
     assert tree_at(full.at("run.pt")).sizes() == {"": 6}
     assert list(tree.map_items(len, NAMES)) == list(map(len, NAMES))
-    assert tree.prepared(len, NAMES)("a/run.pt") == 8
+    assert tree.prepare_calls(len, NAMES)("a/run.pt") == 8
 
 
 def test_what_is_not_there_is_said(root: Root) -> None:

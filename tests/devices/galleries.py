@@ -55,7 +55,7 @@ def _device(kind: str) -> str:
 
 def _one(kind: str, device: str, program: Sequence[str]) -> dict[str, Any]:
     """The diagnosis from a process that runs one program."""
-    from ckptmove.trial.script import watched
+    from ckptmove.trial.script import run_watched
 
     reading, writing = os.pipe()
     child = os.fork()
@@ -67,7 +67,7 @@ def _one(kind: str, device: str, program: Sequence[str]) -> dict[str, Any]:
         asked = {"script": path, "args": [device, *args], "steps": 2, "device": device}
         asked |= {"patience": 120, "onward": 20}
         try:
-            told = watched({**asked, "simulate": kind == "simulated"})
+            told = run_watched({**asked, "simulate": kind == "simulated"})
             with os.fdopen(writing, "w") as out:
                 json.dump(told, out)
         except BaseException:

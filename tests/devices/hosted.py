@@ -46,7 +46,7 @@ def _run(path: str) -> dict[str, Any]:
     import torch
 
     from ckptmove.trial.simulation.script_host import call, hosting
-    from ckptmove.trial.stage_fake import excused
+    from ckptmove.trial.stage_fake import limit_of_simulation
 
     os.chdir(Path(path).parent)
     names: dict[str, Any] = {"__name__": "hosted"}
@@ -55,7 +55,7 @@ def _run(path: str) -> dict[str, Any]:
         try:
             exec(compile(Path(path).read_text(), path, "exec"), names)
         except Exception as raised:
-            excuse = excused(raised, call)
+            excuse = limit_of_simulation(raised, call)
             error = call(f"{type(raised).__name__}: {raised}")
     return {"error": error, "excuse": excuse}
 

@@ -128,13 +128,13 @@ def spelled(paths: Iterable[Iterable[Any]]) -> str:
 @pytest.mark.parametrize("n", range(len(ZOO)))
 def test_both_walks_find_the_same(n: int) -> None:
     value, walked, batch = ZOO[n]
-    assert spelled(each.path for each in Reach().reached(value, ())) == walked
+    assert spelled(each.path for each in Reach().tensors_in(value, ())) == walked
     found = _Contents()
     found.add(value)
     names = spelled([found.name(key)] for key in found.leaves)
     assert names == (walked if batch is None else batch)
     moved = to_device(value, "meta")
-    tensors = [each for each in Reach().reached(moved, ()) if each.path != ("batch_sizes",)]
+    tensors = [each for each in Reach().tensors_in(moved, ()) if each.path != ("batch_sizes",)]
     assert type(moved) is type(value)
     assert len(tensors) == len(found.leaves)
     assert all(each.tensor.is_meta for each in tensors)
@@ -147,5 +147,5 @@ def test_a_model_lists_what_it_hides_and_a_batch_does_not() -> None:
             self.x = one()
 
     value = Holder()
-    assert spelled(e.path for e in Reach().reached(value, ())) == "net.bias net.weight x"
+    assert spelled(e.path for e in Reach().tensors_in(value, ())) == "net.bias net.weight x"
     assert to_device(value, "meta") is value

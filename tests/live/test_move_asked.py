@@ -20,8 +20,8 @@ from torch.optim.swa_utils import AveragedModel
 import ckptmove
 from ckptmove import RefusedError, UsageError
 from ckptmove.live.inventory.holdings import holdings
-from ckptmove.live.inventory.ownership import unregistered
-from ckptmove.trial.model.import_by_name import imported, optimizer_name
+from ckptmove.live.inventory.ownership import unregistered_tensors
+from ckptmove.trial.model.import_by_name import import_named, optimizer_name
 from tests.conftest import examples
 from tests.devices.second_device import DEVICE, apart
 from tests.making import moving
@@ -170,7 +170,7 @@ def test_only_what_certainly_means_the_device_is_rewritten() -> None:
 @apart
 def test_what_is_not_registered_is_advised_as_in_a_report() -> None:
     model, optimizer, _ = moving.ready("SGD")
-    told = {each.name: each.advice for each in unregistered(holdings(model, optimizer))}
+    told = {each.name: each.advice for each in unregistered_tensors(holdings(model, optimizer))}
     report = ckptmove.move(model, optimizer, to=DEVICE)
     assert report.unregistered == told
     assert json.loads(json.dumps(report.to_json()))["unregistered"] == told
@@ -375,7 +375,7 @@ def test_a_device_may_come_second_as_in_model_to() -> None:
 
 
 def test_an_optimizer_may_be_named_as_torch_names_it() -> None:
-    assert imported(optimizer_name("SGD"), "--optimizer") is torch.optim.SGD
-    assert imported(optimizer_name("torch.optim:Adam"), "--optimizer") is torch.optim.Adam
+    assert import_named(optimizer_name("SGD"), "--optimizer") is torch.optim.SGD
+    assert import_named(optimizer_name("torch.optim:Adam"), "--optimizer") is torch.optim.Adam
     with pytest.raises(ckptmove.UsageError, match=r"torch.optim has no 'SDG'"):
-        imported(optimizer_name("SDG"), "--optimizer")
+        import_named(optimizer_name("SDG"), "--optimizer")

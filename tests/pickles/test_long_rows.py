@@ -16,7 +16,7 @@ import ckptmove
 from ckptmove.errors import CorruptError, UnsupportedError
 from ckptmove.pickles.emit import emit
 from ckptmove.pickles.nodes import Dict, List, Node, Text, Tuple, are_plain
-from ckptmove.pickles.opcodes.rows import packed, same_numbers
+from ckptmove.pickles.opcodes.rows import compact_row, same_numbers
 from ckptmove.pickles.terms import from_terms, json_parts, parse_term, term_json, to_terms
 from ckptmove.pickles.walk import walk
 from ckptmove.torch_pickle.children import visits_of
@@ -176,7 +176,7 @@ def test_rows_of_json_are_what_python_reads(text: str) -> None:
 
 def test_text_that_stands_for_a_row_is_text() -> None:
     texts = ["\\ud800", '"\\ud800"', '\\"\\ud800"', "\U00010000", "NaN", "[]"]
-    graph = List([List([Text(each, 0) for each in texts]), List(packed([70_000] * 20))])
+    graph = List([List([Text(each, 0) for each in texts]), List(compact_row([70_000] * 20))])
     assert json.loads(term_json(to_terms(graph, _nothing))) == [texts, [70_000] * 20]
 
 

@@ -20,7 +20,7 @@ from ckptmove.pickles.emit import emit
 from ckptmove.pickles.flag_row import FlagRow
 from ckptmove.pickles.nodes import Dict, List
 from ckptmove.pickles.opcodes.mixed_rows import MixedRow
-from ckptmove.pickles.opcodes.pairs import Pairs, changed
+from ckptmove.pickles.opcodes.pairs import Pairs, with_each_changed
 from ckptmove.pickles.walk import walk
 from tests.making.bombs import MODULUS
 
@@ -137,7 +137,7 @@ def test_what_is_emitted_is_freed_at_once() -> None:
 def test_changes_are_made_in_place() -> None:
     root = walk(pickle.dumps(PAIRS)).root
     assert isinstance(root, Dict)
-    same = changed(root.pairs, lambda node: "b" if node == "a" else node)
+    same = with_each_changed(root.pairs, lambda node: "b" if node == "a" else node)
     assert same is root.pairs
     assert {key: value for key, value in same if value == "b"}.keys() == {
         key for key, value in PAIRS.items() if value == "a"

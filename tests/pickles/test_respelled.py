@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ckptmove.errors import CkptmoveError, CorruptError
 from ckptmove.pickles.compare import difference
-from ckptmove.pickles.replacements import Replacement, applied
+from ckptmove.pickles.replacements import Replacement, apply_replacements
 from ckptmove.pickles.respelled import is_respelling
 from ckptmove.pickles.scan import Survey
 from ckptmove.pickles.splice import Respelling, changes
@@ -41,7 +41,7 @@ def proves(data: bytes, found: list[Replacement], texts: dict[int, str]) -> bool
 def walks_alike(data: bytes, found: list[Replacement], texts: dict[int, str]) -> bool:
     """Whether the graph of what the changes make is the old one, but for the texts."""
     try:
-        return difference(walk(data), walk(applied(data, found)), texts, {}) is None
+        return difference(walk(data), walk(apply_replacements(data, found)), texts, {}) is None
     except CkptmoveError:
         return False
 

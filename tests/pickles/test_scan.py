@@ -50,7 +50,7 @@ def test_a_survey_finds_what_a_scan_does(name: str) -> None:
 
 
 def assert_found(survey: Survey, scan: Scan) -> None:
-    assert survey.recalled == set(scan.get_slots)
+    assert survey.recalled_slots == set(scan.get_slots)
     assert list(survey.frames) == list(scan.frames)
     for slots in (set(scan.get_slots), {0, 1, 5, 255, 256, 300}):
         gets = zip(scan.gets, scan.get_slots, strict=True)

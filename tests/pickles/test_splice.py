@@ -22,7 +22,7 @@ from torch import _weights_only_unpickler
 
 from ckptmove.errors import UnsupportedError
 from ckptmove.pickles.compare import difference
-from ckptmove.pickles.fitting import _change, balanced
+from ckptmove.pickles.fitting import _change, balance_length
 from ckptmove.pickles.nodes import Call, List, Text, Tuple
 from ckptmove.pickles.splice import Respelling, splice
 from ckptmove.pickles.walk import walk
@@ -363,14 +363,14 @@ def test_the_number_after_a_string_makes_up_for_its_change(code: str, number: in
     text = b"X\6\0\0\0cuda:1"
     data = b"\x80\2(" + text + b"q\0r\1\1\0\0" + spelled + b"t."
     pieces = {3: (len(text), text + b"x" * -by if by < 0 else text[:-by])}
-    found = balanced(data, pieces)
+    found = balance_length(data, pieces)
     fits = width + by in (1, 2, 4) and 0 <= number < 1 << 8 * (width + by)
     assert len(found) == fits
     for at, (nbytes, new) in found.items():
         assert at == data.index(spelled + b"t.")
         assert len(new) - nbytes == by
         assert walk(data[:at] + new + data[at + nbytes :]).root.items[1] == number  # type: ignore[union-attr]
-    assert not balanced(data, pieces | {data.index(spelled + b"t."): (len(spelled), b"")})
+    assert not balance_length(data, pieces | {data.index(spelled + b"t."): (len(spelled), b"")})
 
 
 @pytest.mark.parametrize("coins", [(2, 5), (1, 2, 3), (3, 5), (4, 5), (3, 4, 5), (1, 4, 5)])

@@ -18,7 +18,7 @@ from torch import nn
 import ckptmove
 from ckptmove.display.blocks import Table, html_of, text_of
 from ckptmove.display.json_text import json_text
-from ckptmove.display.plain import OMITTED, Key, Plain, Seconds, derived, to_json
+from ckptmove.display.plain import OMITTED, Key, Plain, Seconds, derived_key, to_json
 from ckptmove.display.report import Report
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save
 from tests.making.living import LanguageModel, stepped
@@ -127,7 +127,7 @@ class Whole(Report):
     counts: Mapping[Color, int] = field(default_factory=dict)
     late: Annotated[bool, Key(after="color")] = False
 
-    @derived(after="color")
+    @derived_key(after="color")
     def length(self) -> int:
         """A key that is computed."""
         return len(self.color)

@@ -16,7 +16,7 @@ import torch
 
 import ckptmove
 from ckptmove import Diagnosis, UsageError
-from ckptmove.trial.examine import examined
+from ckptmove.trial.examine import examine_model
 from ckptmove.trial.subprocess_call import SubprocessLost, call_in_subprocess
 from tests.conftest import ROOT, RunCli
 from tests.making.trees import until
@@ -470,5 +470,5 @@ def test_what_is_no_diagnosis_is_refused(key: str) -> None:
 
 def test_what_says_nothing_is_lost() -> None:
     with pytest.raises(SubprocessLost, match="exit 1") as caught:
-        call_in_subprocess(examined, {}, patience=60)
+        call_in_subprocess(examine_model, {}, patience=60)
     assert (caught.value.code, caught.value.lines) == (1, ("KeyError: 'model'",))

@@ -10,7 +10,7 @@ import torch
 
 from ckptmove.trial.run import Request
 from ckptmove.trial.stage_fake import simulate
-from ckptmove.trial.trial import rehearse
+from ckptmove.trial.trial import run_trial
 from tests.making import trial_models
 from tests.making.odd_models import DYING, INPUT, ODD, named, saved
 
@@ -45,7 +45,7 @@ def _letters(*outcomes: str) -> str:
 def test_an_odd_model_gets_a_verdict(
     name: str, files: dict[str, str], simulated: dict[str, dict[str, dict[str, Any]]]
 ) -> None:
-    here = rehearse(files[name], model=named(name), inputs=[INPUT], step="train", device="cpu")
+    here = run_trial(files[name], model=named(name), inputs=[INPUT], step="train", device="cpu")
     there = simulated[name]
     got = _letters(here.of("model").outcome, here.of("step").outcome)
     played = _letters(there["model"]["outcome"], there["step"]["outcome"])

@@ -13,7 +13,7 @@ import torch
 
 import ckptmove
 from ckptmove.errors import DeviceError, UnsupportedError, UsageError
-from ckptmove.trial.trial import TrialResult, rehearse
+from ckptmove.trial.trial import TrialResult, run_trial
 from tests.making import trial_models as rehearsing
 from tests.making.trial_models import (
     IMAGES,
@@ -41,7 +41,7 @@ def all_passed(found: TrialResult) -> None:
 
 
 def train(path: Path, model: Any = Convolutions, spec: str = IMAGES, **options: Any) -> TrialResult:
-    return rehearse(path, model=model, inputs=[spec], step="train", **options)
+    return run_trial(path, model=model, inputs=[spec], step="train", **options)
 
 
 @pytest.fixture
@@ -155,12 +155,12 @@ def test_of_several_optimizers_the_model_has_one(sound: Path) -> None:
 
 def test_of_several_state_dicts_the_likeliest_is_taken(sound: Path) -> None:
     spoilt(sound, lambda saved: saved.update(teacher=Recurrent().state_dict()))
-    assert rehearse(sound, model=Convolutions).of("model").data["state_dict"] == "model"
+    assert run_trial(sound, model=Convolutions).of("model").data["state_dict"] == "model"
     spoilt(sound, lambda saved: saved.update(ema=Convolutions().state_dict()))
-    assert rehearse(sound, model=Convolutions).of("model").data["state_dict"] == "model"
+    assert run_trial(sound, model=Convolutions).of("model").data["state_dict"] == "model"
     spoilt(sound, lambda saved: saved.update(other=Convolutions().state_dict()))
     with pytest.raises(UsageError, match="match the model equally well: model, other") as error:
-        rehearse(sound, model=Convolutions)
+        run_trial(sound, model=Convolutions)
     assert "--root" in str(error.value.hint)
 
 
@@ -168,11 +168,11 @@ def test_of_several_state_dicts_the_likeliest_is_taken(sound: Path) -> None:
 def test_a_model_saved_whole_is_never_unpickled_but_if_trusted(tmp_path: Path) -> None:
     path = tmp_path / SAVED
     torch.save(Convolutions(), path)
-    found = rehearse(path, model=Convolutions, inputs=[IMAGES], step="forward")
+    found = run_trial(path, model=Convolutions, inputs=[IMAGES], step="forward")
     all_passed(found)  # its state is found without
     with pytest.raises(UnsupportedError, match="unpickling it runs"):
-        rehearse(path, inputs=[IMAGES], step="forward")
-    found = rehearse(path, inputs=[IMAGES], step="forward", trust_pickle=True)
+        run_trial(path, inputs=[IMAGES], step="forward")
+    found = run_trial(path, inputs=[IMAGES], step="forward", trust_pickle=True)
     all_passed(found)
     assert "trusted" in found.of("model").details[0]
 
@@ -181,16 +181,16 @@ def test_a_model_saved_whole_is_never_unpickled_but_if_trusted(tmp_path: Path) -
 def test_programs_are_their_own_models(tmp_path: Path) -> None:
     script, program = tmp_path / "model.pt", tmp_path / "model.pt2"
     torch.jit.script(Convolutions().eval()).save(str(script))
-    all_passed(rehearse(script, inputs=[IMAGES], step="forward"))
+    all_passed(run_trial(script, inputs=[IMAGES], step="forward"))
     torch.export.save(torch.export.export(Convolutions().eval(), (images(),)), program)
-    all_passed(rehearse(program, step="forward"))
+    all_passed(run_trial(program, step="forward"))
 
 
 def test_inputs_may_be_made_by_a_function(sound: Path) -> None:
     spec = f"{rehearsing.HERE}:inputs"
-    all_passed(rehearse(sound, model=Convolutions, inputs=[spec], step="forward"))
+    all_passed(run_trial(sound, model=Convolutions, inputs=[spec], step="forward"))
     named = f"images={IMAGES}"
-    all_passed(rehearse(sound, model=Convolutions, inputs=[named], step="forward"))
+    all_passed(run_trial(sound, model=Convolutions, inputs=[named], step="forward"))
 
 
 def test_without_an_optimizer_a_new_one_is_taken(sound: Path) -> None:
@@ -259,14 +259,14 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_state_that_does_not_fit_is_told_why(sound: Path, name: str) -> None:
     spoil, said = FAULTS[name]
-    found = rehearse(spoilt(sound, spoil), model=Convolutions).of("model")
+    found = run_trial(spoilt(sound, spoil), model=Convolutions).of("model")
     assert found.outcome == "failed"
     assert any(said in line for line in found.details), found
 
 
 def test_a_prefix_that_the_model_has(sound: Path) -> None:
     wrapped = lambda: torch.nn.Sequential(Convolutions())  # noqa: E731 # as a user might
-    found = rehearse(sound, model=wrapped).of("model")
+    found = run_trial(sound, model=wrapped).of("model")
     assert any("--add-prefix 0" in line for line in found.details)
 
 
@@ -289,7 +289,7 @@ def test_tied_weights_may_be_stored_once_but_not_apart(tmp_path: Path) -> None:
 def test_all_of_another_dtype_is_cast_as_torch_does(sound: Path, tmp_path: Path) -> None:
     half = tmp_path / "half.pt"
     ckptmove.convert(sound, half, dtype="bfloat16", select=["model"])
-    found = rehearse(half, model=Convolutions, inputs=[IMAGES], step="forward", against=sound)
+    found = run_trial(half, model=Convolutions, inputs=[IMAGES], step="forward", against=sound)
     all_passed(found)
     assert any(line.startswith("cast: all bfloat16") for line in found.of("model").details)
     assert not found.of("step").data["against"]["equal"]
@@ -344,7 +344,7 @@ def test_what_is_wrong_is_told_before_what_comes_of_it(sound: Path) -> None:
 def test_a_script_that_exits_is_a_finding(sound: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import argparse\nraise SystemExit(2)\n")
-    model = rehearse(sound, model=f"{script}:Net").of("model")
+    model = run_trial(sound, model=f"{script}:Net").of("model")
     assert (model.outcome, model.details[0]) == ("failed", "SystemExit: 2")
     assert model.details[1].endswith("script.py:2")
 
@@ -375,7 +375,7 @@ def test_what_is_not_finite_is_told(sound: Path) -> None:
     assert found.of("step").outcome == "failed"
     assert found.of("step").title.startswith("the output is not finite in 20 of 20 values")
     spoilt(sound, lambda saved: saved["model"]["bn.running_var"].fill_(float("nan")))
-    assert rehearse(sound, model=Convolutions, inputs=[IMAGES], step="forward").of(
+    assert run_trial(sound, model=Convolutions, inputs=[IMAGES], step="forward").of(
         "step"
     ).outcome == ("failed")
 
@@ -387,7 +387,7 @@ def test_a_model_that_fails_is_a_finding(sound: Path) -> None:
     assert step.data["module"] == "head"
     assert "trial_models.py:" in step.data["source"]
     assert outcomes(found)["trace"] == "skipped"
-    broken = rehearse(sound, model=rehearsing.named(rehearsing.unbuildable))
+    broken = run_trial(sound, model=rehearsing.named(rehearsing.unbuildable))
     assert outcomes(broken) == {"model": "failed", "step": "skipped", "trace": "skipped"}
     assert "ValueError: no such luck" in broken.of("model").details
 
@@ -416,7 +416,7 @@ def test_a_model_that_fails_is_a_finding(sound: Path) -> None:
 )
 def test_nonsense_is_refused(sound: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        rehearse(sound, **{"model": Convolutions, **options})
+        run_trial(sound, **{"model": Convolutions, **options})
 
 
 def test_a_device_that_is_not_there(sound: Path) -> None:
@@ -424,7 +424,7 @@ def test_a_device_that_is_not_there(sound: Path) -> None:
         if device == "cuda:0" and torch.cuda.is_available():
             continue
         with pytest.raises(DeviceError):
-            rehearse(sound, model=Convolutions, device=device)
+            run_trial(sound, model=Convolutions, device=device)
 
 
 @pytest.mark.cuda

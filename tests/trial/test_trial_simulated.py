@@ -12,8 +12,8 @@ import torch
 import ckptmove
 from ckptmove.errors import UsageError
 from ckptmove.trial.run import Request
-from ckptmove.trial.stage_fake import excused, simulate
-from ckptmove.trial.trial import rehearse
+from ckptmove.trial.stage_fake import limit_of_simulation, simulate
+from ckptmove.trial.trial import run_trial
 from tests.making import trial_models as rehearsing
 from tests.making.trial_models import (
     SEQUENCES,
@@ -196,11 +196,13 @@ def test_a_model_that_fails_anywhere_fails(found: dict[str, Findings]) -> None:
 def test_no_program_is_blamed_for_what_the_simulation_lacks(text: str) -> None:
     operator = text.partition("Could not run '")[2].partition("'")[0]
     said = f"{operator} is not simulated" if operator else f"RuntimeError: {text}"
-    assert excused(RuntimeError(text), str) == said
+    assert limit_of_simulation(RuntimeError(text), str) == said
 
 
 def test_a_program_is_blamed_for_its_own_error() -> None:
-    assert excused(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), str) is None
+    assert (
+        limit_of_simulation(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), str) is None
+    )
 
 
 def test_what_takes_too_long_fails(tmp_path: Path) -> None:
@@ -215,6 +217,6 @@ def test_errors_come_out_of_the_process(tmp_path: Path) -> None:
     path = tmp_path / "cpu.pt"
     torch.save(rehearsing.of_convolutions(), path)
     with pytest.raises(UsageError, match="returned a str"):
-        rehearse(path, model=rehearsing.no_model, device="cuda:0", simulate=True)
+        run_trial(path, model=rehearsing.no_model, device="cuda:0", simulate=True)
     with pytest.raises(UsageError, match="can't import this model"):
-        rehearse(path, model=lambda: Convolutions(), device="cuda:0", simulate=True)
+        run_trial(path, model=lambda: Convolutions(), device="cuda:0", simulate=True)

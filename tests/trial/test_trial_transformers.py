@@ -16,7 +16,7 @@ from torch.serialization import skip_data
 
 import ckptmove
 from ckptmove.errors import UnsupportedError, UsageError
-from ckptmove.trial.trial import rehearse
+from ckptmove.trial.trial import run_trial
 from tests.making import model_folders
 from tests.making import trial_models as rehearsing
 
@@ -70,7 +70,7 @@ def saved(kind: str, folder: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_models_from_their_configurations_pass(kind: str, tmp_path: Path) -> None:
     folder, path = saved(kind, tmp_path)
-    found = rehearse(path, model=folder, step="train", against=path)
+    found = run_trial(path, model=folder, step="train", against=path)
     assert [each.outcome for each in found.findings] == ["passed"] * 3, found
     step = found.of("step")
     assert step.data["loss"] == "the model's own loss"
@@ -143,7 +143,7 @@ def test_weights_alone_as_safetensors_train(tmp_path: Path) -> None:
     folder, path = saved("GPT2LMHeadModel", tmp_path)
     weights = tmp_path / "model.safetensors"
     ckptmove.convert(path, weights, preset="hf")
-    found = rehearse(weights, model=str(folder), step="train", optimizer="torch.optim:SGD")
+    found = run_trial(weights, model=str(folder), step="train", optimizer="torch.optim:SGD")
     assert [each.outcome for each in found.findings] == ["passed"] * 3, found
 
 
@@ -159,7 +159,7 @@ def test_a_folder_is_its_own_model(tmp_path: Path) -> None:
     path.unlink()
     model.save_pretrained(folder, max_shard_size="4KB")
     for named in (folder, None):
-        found = rehearse(folder, model=named, step="train")
+        found = run_trial(folder, model=named, step="train")
         assert [each.outcome for each in found.findings] == ["passed"] * 3, found
 
 
@@ -174,7 +174,7 @@ def test_transformers_own_adafactor_is_recognised(tmp_path: Path) -> None:
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-    found = rehearse(path, model=folder, step="train")
+    found = run_trial(path, model=folder, step="train")
     assert [each.outcome for each in found.findings] == ["passed"] * 3, found
     assert "clip_threshold" in found.of("step").data["optimizer"]
 
@@ -201,10 +201,10 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     file.write_text(json.dumps(said))
     (folder / "mine.py").write_text("raise SystemExit('run')")
     with pytest.raises(UnsupportedError, match="never run"):
-        rehearse(path, model=folder)
+        run_trial(path, model=folder)
     file.unlink()
     with pytest.raises(UsageError, match=r"without a config\.json"):
-        rehearse(path, model=folder)
+        run_trial(path, model=folder)
 
 
 # -- diffusers -------------------------------------------------------------------------------------

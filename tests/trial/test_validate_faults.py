@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove.errors import UnsupportedError
-from ckptmove.trial.step import Step, compared
-from ckptmove.trial.trial import rehearse
+from ckptmove.trial.step import Step, compare_steps
+from ckptmove.trial.trial import run_trial
 from tests.conftest import ROOT
 from tests.making import trial_models as rehearsing
 from tests.making.trial_models import IMAGES, Convolutions
@@ -90,7 +90,7 @@ def spelling(each: dict[str, Any], said: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_program_of_any_size_is_its_own_model(tmp_path: Path) -> None:
     path = exported(tmp_path / "sized.pt2")
-    assert rehearse(path, step="forward").ok
+    assert run_trial(path, step="forward").ok
 
 
 @pytest.mark.sample(1)
@@ -107,7 +107,7 @@ def test_a_program_whose_sizes_are_code_is_refused(tmp_path: Path, said: str) ->
     written, path = tmp_path / "written", exported(tmp_path / "sized.pt2")
     respelled(path, said.format(written))
     with pytest.raises(UnsupportedError, match="has a size that is code"):
-        rehearse(path, step="forward")
+        run_trial(path, step="forward")
     assert not written.exists()
 
 
@@ -118,7 +118,7 @@ def test_a_program_with_compiled_code_is_refused(tmp_path: Path) -> None:
         root = file.namelist()[0].partition("/")[0]
         file.writestr(f"{root}/data/aotinductor/model/it.so", b"\x7fELF")
     with pytest.raises(UnsupportedError, match="compiled code"):
-        rehearse(path, step="forward")
+        run_trial(path, step="forward")
 
 
 # -- what a step must not let pass -----------------------------------------------------------------
@@ -211,7 +211,7 @@ def unruly(tmp_path: Path) -> Path:
 
 def test_a_model_that_exits_fails(sound: Path, unruly: Path) -> None:
     assert train(sound, f"{unruly}:Exits").of("step").outcome == "failed"
-    found = rehearse(sound, model=Convolutions, inputs=[f"{unruly}:exits"], step="forward")
+    found = run_trial(sound, model=Convolutions, inputs=[f"{unruly}:exits"], step="forward")
     assert found.of("step").outcome == "failed"
 
 
@@ -290,7 +290,7 @@ def test_operands_that_no_kernel_takes_fail_a_simulation(
 
 def test_imaginary_parts_count_between_two_steps() -> None:
     one, other = (Step(outputs={"output": torch.tensor([1 + part * 1j])}) for part in (1, 9))
-    assert not compared(one, other).close
+    assert not compare_steps(one, other).close
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import ckptmove
 from ckptmove.errors import InputError, UnsupportedError
 from ckptmove.trial.sandbox import configurations, torchscript
 from ckptmove.trial.sandbox.exported_programs import danger
-from ckptmove.trial.trial import rehearse
+from ckptmove.trial.trial import run_trial
 from tests.conftest import RunCli
 from tests.making.hostile_programs import REFUSED, RUNNING, edited, exported
 from tests.making.relaying import rezipped
@@ -102,7 +102,7 @@ def test_a_trusted_program_is_guarded(program: Path, tmp_path: Path) -> None:
 
 
 def test_a_program_runs_as_before(program: Path) -> None:
-    found = rehearse(program, step="forward")
+    found = run_trial(program, step="forward")
     assert [each.outcome for each in found.findings] == ["passed"] * 3, found
 
 
@@ -190,7 +190,7 @@ def test_classes_of_known_libraries_are_imported(tmp_path: Path) -> None:
     path = tmp_path / "program.pt2"
     model = transformers.BertModel(config).eval()
     torch.export.save(torch.export.export(model, (), given), path)
-    found = rehearse(path, step="forward")
+    found = run_trial(path, step="forward")
     assert [each.outcome for each in found.findings] == ["passed"] * 3, found
 
 
@@ -288,7 +288,7 @@ def test_a_script_that_never_ends_is_ended(tmp_path: Path, run_cli: RunCli) -> N
 def test_a_script_that_writes_files_is_refused(kind: type, tmp_path: Path) -> None:
     path, written = scripted_by(kind, tmp_path)
     with pytest.raises(UnsupportedError, match=r"save|from_file"):
-        torchscript.loaded(path, trust=False)
+        torchscript.load_module(path, trust=False)
     assert not written.exists()
     torch.jit.load(str(path))(torch.ones(3))
     assert written.exists()  # it would have
@@ -303,7 +303,7 @@ def test_a_script_may_not_hide_what_it_calls(tmp_path: Path) -> None:
 
     hidden = rezipped(path, tmp_path / "hidden.pt", hide)
     with pytest.raises(UnsupportedError, match="save"):
-        torchscript.loaded(hidden, trust=False)
+        torchscript.load_module(hidden, trust=False)
     assert not written.exists()
 
 
@@ -322,7 +322,7 @@ def test_a_script_with_objects_of_others_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [Prints, Restored])
 def test_a_script_that_computes_runs(kind: type, tmp_path: Path) -> None:
     path, written = scripted_by(kind, tmp_path)
-    assert torchscript.loaded(path, trust=False)(torch.ones(3)).shape == (3,)
+    assert torchscript.load_module(path, trust=False)(torch.ones(3)).shape == (3,)
     assert not written.exists()
 
 
@@ -407,7 +407,7 @@ def test_a_trusted_module_is_guarded(
         torch.save(module.Model(act, str(canary)), path)
     finally:
         del sys.modules["its_code"]
-    found = rehearse(path, inputs=["float32[2,3]"], step="forward", trust_pickle=True)
+    found = run_trial(path, inputs=["float32[2,3]"], step="forward", trust_pickle=True)
     assert found.of("model").outcome == "passed"
     assert found.of("step").outcome == ("passed" if said is None else "failed")
     assert said is None or said in found.of("step").title

@@ -176,7 +176,7 @@ def test_no_checksum_is_not_a_wrong_one(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(build_zip([Part("a", b"1", local=zero, central=zero)]))
     with File.open(tmp_path / "a") as source:
         record = Archive(source).records["a"]
-        assert record.unchecksummed
+        assert record.lacks_checksum
         assert Archive(source).read(record, at_most=9) == b"1"
 
 

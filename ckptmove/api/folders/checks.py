@@ -9,7 +9,7 @@ from ...display.phrases import join_names, plural
 from ...display.text import first_names
 from ...errors import CkptmoveError
 from ...formats.checkpoint import Checkpoint
-from ...formats.folders.agreement import disagreements, uncounted
+from ...formats.folders.agreement import disagreements, uncounted_note
 from ...formats.folders.companions import check_companions
 from ...formats.folders.model_folder import checkpoints_beside
 from ...formats.folders.training_folder import FolderCheckpoint, FolderPart
@@ -53,7 +53,7 @@ def _check_files(found: FolderCheckpoint, *, follow_links: bool) -> FolderChecks
     """Compare files that should be equal, read the configurations, and look for missing files."""
     companions = check_companions(found)
     faults = [*disagreements(found), *companions.faults]
-    details = [each for each in (uncounted(found),) if each is not None]
+    details = [each for each in (uncounted_note(found),) if each is not None]
     by_name = {part.name: part for part in found.parts}
     for part in found.parts:
         if part.copy_of is None:

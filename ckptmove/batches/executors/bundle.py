@@ -30,11 +30,11 @@ from .worker import (
     Steps,
     catching,
     do_alone,
-    entered,
+    do_in_steps,
     foretell_alone,
     refuse_clash,
     shared_ledger,
-    unrecorded,
+    unrecorded_note,
     with_notes,
 )
 
@@ -174,7 +174,7 @@ def _record(ledger: Ledger, results: dict[str, Result]) -> None:
         if entries:
             ledger.add(*entries)
     except (OSError, CkptmoveError) as error:
-        note = unrecorded(error)
+        note = unrecorded_note(error)
     for name, each in results.items():
         noted = with_notes(each, [note]) if note and each.entries else each
         results[name] = noted._replace(entries=())
@@ -187,7 +187,7 @@ class _Item:
         self.task = task
         self.result: Result | None = None  #: None while it waits, or if it got no name
         self.files = list[LocalFile]()  #: files that wait for their names
-        self._steps = self._caught(entered(task, ledger, known, recorded=False))
+        self._steps = self._caught(do_in_steps(task, ledger, known, recorded=False))
         self._context = copy_context()  # each item has its own
         self._seconds = 0.0
 

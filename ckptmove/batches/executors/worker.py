@@ -129,7 +129,7 @@ def _done(task: Task) -> Result:
         if not held:
             return result_of(task.item, BUSY)
         with _recording(ledger):
-            return _asking_once(task, lambda: result_at_end(entered(task, ledger)))
+            return _asking_once(task, lambda: result_at_end(do_in_steps(task, ledger)))
 
 
 def _unrecorded(task: Task) -> Result:
@@ -213,7 +213,7 @@ def _remember(known: KnownObjects, item: Item, *, ahead: bool) -> None:
             known.coming[item.path] = coming
 
 
-def entered(
+def do_in_steps(
     task: Task,
     ledger: Ledger,
     known: Mapping[str, LedgerEntry] | None = None,
@@ -256,10 +256,10 @@ class _Record:
         try:
             self._ledger.add(entry)
         except (OSError, CkptmoveError) as error:
-            self.notes.append(unrecorded(error))
+            self.notes.append(unrecorded_note(error))
 
 
-def unrecorded(error: OSError | CkptmoveError) -> str:
+def unrecorded_note(error: OSError | CkptmoveError) -> str:
     """Return a note for the user if the ledger can't be written."""
     why = error.strerror if isinstance(error, OSError) else error
     return f"it is done, but the ledger could not record that: {why}"

@@ -44,7 +44,7 @@ class LocalTree(Tree):
     def map_items(self, call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
         return map(call, given)
 
-    def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
+    def prepare_calls(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
         return cache(call)
 
     def remember(self) -> None:

@@ -32,7 +32,7 @@ class RemoteTree(Tree):
         """As `Tree.map_items`: several at once."""
         return map_parallel(call, given)
 
-    def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
+    def prepare_calls(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
         paths = list(dict.fromkeys(paths))
         known = dict(zip(paths, map_parallel(call, paths), strict=True))
         return cache(lambda path: known[path] if path in known else call(path))

@@ -81,7 +81,7 @@ class Tree(ABC):
         """Call a function for each, in order; concurrently if answers are slow."""
 
     @abstractmethod
-    def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
+    def prepare_calls(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
         """Return a function that calls this one once per path; it may do these in advance."""
 
     @abstractmethod

@@ -161,7 +161,7 @@ class SavedFile:
         data = found.source.read(found.at, found.numel * BITS[found.dtype] // 8)
         return struct.unpack(f"<{found.numel}{letter}", data)
 
-    def malformed(self, what: str) -> CorruptError:
+    def malformed_error(self, what: str) -> CorruptError:
         """The error for contents that DeepSpeed would not have saved."""
         return CorruptError(f"{what} is not what DeepSpeed saves", path=self.source.path)
 
@@ -205,11 +205,11 @@ def shapes_in(file: SavedFile, key: str, *, grouped: bool) -> list[dict[str, tup
     known = set[str]()
     for group in groups:
         if not isinstance(group, (Dict, Call)):
-            raise file.malformed(f"its {key}")
+            raise file.malformed_error(f"its {key}")
         shapes.append({})
         for name, size in group.pairs:
             if not isinstance(name, str) or name in known:
-                raise file.malformed(f"its {key}")
+                raise file.malformed_error(f"its {key}")
             known.add(str(name))
             shapes[-1][str(name)] = _size(file, size)
     return shapes
@@ -221,7 +221,7 @@ def _size(file: SavedFile, node: Node) -> tuple[int, ...]:
     inner = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else node
     items = inner.items if isinstance(inner, (Tuple, List)) else [None]
     if len(items) > MOST_DIMENSIONS or not all(map(is_size, items)):
-        raise file.malformed("the shape of a parameter")
+        raise file.malformed_error("the shape of a parameter")
     return tuple(each for each in items if isinstance(each, int))
 
 
@@ -229,7 +229,7 @@ def dict_in(file: SavedFile, within: Dict, key: str) -> Dict:
     """The dict under a key; CorruptError if there is none."""
     found = within.get(key)
     if not isinstance(found, Dict):
-        raise file.malformed(f"its {key}")
+        raise file.malformed_error(f"its {key}")
     return found
 
 

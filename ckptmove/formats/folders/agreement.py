@@ -64,7 +64,7 @@ def _missing_processes(found: FolderCheckpoint) -> Iterator[str]:
             yield f"{name} is missing: {_ARGUMENTS}.bin says that there were {world:,} processes"
 
 
-def uncounted(found: FolderCheckpoint) -> str | None:
+def uncounted_note(found: FolderCheckpoint) -> str | None:
     """A sentence that no file says how many processes had RNG states; None if one does."""
     numbered = _numbered_states(found)
     if not numbered or _processes_of(found) is not None:

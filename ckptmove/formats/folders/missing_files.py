@@ -198,8 +198,8 @@ def _shards(names: Collection[str]) -> Iterator[MissingFile]:
             continue
         yield MissingFile(shard.indexes[0], "it says which tensors are in which file")
         for n in range(1, 1 + min(shard.total, _MOST)):
-            if shard.numbered(n) not in names:
-                yield MissingFile(shard.numbered(n), f"{name} says so")
+            if shard.file_name(n) not in names:
+                yield MissingFile(shard.file_name(n), f"{name} says so")
 
 
 def _by_witness(names: Collection[str]) -> Iterator[MissingFile]:

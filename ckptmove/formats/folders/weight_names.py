@@ -74,7 +74,7 @@ class ShardName(NamedTuple):
         usual = stem_for(stem, is_safe=self.suffix == ".safetensors")
         return self.whole + INDEX, f"{folder}{slash}{usual}{self.suffix}{INDEX}"
 
-    def numbered(self, number: int) -> str:
+    def file_name(self, number: int) -> str:
         """The name of the file of this number; the first is 1."""
         return f"{self.stem}-{number:05}-of-{self.total:05}{self.suffix}"
 

@@ -40,7 +40,7 @@ def draft_of(
         reach[each.storage] = max(reach.get(each.storage, 0), each.span()[1])
     stored = dict[str, StorageBytes]()
     for key, nbytes in reach.items():
-        held = remains.held(key)
+        held = remains.storage_remains(key)
         assert held is not None
         stored[key] = _stored(key, held, nbytes, sources)
     for each in tensors:

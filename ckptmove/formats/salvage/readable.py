@@ -111,4 +111,4 @@ def _has_checksums(container: Container) -> bool:
     if not isinstance(container, ArchiveContainer):
         return False
     archive: Archive = container.archive
-    return not any(record.unchecksummed for record in archive.records.values())
+    return not any(record.lacks_checksum for record in archive.records.values())

@@ -111,7 +111,7 @@ class Remains:
             each.nbytes if isinstance(each, JoinedFiles) else data_end(each) for each in self.files
         ]
 
-    def held(self, key: str | None) -> StorageRemains | None:
+    def storage_remains(self, key: str | None) -> StorageRemains | None:
         """The remains of a storage: zeros at the end of its file count only if proven."""
         found = None if key is None else self.storages.get(key)
         if found is None or found.content is not None or found.proof is ProofLevel.RIGHT:
@@ -121,7 +121,7 @@ class Remains:
 
     def judge(self, tensor: NamedTensor) -> TensorFate:
         """Determine what is left of a tensor."""
-        held = self.held(tensor.storage)
+        held = self.storage_remains(tensor.storage)
         if held is None or tensor.why:
             return TensorFate(Fate.LOST, 0, tensor.why or MISSING)
         try:

@@ -124,7 +124,7 @@ def _files_of(probe: Probe) -> _Files:
     if not shards:
         return found if name is not None else _checkpoints_in(probe)
     first = next(iter(shards.values()))
-    numbered = [first.numbered(n) for n in range(1, 1 + first.total)]
+    numbered = [first.file_name(n) for n in range(1, 1 + first.total)]
     missing = sum(each not in shards for each in numbered)
     note = "its index is missing or damaged: the names of its files say what belongs to it"
     return _Files({each: [] for each in numbered[: _MOST_FILES + 1]}, not missing, note)

@@ -27,7 +27,7 @@ from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ...manifest.manifest import Extent
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
-from ...pickles.nodes import Global, Items, List, Node, Text, Tuple, named
+from ...pickles.nodes import Global, Items, List, Node, Text, Tuple, without_source_text
 from ...plans.plan import Plan, apply_edits
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits, PickleStream
@@ -192,7 +192,7 @@ class TarContainer(Container):
         stream = self._stream(member, member.start)
         self.roots = [((), stream.pickle.root)]
         for node in stream.pickle.persistents:
-            if named(node) is not node:
+            if without_source_text(node) is not node:
                 continue
             text = str(node.pid) if isinstance(node.pid, str) else ""
             number = int(text) if text.isdecimal() and len(text) < 20 else -1

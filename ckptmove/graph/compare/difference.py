@@ -130,10 +130,12 @@ class SharedBytes:
 
     def differences(self) -> Iterator[Difference]:
         """Yield the groups that share bytes in only one checkpoint."""
-        yield from regrouped(self._places, overlapping(self._olds), overlapping(self._news))
+        yield from sharing_differences(
+            self._places, overlapping(self._olds), overlapping(self._news)
+        )
 
 
-def regrouped(
+def sharing_differences(
     places: Sequence[TreePosition], old: Sequence[Hashable], new: Sequence[Hashable]
 ) -> Iterator[Difference]:
     """Yield groups of common objects that are the same object in only one checkpoint.

@@ -36,7 +36,7 @@ from ..edges import (
     types_of,
 )
 from ..traversal import Composite
-from .difference import ComparedTensor, can_cast, regrouped, unlike
+from .difference import ComparedTensor, can_cast, sharing_differences, unlike
 from .excerpts import first_unlike, of_bytes, of_scalars
 from .names_alike import names_alike
 from .side import Side
@@ -128,7 +128,7 @@ class _Pairing:
                 self.visit(*place)
         places = [where for where, _, _ in self.objects]
         olds, news = [old for _, old, _ in self.objects], [new for _, _, new in self.objects]
-        self.found += regrouped(places, olds, news)
+        self.found += sharing_differences(places, olds, news)
         return Pairing(self.both, self.old.alone, self.new.alone, self.found, self.passed)
 
     # -- one place -----------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class _Pairing:
         if known and where.rest:
             return
         self.met.add((id(old), id(new)))
-        pair = self.old.held(where, old, mine), self.new.held(where, new, other)
+        pair = self.old.tensor_at(where, old, mine), self.new.tensor_at(where, new, other)
         if where.chosen:
             self.both += 1
             self.each(*pair)
@@ -369,7 +369,7 @@ class _Pairing:
                 raise CorruptError(f"the checkpoint is nested more than {_DEEPEST} levels deep")
             tensor = side.tensor(node)
             if tensor is not None and place.chosen:
-                side.alone.append(side.held(place, node, tensor))
+                side.alone.append(side.tensor_at(place, node, tensor))
             if tensor is not None:
                 edges = children_edges(tensor.children)
             elif isinstance(node, COMPOSITE) and not is_leaf(node):

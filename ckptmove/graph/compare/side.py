@@ -50,7 +50,7 @@ class Side:
             return self.recogniser.tensor(node)
         return self.recogniser.outside(node) if isinstance(node, Persistent) else None
 
-    def held(self, where: TreePosition, node: Node, tensor: Tensor) -> ComparedTensor:
+    def tensor_at(self, where: TreePosition, node: Node, tensor: Tensor) -> ComparedTensor:
         """Return a tensor with its place; the node of its device does not count as a value."""
         form = compact_form(node)
         if form is not None and tensor.storage is not None:
@@ -63,7 +63,7 @@ class Side:
     def compact(
         self, where: TreePosition, node: Node, tensor: Tensor, form: Form, stored: StorageBytes
     ) -> ComparedTensor:
-        """As `held`, but common properties of many tensors are found only once."""
+        """As `tensor_at`, but common properties of many tensors are found only once."""
         known = self.views.get((id(form), tensor.dtype))
         if known is None:
             view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset)

@@ -92,15 +92,15 @@ class ContainerKind:
 
     def parts(self, whole: Any) -> Iterator[LabeledObject]:
         """The parts that a rebuilt object gets."""
-        yield from self.needed(whole)
+        yield from self.parts_needed_first(whole)
         yield from self.attributes(whole)
 
-    def needed(self, whole: Any) -> Iterator[LabeledObject]:
+    def parts_needed_first(self, whole: Any) -> Iterator[LabeledObject]:
         """The parts that must exist before a new object is made, if the kind is `fixed`."""
         for key, each in self.contents(whole):
             yield str(key) if self.names else "", each
 
-    def begun(self, whole: Any, swap: Swap) -> Any:
+    def new_object(self, whole: Any, swap: Swap) -> Any:
         """A new object of the class: empty, unless the kind is `fixed`."""
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class _Dict(ContainerKind):
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
         return iter(list(self._base.items(whole)))
 
-    def begun(self, whole: Any, swap: Swap) -> Any:
+    def new_object(self, whole: Any, swap: Swap) -> Any:
         new = self._base.__new__(type(whole))
         if self._base is defaultdict:
             new.default_factory = whole.default_factory
@@ -142,7 +142,7 @@ class _List(ContainerKind):
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
         return enumerate(list.__iter__(whole))
 
-    def begun(self, whole: Any, swap: Swap) -> Any:
+    def new_object(self, whole: Any, swap: Swap) -> Any:
         return list.__new__(type(whole))
 
     def fill(self, whole: Any, new: Any, swap: Swap) -> None:
@@ -154,7 +154,7 @@ class _Deque(ContainerKind):
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
         return enumerate(deque.__iter__(whole))
 
-    def begun(self, whole: Any, swap: Swap) -> Any:
+    def new_object(self, whole: Any, swap: Swap) -> Any:
         new = deque.__new__(type(whole))
         deque.__init__(new, (), whole.maxlen)
         return new
@@ -172,7 +172,7 @@ class _Tuple(ContainerKind):
         for index, value in enumerate(tuple.__iter__(whole)):
             yield names[index] if index < len(names) else index, value
 
-    def begun(self, whole: Any, swap: Swap) -> Any:
+    def new_object(self, whole: Any, swap: Swap) -> Any:
         kind = type(whole)
         values = [swap(value) for value in tuple.__iter__(whole)]
         try:
@@ -184,12 +184,12 @@ class _Tuple(ContainerKind):
 class _PackedSequences(_Tuple):
     """A PackedSequence; its `batch_sizes` always stay on the CPU."""
 
-    def needed(self, whole: Any) -> Iterator[LabeledObject]:
-        return (part for part in super().needed(whole) if part[0] != "batch_sizes")
+    def parts_needed_first(self, whole: Any) -> Iterator[LabeledObject]:
+        return (part for part in super().parts_needed_first(whole) if part[0] != "batch_sizes")
 
-    def begun(self, whole: Any, swap: Swap) -> Any:
+    def new_object(self, whole: Any, swap: Swap) -> Any:
         sizes = whole.batch_sizes
-        return super().begun(whole, lambda value: value if value is sizes else swap(value))
+        return super().new_object(whole, lambda value: value if value is sizes else swap(value))
 
 
 class _Set(ContainerKind):
@@ -198,7 +198,7 @@ class _Set(ContainerKind):
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
         return enumerate(set.__iter__(whole))
 
-    def begun(self, whole: Any, swap: Swap) -> Any:
+    def new_object(self, whole: Any, swap: Swap) -> Any:
         return set.__new__(type(whole))
 
     def fill(self, whole: Any, new: Any, swap: Swap) -> None:
@@ -213,7 +213,7 @@ class _FrozenSet(ContainerKind):
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
         return enumerate(frozenset.__iter__(whole))
 
-    def begun(self, whole: Any, swap: Swap) -> Any:
+    def new_object(self, whole: Any, swap: Swap) -> Any:
         return frozenset.__new__(type(whole), map(swap, frozenset.__iter__(whole)))
 
 
@@ -227,10 +227,10 @@ class _Proxy(ContainerKind):
             if isinstance(each, dict):
                 yield from _Dict(type(each)).contents(each)
 
-    def needed(self, whole: Any) -> Iterator[LabeledObject]:
+    def parts_needed_first(self, whole: Any) -> Iterator[LabeledObject]:
         return (("", each) for each in gc.get_referents(whole))
 
-    def begun(self, whole: Any, swap: Swap) -> Any:
+    def new_object(self, whole: Any, swap: Swap) -> Any:
         (shown,) = gc.get_referents(whole)
         return MappingProxyType(swap(shown))
 
@@ -244,7 +244,7 @@ class Fields(ContainerKind):
             if name in _PLACES and isinstance(value, torch.device) and value in places:
                 self._set(new, name, places[value])
 
-    def begun(self, whole: Any, swap: Swap) -> Any:
+    def new_object(self, whole: Any, swap: Swap) -> Any:
         """A new object of the class, without attributes."""
         return maker_of(type(whole))(type(whole))
 
@@ -253,7 +253,7 @@ class _HashedByContents(Fields):
     """Objects whose hash depends on their contents, such as frozen dataclasses."""
 
     fixed = True
-    parts = needed = ContainerKind.attributes
+    parts = parts_needed_first = ContainerKind.attributes
 
 
 class _Wrapper(Fields):
@@ -305,14 +305,14 @@ def container(kind: type) -> ContainerKind | None:
     return next((row(kind) for base, row in _KINDS if issubclass(kind, base)), None)
 
 
-def fielded(kind: type) -> ContainerKind | None:
+def kind_with_fields(kind: type) -> ContainerKind | None:
     """The kind of a class that declares its fields; None for other classes."""
     if is_dataclass(kind) or hasattr(kind, "__attrs_attrs__") or issubclass(kind, SimpleNamespace):
-        return attributed(kind)
+        return kind_by_attributes(kind)
     return None
 
 
-def attributed(kind: type, *, declares: bool = True) -> Fields:
+def kind_by_attributes(kind: type, *, declares: bool = True) -> Fields:
     """The kind of a class whose objects are taken apart by their attributes."""
     hashed: Any = kind.__hash__  # None if objects are not hashable
     is_by_identity = hashed in (None, object.__hash__)
@@ -335,13 +335,13 @@ def rebuild_containers(
 
     for key, (kind, whole) in containers.items():
         if not kind.complete:
-            swapped[key] = kind.begun(whole, swap)
+            swapped[key] = kind.new_object(whole, swap)
     late = [key for key, (kind, _) in containers.items() if not kind.fixed]
     for key in _inner_first({key: each for key, each in containers.items() if each[0].fixed}):
         kind, whole = containers[key]
         if key not in swapped:
-            swapped[key] = kind.begun(whole, swap)
-        parts = {id(part) for _, part in kind.needed(whole)}
+            swapped[key] = kind.new_object(whole, swap)
+        parts = {id(part) for _, part in kind.parts_needed_first(whole)}
         if isinstance(kind, _HashedByContents) and swapped.keys() >= parts & containers.keys():
             kind.fill(whole, swapped[key], swap)
         else:  # attributes of a tuple, or a cycle through a tuple
@@ -364,5 +364,5 @@ def _inner_first(containers: Mapping[int, tuple[ContainerKind, Any]]) -> Iterato
                 seen.add(key)
                 stack.append((key, True))
                 kind, whole = containers[key]
-                inner = [id(part) for _, part in kind.needed(whole)]
+                inner = [id(part) for _, part in kind.parts_needed_first(whole)]
                 stack.extend((part, False) for part in inner if part in containers)

@@ -26,13 +26,13 @@ def warnings_of(
     together = belonging(found)
     held = list(zip(found.all, entries, strict=True))
     yield from map(str, _each_unregistered(together.unregistered))
-    yield from packed(found)
+    yield from packed_notes(found)
     yield from _lazy(entries)
     yield from map(str, without_values(entries))
     yield from _offloaded(held, offloads)
-    yield from map(str, copied(together))
-    yield from map(str, untrained(together))
-    yield from map(str, misplaced(together))
+    yield from map(str, copied_verdicts(together))
+    yield from map(str, untrained_verdicts(together))
+    yield from map(str, misplaced_verdicts(together))
     yield from map(str, _batch(held, offloads))
     if found.full:
         yield (
@@ -44,7 +44,7 @@ def warnings_of(
 # -- tensors that Module.to doesn't move -----------------------------------------------------------
 
 
-def unregistered(
+def unregistered_verdict(
     names: Sequence[str],
     fix: str,
     *,
@@ -70,10 +70,10 @@ def _each_unregistered(found: Iterable[UnregisteredTensor]) -> Iterator[Verdict]
         key = f"{each.kind}.{each.attribute}", each.advice, shared_by
         names.setdefault(key, []).append(each.name)
     for (_, advice, shared_by), those in names.items():
-        yield unregistered(those, advice, shared_by=shared_by)
+        yield unregistered_verdict(those, advice, shared_by=shared_by)
 
 
-def packed(found: Holdings) -> Iterator[str]:
+def packed_notes(found: Holdings) -> Iterator[str]:
     """A sentence about tensors of quantized modules that torch packed for the CPU, or nothing."""
     names = [
         spell((*path, name))
@@ -161,7 +161,7 @@ def _offloaded(held: Iterable[tuple[HeldTensor, TensorEntry]], offloads: Offload
 # -- optimizers ------------------------------------------------------------------------------------
 
 
-def untrained(together: OwnershipReport) -> Iterator[Verdict]:
+def untrained_verdicts(together: OwnershipReport) -> Iterator[Verdict]:
     """Parameters of the optimizer that the model does not have, and untrained parameters."""
     foreign = [name for name, _ in together.foreign]
     names = join_names([name for name, _ in together.untrained])
@@ -198,7 +198,7 @@ def untrained(together: OwnershipReport) -> Iterator[Verdict]:
         )
 
 
-def copied(together: OwnershipReport) -> Iterator[Verdict]:
+def copied_verdicts(together: OwnershipReport) -> Iterator[Verdict]:
     """Attributes that should be parameters, but are copies of one."""
     for name, line in together.copied:
         where = f" at {line}" if line else ""
@@ -211,7 +211,7 @@ def copied(together: OwnershipReport) -> Iterator[Verdict]:
         )
 
 
-def misplaced(together: OwnershipReport) -> Iterator[Verdict]:
+def misplaced_verdicts(together: OwnershipReport) -> Iterator[Verdict]:
     """State and gradients that are not on their parameter's device, and steps not on the CPU."""
     groups: dict[tuple[str, str, bool], list[MisplacedTensor]] = {}
     for each in together.misplaced:

@@ -171,7 +171,7 @@ def holdings(
         found.all += _of_object(scheduler, "scheduler", Section.SCHEDULER, names, known)
     found.all += rest
     reach = Reach()
-    for at in reach.reached(batch, ("batch",)):
+    for at in reach.tensors_in(batch, ("batch",)):
         found.all.append(HeldTensor(at.path, at.tensor, Ownership.BATCH, Section.OTHER, at.role))
     found.full = found.full or reach.full
     return found
@@ -189,7 +189,7 @@ def _names(held: Iterable[HeldTensor]) -> dict[int, Path]:
     return {**third, **second, **first}
 
 
-def written(model: nn.Module) -> nn.Module:
+def original_model(model: nn.Module) -> nn.Module:
     """The original model, if this one is a result of `torch.compile`; else the model itself."""
     found = dict(model._modules.items()).get(COMPILED)  # a script module has no plain dict there
     return model if found is None else found
@@ -280,7 +280,7 @@ def _hidden(
     place = spell(path) if path else ""
 
     def add(value: object, at: Path, held: Ownership) -> None:
-        for each in reach.reached(value, at):
+        for each in reach.tensors_in(value, at):
             if id(each.tensor) not in registered:
                 found.all += _unregistered(each, held, place)
 
@@ -316,7 +316,7 @@ def _shared(
             if not holds or (kind, name) in met or name in vars(module):
                 continue
             met.add((kind, name))
-            for each in reach.reached(value, (*path, name)):
+            for each in reach.tensors_in(value, (*path, name)):
                 found.all += _unregistered(each, Ownership.CLASS, place)
 
 
@@ -418,6 +418,6 @@ def _of_object(
     role = Role.HYPERPARAMETER if section is Section.SCHEDULER else None
     return [
         HeldTensor(each.path, each.tensor, Ownership.OTHER, section, role or each.role)
-        for each in Reach(known.objects).reached(inside, (name,))
+        for each in Reach(known.objects).tensors_in(inside, (name,))
         if id(each.tensor) not in names
     ]

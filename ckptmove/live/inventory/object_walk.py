@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ...manifest.manifest import Role
 from ...manifest.paths import Key, Path
-from .containers import MOST_VALUES, attributed, container
+from .containers import MOST_VALUES, container, kind_by_attributes
 from .opaque_types import is_denied, is_opaque_type
 
 #: The greatest depth: names in a chain of 100,000 lists would need quadratic memory.
@@ -59,9 +59,9 @@ class Reach:
 
     def within(self, value: object, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
         """Each tensor inside a value, with the path to it."""
-        return ((each.path, each.tensor) for each in self.reached(value, path))
+        return ((each.path, each.tensor) for each in self.tensors_in(value, path))
 
-    def reached(self, value: object, path: Path) -> Iterator[ReachedTensor]:
+    def tensors_in(self, value: object, path: Path) -> Iterator[ReachedTensor]:
         """Each tensor inside a value, with its path, role, and whether a module is on the path."""
         todo: list[tuple[_Link | None, object, int, bool, Role | None]]
         todo = [(None, value, 0, False, None)]
@@ -207,7 +207,7 @@ def _opener(kind: type) -> _Opener | None:
             return opener
     holder, is_opaque = container(kind), is_opaque_type(kind)
     if holder is None:
-        return None if is_opaque else attributed(kind).items
+        return None if is_opaque else kind_by_attributes(kind).items
     return holder.contents if is_opaque else holder.items
 
 

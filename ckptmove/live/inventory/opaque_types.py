@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from .containers import MOST_VALUES, attributed, container, maker_of
+from .containers import MOST_VALUES, container, kind_by_attributes, maker_of
 
 #: The only modules of the standard library whose objects may hold the user's tensors.
 _STANDARD = ("argparse", "collections", "functools", "types")
@@ -124,7 +124,7 @@ def holds_tensors(value: Any) -> bool:
             return True
         if issubclass(kind, (*_SHARED, type)):
             continue
-        for _, part in (container(kind) or attributed(kind)).parts(each):
+        for _, part in (container(kind) or kind_by_attributes(kind)).parts(each):
             if id(part) not in seen:
                 seen.add(id(part))
                 stack.append(part)

@@ -37,7 +37,7 @@ class UnregisteredTensor(NamedTuple):
         return line_of_attribute(self.kind, self.attribute)
 
 
-def unregistered(found: Holdings) -> Iterator[UnregisteredTensor]:
+def unregistered_tensors(found: Holdings) -> Iterator[UnregisteredTensor]:
     """Tensors that a model should register; without those that libraries set in each forward."""
     flat = {
         each.tensor.untyped_storage()._cdata
@@ -204,10 +204,10 @@ def belonging(
             untrained = []  # some are trained; perhaps the others are frozen on purpose
     wrong = [
         each._replace(device=call(each.device), wanted=call(each.wanted))
-        for each in misplaced(found)
+        for each in misplaced_tensors(found)
     ]
     kind = next((type(each).__name__ for each in found.optimizers.values()), "AdamW")
-    hidden = list(unregistered(found))
+    hidden = list(unregistered_tensors(found))
     own_ones = {
         id(each.tensor) for each in found.of(Ownership.PARAMETER) if each.tensor.requires_grad
     }
@@ -259,7 +259,7 @@ def _untrained(found: Holdings) -> list[tuple[str, torch.Tensor]]:
     return list(left.values())
 
 
-def misplaced(found: Holdings) -> list[MisplacedTensor]:
+def misplaced_tensors(found: Holdings) -> list[MisplacedTensor]:
     """Gradients and state that are not on their parameter's device, or not on the CPU as required.
 
     A single number may stay on the CPU, unless the optimizer is capturable or fused.

@@ -18,7 +18,7 @@ from ...reports.doctor import Diagnosis, Verdict
 from ...reports.events import Happening, Trace
 from ...reports.live import places
 from ...runtime.environment.usable import Facts, best, facts, usable
-from ..inventory.holdings import Optimizers, has_optimizer, holdings, optimizers_of, written
+from ..inventory.holdings import Optimizers, has_optimizer, holdings, optimizers_of, original_model
 from ..inventory.manifest import manifest_of
 from ..inventory.ownership import belonging
 from .causes.background import UNKNOWN_PROGRAM, Background, background
@@ -64,7 +64,7 @@ def diagnose(
         verdicts += without_a_model(device, trace, background)
     if model is not None:
         found = holdings(model, optimizers, as_written=True)
-        manifest = _called(manifest_of(found, written(model)), call)
+        manifest = _called(manifest_of(found, original_model(model)), call)
         if not verdicts:  # else the device can't be used at all
             together = belonging(found, fed=fed, call=call, line=line)
             made = {each.name: told for each in found.all if (told := origin(each.tensor))}
@@ -76,13 +76,13 @@ def diagnose(
                 failed,
                 background,
                 made,
-                trained=bool(optimizers) or has_optimizer(written(model)),
+                trained=bool(optimizers) or has_optimizer(original_model(model)),
             )
         report = manifest.to_json()
         homes = {e.device for e in manifest.tensors if e.section is Section.MODEL}
         placed = tuple(text_of(places(manifest))) if len(homes) > 1 else ()
     return Diagnosis(
-        subject=subject or ("" if model is None else type(written(model)).__name__),
+        subject=subject or ("" if model is None else type(original_model(model)).__name__),
         device=device,
         simulated=simulated,
         facts=known.to_json(),

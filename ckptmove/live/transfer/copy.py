@@ -48,7 +48,7 @@ class Copying:
         self._is_without_storage = device.type in _WITHOUT_STORAGE
         self.pinned: list[torch.Tensor] = []  #: sources of copies that may still be running
 
-    def copied(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def copy_tensors(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copy tensors from other devices; raises UsageError if a tensor has no values."""
         made: dict[int, torch.Tensor] = {}
         storages: defaultdict[int, list[int]] = defaultdict(list)

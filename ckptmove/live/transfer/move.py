@@ -20,13 +20,13 @@ from ...manifest.paths import Path, spell
 from ...placement.place import place as placed
 from ...placement.rules import Rules, rules_of
 from ...reports.move import MoveReport
-from ..inventory.findings import packed
+from ..inventory.findings import packed_notes
 from ..inventory.holdings import HeldTensor, Holdings, Optimizers, Ownership, holdings
 from ..inventory.manifest import manifest_of, tag_of
-from ..inventory.ownership import unregistered
+from ..inventory.ownership import unregistered_tensors
 from .devices import Renaming, reachable, renaming
 from .movable import check_movable, holder_of, to_empty_hint
-from .parametrized import ComputedAttribute, computed, dropped, renew
+from .parametrized import ComputedAttribute, computed_attributes, renew, without_computed
 from .swap_storages import Exchange, TensorMove, is_plain
 
 #: Tensors that torch itself does not move.
@@ -60,7 +60,7 @@ def move(
     found = holdings(model, optimizer, scheduler, batch, others)
     roots = [each for each in (model, *(others or {}).values()) if isinstance(each, nn.Module)]
     check_movable(roots, found)
-    weights = list(computed((spell(path), each) for path, each in found.modules.items()))
+    weights = list(computed_attributes((spell(path), each) for path, each in found.modules.items()))
     anew = {id(each.value) for each in weights}
     found.all = [each for each in found.all if id(each.tensor) not in anew]  # they have graphs
     warnings: list[str] = []
@@ -82,13 +82,13 @@ def move(
     named = renaming(found.naming, pairs, values)
     warnings += [*moves.unmatched, *moves.warnings, *_capturable(pairs, groups)]
     if to is None or _reachable_device(to) != "cpu":
-        warnings += packed(found)
+        warnings += packed_notes(found)
     if found.full:
         warnings.append(
             "the attributes hold more objects than ckptmove examines; the rest stays where it is"
         )
     free = {each.name for each, entry, to in pairs if each.held in _FREE and to != entry.device}
-    advice = {each.name: each.advice for each in unregistered(found) if each.name in free}
+    advice = {each.name: each.advice for each in unregistered_tensors(found) if each.name in free}
     exchange = Exchange(non_blocking=non_blocking, suspects=_some(results))
     warnings += _exchange(found, pairs, named, weights, exchange, dry_run)
     totals = moves.totals(manifest)
@@ -305,7 +305,7 @@ def _exchange(
             exchange.check(free, (each.tensor for each in found.all))
             return []
         exchange.prepare(goings, (each.tensor for each in found.all))
-        with dropped(weights):
+        with without_computed(weights):
             exchange.commit(lambda undoing: _finish(named, weights, undoing))
     return list(_flatten(rnns, gone))
 

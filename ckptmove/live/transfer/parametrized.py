@@ -41,7 +41,7 @@ class ComputedAttribute(NamedTuple):
         setattr(self.module, self.attribute, None)
 
 
-def computed(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[ComputedAttribute]:
+def computed_attributes(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[ComputedAttribute]:
     """The attributes of named modules that are results of a hook."""
     met: set[int] = set()
     for name, module in modules:
@@ -71,7 +71,7 @@ def _of_hook(hook: Any, module: nn.Module) -> tuple[str, Callable[[], torch.Tens
 
 
 @contextmanager
-def dropped(weights: list[ComputedAttribute]) -> Iterator[None]:
+def without_computed(weights: list[ComputedAttribute]) -> Iterator[None]:
     """A context without these weights; at its end, missing weights are computed."""
     for each in weights:
         each.drop()

@@ -53,7 +53,7 @@ def is_there(obj: Any, device: torch.device) -> bool:
     return False
 
 
-def sent(obj: Any, device: torch.device) -> Any:
+def send_plain(obj: Any, device: torch.device) -> Any:
     """The batch on the device; None if it is not plain, or can't be copied there."""
     tensors: list[torch.Tensor] = []
     try:

@@ -27,16 +27,16 @@ from ..inventory.containers import (
     ContainerKind,
     Fields,
     LabeledObject,
-    attributed,
     container,
-    fielded,
+    kind_by_attributes,
+    kind_with_fields,
     rebuild_containers,
 )
 from ..inventory.object_walk import Reach
 from ..inventory.opaque_types import holds_tensors, is_divisible, is_shared
 from .copy import Copying
 from .devices import reachable
-from .plain_batch import is_there, sent
+from .plain_batch import is_there, send_plain
 
 _MOVE_THEMSELVES = ("tensordict", "torch_geometric")  # libraries of batches
 _STORAGES = (torch.UntypedStorage, torch.TypedStorage)  # copied byte by byte
@@ -62,7 +62,7 @@ def to_device(
         if named is not None:
             if is_there(obj, named):
                 return obj
-            found = sent(obj, named)
+            found = send_plain(obj, named)
             if found is not None:
                 return found
     return deliver(obj, reachable(device), non_blocking=non_blocking, keep=keep).value
@@ -104,7 +104,7 @@ def deliver(
             )
     away = {key: each for key, each in tensors.items() if each.device != device}
     copying = Copying(device, non_blocking=non_blocking, pin=pin)
-    swapped = dict(zip(away, copying.copied(list(away.values())), strict=True))
+    swapped = dict(zip(away, copying.copy_tensors(list(away.values())), strict=True))
     delivery = Delivery(obj, list(swapped.values()), pinned=copying.pinned)
     for key, each in going.items():
         if key not in tensors:
@@ -188,7 +188,7 @@ class _Contents:
         """Refuse a pattern of `keep` for a part of an object that moves itself as a whole."""
         if not self._patterns or isinstance(mover, _STORAGES):
             return
-        name, own = self.name(id(mover)), dict(attributed(type(mover)).own(mover))
+        name, own = self.name(id(mover)), dict(kind_by_attributes(type(mover)).own(mover))
         for path, _ in Reach().within(own, ()):
             keys = [str(key) for key in path if not str(key).startswith("_")]
             for n in range(len(keys)):  # users may not know the outer attributes
@@ -300,7 +300,9 @@ def _kind(kind: type) -> Any:
         return found
     if callable(getattr(kind, "to", None)) and not issubclass(kind, type):
         return _Mover
-    return fielded(kind) or (attributed(kind, declares=False) if is_divisible(kind) else None)
+    return kind_with_fields(kind) or (
+        kind_by_attributes(kind, declares=False) if is_divisible(kind) else None
+    )
 
 
 # -- objects that move themselves ------------------------------------------------------------------
@@ -312,7 +314,7 @@ def _is_asked(mover: Any, within: bool) -> bool:
     `within` means that another object holds it: then it is left alone if it holds a model, a lock
     or the like.
     """
-    if within and is_shared(attributed(type(mover)).parts(mover)):
+    if within and is_shared(kind_by_attributes(type(mover)).parts(mover)):
         return False
     if isinstance(mover, _STORAGES) or type(mover).__module__.partition(".")[0] in _MOVE_THEMSELVES:
         return True
@@ -339,7 +341,7 @@ def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
     if not isinstance(mover, _STORAGES) and not _gives_another(mover):
         with suppress(Exception):  # any error of an object that can't be copied
             twin = copy.copy(mover)
-    before = dict(attributed(type(twin)).own(twin))
+    before = dict(kind_by_attributes(type(twin)).own(twin))
     held = [tensor for _, tensor in Reach().within(before, ())]
     is_flat = twin is mover or not _part_from(twin, before)
     accepted = _parameters(twin)
@@ -360,7 +362,9 @@ def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
 
 def _is_unchanged(mover: Any, held: Sequence[torch.Tensor], device: torch.device) -> bool:
     """Whether an object holds the same tensors as before, all on the device."""
-    now = [tensor for _, tensor in Reach().within(dict(attributed(type(mover)).own(mover)), ())]
+    now = [
+        tensor for _, tensor in Reach().within(dict(kind_by_attributes(type(mover)).own(mover)), ())
+    ]
     same = len(now) == len(held) and all(a is b for a, b in zip(now, held, strict=True))
     return bool(held) and same and all(each.device == device for each in held)
 

@@ -38,7 +38,7 @@ from .marked_stack import MarkedStack
 from .memo import UNFILLED, Memo
 from .pairs import RecordKinds, keys_of, with_pairs
 from .python2_names import from_python2
-from .rows import extended, memory_of, packed
+from .rows import compact_row, extend_row, memory_of
 from .table import NAMES as OPCODE_NAMES
 
 _LONGEST_NAME = 2000  # characters of a module and a name together
@@ -191,7 +191,7 @@ class Machine(MarkedStack):
 
     def add(self, target: List | Set | Call, items: list[Node]) -> None:
         before = memory_of(target.items) if target.items else 0
-        target.items = extended(target.items, items) if target.items else packed(items)
+        target.items = extend_row(target.items, items) if target.items else compact_row(items)
         self.charge(memory_of(target.items) - before)
 
     def op_additems(self) -> None:

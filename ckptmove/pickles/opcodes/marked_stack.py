@@ -18,7 +18,7 @@ from ...sources.budget import (
 )
 from ..nodes import Items, Node, Text
 from .literals import Literals
-from .rows import memory_of, packed
+from .rows import compact_row, memory_of
 
 #: The most marks that are open at one time.
 MOST_MARKS = 100_000
@@ -109,7 +109,7 @@ class MarkedStack(Literals, ABC):
 
     def row_to_mark(self) -> Items:
         """The items above the mark as a row, counted with the memory that it takes."""
-        row = packed(self.to_mark(), may_empty=True)
+        row = compact_row(self.to_mark(), may_empty=True)
         self.charge(TUPLE_ITEM * len(row) if len(row) <= _SHORT else memory_of(row))
         return row
 

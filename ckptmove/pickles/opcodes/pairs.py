@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, overload
 from ..device_tags import may_be_tag
 from ..nodes import TEXTS, Dict, Items, Node, are_plain
 from .mixed_rows import MixedRow
-from .rows import extended, packed
+from .rows import compact_row, extend_row
 
 _LONG = 1 << 10  # pairs; a pickler sets a thousand at once
 _SHORT = 64  # characters; shorter keys are stored as plain text
@@ -82,8 +82,10 @@ class Pairs(MutableSequence["tuple[Node, Node]"]):
         """Add alternating keys and values."""
         keys, values = list(map(_plain_key, flat[::2])), flat[1::2]
         before = list(self.keys) if isinstance(self.keys, tuple) else self.keys
-        self.keys = extended(before, keys) if before else packed(keys)
-        self.values = extended(self.values, list(values)) if self.values else packed(list(values))
+        self.keys = extend_row(before, keys) if before else compact_row(keys)
+        self.values = (
+            extend_row(self.values, list(values)) if self.values else compact_row(list(values))
+        )
 
 
 class RecordKinds:
@@ -107,7 +109,7 @@ class RecordKinds:
                 self._kinds.clear()
             known = self._kinds[keys] = tuple(map(str, keys))
         found = Pairs()
-        found.keys, found.values = known, packed(list(values), _LEAST_PACKED)
+        found.keys, found.values = known, compact_row(list(values), _LEAST_PACKED)
         return found
 
 
@@ -139,7 +141,9 @@ def with_pairs(pairs: MutableSequence[Pair], flat: list[Node]) -> MutableSequenc
     return pairs
 
 
-def changed(pairs: MutableSequence[Pair], change: Callable[[Node], Node]) -> MutableSequence[Pair]:
+def with_each_changed(
+    pairs: MutableSequence[Pair], change: Callable[[Node], Node]
+) -> MutableSequence[Pair]:
     """Pairs with each key and value replaced by `change`; a long row is changed in place.
 
     Records remain as they are.

@@ -100,7 +100,7 @@ def _every_short() -> list[int]:
     return list(range(1 << 16))
 
 
-def packed(items: Items, shortest: int = _SHORTEST, *, may_empty: bool = False) -> Items:
+def compact_row(items: Items, shortest: int = _SHORTEST, *, may_empty: bool = False) -> Items:
     """The same items, in a compact row if they are many numbers.
 
     `may_empty`: whether a list of items may be emptied, so that they are not in memory twice.
@@ -130,10 +130,10 @@ def _popped(items: list[Node]) -> Iterator[Node]:
         yield items.pop()
 
 
-def extended(row: Items, items: Items) -> Items:
+def extend_row(row: Items, items: Items) -> Items:
     """A row with more items; the same object if possible."""
     if isinstance(row, (array, FlagRow)):
-        joined = _joined(row, packed(items, 1))
+        joined = _joined(row, compact_row(items, 1))
         if joined is not None:
             return joined
     if isinstance(row, MixedRow):
@@ -144,7 +144,7 @@ def extended(row: Items, items: Items) -> Items:
     row.extend(items)
     # Protocol 0 appends one by one, others a thousand at once.
     doubled = len(row).bit_length() > before.bit_length()
-    return packed(row) if len(row) >= _GROWN and doubled else row
+    return compact_row(row) if len(row) >= _GROWN and doubled else row
 
 
 def _joined(row: array[Any] | FlagRow, more: Items) -> Items | None:

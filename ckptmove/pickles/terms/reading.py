@@ -18,7 +18,7 @@ from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set
 from ..opcodes.literals import may_be_checkpoint
 from ..opcodes.mixed_rows import MixedRow, is_worth_it, parts_of
 from ..opcodes.pairs import Pairs, RecordKinds, with_pairs
-from ..opcodes.rows import packed
+from ..opcodes.rows import compact_row
 from .spelling import MAX_BITS, Term, are_terms, has_surrogates, shareable
 
 _OPCODES = frozenset(("NEWOBJ", "NEWOBJ_EX", "INST", "OBJ", "BYTEARRAY8"))
@@ -116,7 +116,7 @@ class _Reading:
 
     def row(self, terms: Term) -> Items:
         if are_terms(terms):
-            return packed(terms)
+            return compact_row(terms)
         others = parts_of(terms)
         if is_worth_it(terms) and not any(isinstance(each, (dict, *_ROWS)) for each in others):
             row = MixedRow()

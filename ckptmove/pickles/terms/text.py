@@ -15,7 +15,7 @@ from ..flag_row import FlagRow
 from ..nodes import Items
 from ..opcodes.mixed_rows import MixedRow, is_worth_it
 from ..opcodes.pairs import Pairs, RecordKinds
-from ..opcodes.rows import extended, packed
+from ..opcodes.rows import compact_row, extend_row
 from .spelling import Term, are_terms, has_surrogates
 
 #: The deepest nesting of the text: `json` recurses, and Python's stack is 1000 calls.
@@ -242,7 +242,7 @@ def _row(text: str, start: int, end: int) -> Items:
         )
         if not all(map(isfinite, numbers)):
             raise ValueError("a number that no double holds")
-        row = extended(row, numbers) if row else packed(numbers)
+        row = extend_row(row, numbers) if row else compact_row(numbers)
         start = stop + 1
         if start == end:
             raise ValueError("a comma without a number")

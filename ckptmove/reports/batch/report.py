@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 from ...display.blocks import Block, Table, Wrong
 from ...display.columns import PageBlock
 from ...display.phrases import plural
-from ...display.plain import OMITTED, Key, Seconds, derived
+from ...display.plain import OMITTED, Key, Seconds, derived_key
 from ...display.report import Report
 from ...display.text import LONGEST_REASON, one_line, printable, size
 from ...errors import CheckFailed, RefusedError
@@ -98,7 +98,7 @@ class BatchPlan(Report):
     forecasts: Annotated[tuple[Result, ...] | None, OMITTED] = None
     allows_empty: Annotated[bool, OMITTED] = False
 
-    @derived(after="destination")
+    @derived_key(after="destination")
     def items(self) -> tuple[PlannedItem, ...]:
         """The planned treatment of each item."""
         foretold = {each.name: each for each in self.forecasts or ()}
@@ -111,7 +111,7 @@ class BatchPlan(Report):
             for task in self.tasks
         )
 
-    @derived(after="items")
+    @derived_key(after="items")
     def outcomes(self) -> dict[str, int] | None:
         """The number of items by predicted outcome; None without a dry run."""
         if self.forecasts is None:
@@ -119,7 +119,7 @@ class BatchPlan(Report):
         counted = Counter(each.outcome for each in self.forecasts)
         return {outcome: counted[outcome] for outcome in OUTCOMES}
 
-    @derived(after="outcomes")
+    @derived_key(after="outcomes")
     def exit_code(self) -> int | None:
         """The exit code of the run; None if it depends on bytes that a dry run does not read."""
         if self.failures:
@@ -244,12 +244,12 @@ class BatchReport(Report):
     notes: tuple[str, ...] = ()
     items: tuple[InspectedItem, ...] | None = None
 
-    @derived(after="items")
+    @derived_key(after="items")
     def totals(self) -> InspectedTree | None:
         """The totals of these items."""
         return None if self.items is None else InspectedTree.of(self.items)
 
-    @derived(after="destination")
+    @derived_key(after="destination")
     def ok(self) -> bool:
         """Whether every item is done, or left out."""
         return not self.failures and not self.remaining

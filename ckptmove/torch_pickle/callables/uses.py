@@ -25,7 +25,7 @@ from ...pickles.nodes import (
     Set,
     Text,
     Tuple,
-    named,
+    without_source_text,
 )
 from ...pickles.opcodes.literals import may_be_checkpoint
 from ...pickles.opcodes.plain_tensors import compact_form, is_compact
@@ -90,7 +90,7 @@ class Uses:
 
     def wrong(self, call: Call) -> str | None:
         """The name that a call misuses; None if it misuses none."""
-        function = named(call.function)
+        function = without_source_text(call.function)
         # the function is the result of a call: it may be anything
         if not isinstance(function, Global):
             return _maker_of(function)
@@ -152,7 +152,7 @@ def not_surely_harmless(names: Iterable[str]) -> Iterator[str]:
 def _maker_of(node: Node) -> str:
     """The name of the callable that made an object which is then called."""
     while isinstance(node, Call):
-        node = named(node.function)
+        node = without_source_text(node.function)
     return node.qualname if isinstance(node, Global) else "an object"
 
 
@@ -236,7 +236,7 @@ def _names_codec(args: Items) -> bool:
 def _reconstructs(uses: Uses, call: Call) -> bool:
     """`_reconstructor` calls the given base, to make and to fill an object."""
     args = _arguments(call)
-    if args is None or len(args) != 3 or not isinstance(named(args[0]), Global):
+    if args is None or len(args) != 3 or not isinstance(without_source_text(args[0]), Global):
         return False
     base = args[1].qualname if isinstance(args[1], Global) else LOADER
     return base in _PLAIN_BASES or base not in KNOWN
@@ -248,7 +248,7 @@ def _rebuilds(uses: Uses, call: Call) -> bool:
     if args is None or len(args) != 4:
         return False
     function, cls, inner, _ = args
-    if not isinstance(function, Global) or not isinstance(named(cls), Global):
+    if not isinstance(function, Global) or not isinstance(without_source_text(cls), Global):
         return False
     if not isinstance(inner, Tuple):
         return False

@@ -21,7 +21,7 @@ from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ...manifest.manifest import Extent
 from ...manifest.storage_table import StorageTable
-from ...pickles.nodes import Global, Node, Persistent, Text, Tuple, named
+from ...pickles.nodes import Global, Node, Persistent, Text, Tuple, without_source_text
 from ...pickles.opcodes.plain_tensors import StorageForm, StorageReference, is_compact
 
 _LONGEST = 256  # characters of a key or a location
@@ -101,7 +101,11 @@ def _dtype_and_size(form: StorageForm) -> tuple[str, int] | None:
 
 def _names_class(node: Persistent) -> bool:
     """Whether the node is a class with its source, in the form of torch 0.2."""
-    return named(node) is not node and isinstance(node.pid, Tuple) and len(node.pid.items) == 4
+    return (
+        without_source_text(node) is not node
+        and isinstance(node.pid, Tuple)
+        and len(node.pid.items) == 4
+    )
 
 
 def _storage_id(node: Persistent, folder: str, longest: int, numbered: bool) -> StorageId:

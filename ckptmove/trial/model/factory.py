@@ -25,7 +25,7 @@ import torch
 
 from ...errors import InputError, UnsupportedError, UsageError
 from ..sandbox import configurations, exported_programs, torchscript
-from .import_by_name import imported, is_named
+from .import_by_name import import_named, is_named
 
 #: A function or class that makes a module, or its name; or a path.
 Model = str | os.PathLike[str] | Callable[..., Any]
@@ -56,7 +56,7 @@ def is_of_file(model: Model | None) -> bool:
     return isinstance(model, (str, os.PathLike)) and Path(model).exists()
 
 
-def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -> BuiltModel:
+def build_model(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -> BuiltModel:
     """Build the named model; `trust_pickle` allows unpickling a module, which runs its code.
 
     Raises:
@@ -84,7 +84,7 @@ def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -
             f"--model {spec!r} is neither a file or folder nor a name in Python code",
             hint="write package.module:factory, or path/to/file.py:factory",
         )
-    return BuiltModel(_module(imported(spec, "--model"), f"--model {spec}"), "code")
+    return BuiltModel(_module(import_named(spec, "--model"), f"--model {spec}"), "code")
 
 
 def _module(factory: Any, what: str) -> torch.nn.Module:
@@ -252,7 +252,7 @@ def _quiet(logging: Any) -> Iterator[None]:
 def _file(path: Path, trust_pickle: bool, fmt: str | None) -> BuiltModel:
     fmt = _format(path) if fmt is None else fmt
     if fmt.startswith("torchscript"):
-        return BuiltModel(torchscript.loaded(path, trust=trust_pickle), "torchscript")
+        return BuiltModel(torchscript.load_module(path, trust=trust_pickle), "torchscript")
     if fmt in ("torch-export", "pt2"):
         return _exported(path, trust_pickle)
     if not trust_pickle:

@@ -32,7 +32,7 @@ def _is_dotted(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
 
 
-def imported(spec: str, what: str) -> Any:
+def import_named(spec: str, what: str) -> Any:
     """Import the object with a name.
 
     Raises:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import UsageError
 from .factory import BuiltModel
-from .import_by_name import imported, is_named
+from .import_by_name import import_named, is_named
 
 SEED = 20240229
 _SPEC = re.compile(
@@ -142,7 +142,7 @@ def batch(specs: Sequence[str], built: BuiltModel, *, train: bool) -> CallArgume
 
 def _given(specs: Sequence[str]) -> CallArguments:
     if is_named(specs[0]):
-        made = imported(specs[0], "--input")
+        made = import_named(specs[0], "--input")
         return _called(made() if callable(made) else made, specs[0])
     inputs = [parse_spec(spec) for spec in specs]
     args = tuple(each.tensor() for each in inputs if each.name is None)

@@ -23,7 +23,7 @@ from ...reports.validate import FAILED, PASSED, SKIPPED, TRIAL_CHECKS, Finding
 from .. import subprocess_call
 from ..findings import Performance
 from ..model import factory
-from ..model.import_by_name import imported, is_named
+from ..model.import_by_name import import_named, is_named
 from . import exported_programs
 
 _MOST_MODULES = 64
@@ -66,9 +66,9 @@ def begin(
             with contextlib.suppress(Exception):  # reported later, when the module is needed
                 importlib.import_module(module)
     if inputs and is_named(inputs[0]):
-        imported(inputs[0], "--input")
+        import_named(inputs[0], "--input")
     if optimizer is not None:
-        imported(optimizer, "--optimizer")
+        import_named(optimizer, "--optimizer")
     _start(device)
     return tuple(_LACKING[each] for each in subprocess_call.enforce())
 
@@ -110,7 +110,7 @@ def result(found: Performance, lacking: Sequence[str]) -> Mapping[str, Any]:
     model = found.findings.get("model")
     if model is not None:
         found.findings["model"] = replace(model, details=[*lacking, *model.details])
-    return {"findings": [each.to_json() for each in found.listed()]}
+    return {"findings": [each.to_json() for each in found.all_findings()]}
 
 
 def findings(told: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -139,7 +139,9 @@ def _findings(told: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def ended(lost: subprocess_call.SubprocessLost, excuse: str = "") -> tuple[Finding, ...]:
+def findings_of_ended(
+    lost: subprocess_call.SubprocessLost, excuse: str = ""
+) -> tuple[Finding, ...]:
     """The findings of a process that was ended: those it reported, and the reason for its end.
 
     `excuse`: why the simulation ended it, not the model; "" if the model did.

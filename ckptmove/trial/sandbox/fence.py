@@ -200,7 +200,7 @@ def _filter(machine: str, process: int) -> list[bytes]:
     looks = _looks(process)
     for name, number in system_calls.calls_by_arguments(machine).items():
         steps += [_step(_EQUAL, number, 0, len(looks[name])), *looks[name]]
-    for first, last in _ranges(system_calls.allowed(machine)):
+    for first, last in _ranges(system_calls.allowed_calls(machine)):
         steps += [_step(_AT_LEAST, first, 0, 2), _step(_AT_LEAST, last + 1, 1, 0), _ALLOWS]
     # `clone3` is one of the newer calls: its flags are in memory, where a filter can't read them.
     # Libraries that find it missing use `clone`.

@@ -111,7 +111,7 @@ def _numbers(text: str, machine: str) -> dict[str, int]:
     return {row[0]: int(row[at]) for row in rows if row[at] != "-"}
 
 
-def allowed(machine: str) -> list[int]:
+def allowed_calls(machine: str) -> list[int]:
     """The sorted numbers of calls that are allowed whatever their arguments are."""
     return sorted(n for text in _TEXTS for n in _numbers(text, machine).values())
 

@@ -64,7 +64,7 @@ def _code(path: StrPath) -> dict[str, str]:
 # -- loading ---------------------------------------------------------------------------------------
 
 
-def loaded(path: StrPath, *, trust: bool) -> torch.nn.Module:
+def load_module(path: StrPath, *, trust: bool) -> torch.nn.Module:
     """The module in a file, on the CPU.
 
     Args:

@@ -108,15 +108,15 @@ def make(op: Op, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that makes a tensor on the real device; make it on the simulated one."""
     shown.use()
     kwargs.pop("pin_memory", None)
-    device = shown.meant(kwargs.get("device") or shown.device)
+    device = shown.true_device(kwargs.get("device") or shown.device)
     return op(*args, **{**kwargs, "device": device})
 
 
 def move(op: Op, *args: Any, **kwargs: Any) -> Any:
     """`Tensor.to`, which returns the tensor itself if it is already on the device."""
-    args = tuple(shown.meant(each) if isinstance(each, Device) else each for each in args)
+    args = tuple(shown.true_device(each) if isinstance(each, Device) else each for each in args)
     if kwargs.get("device") is not None:
-        kwargs["device"] = shown.meant(kwargs["device"])
+        kwargs["device"] = shown.true_device(kwargs["device"])
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 

@@ -50,7 +50,7 @@ class ShownDevice:
         """The name of a device as user code sees it."""
         return str(self.device if device.type == NAME else device)
 
-    def meant(self, device: Any) -> Any:
+    def true_device(self, device: Any) -> Any:
         """The true device for a device that the program names.
 
         Raises:
@@ -117,7 +117,7 @@ def tensors_in(value: object) -> Iterator[Tensor]:
             yield from tensors_in(each)
 
 
-def seen(tensor: Tensor) -> Seen:
+def seen_bytes(tensor: Tensor) -> Seen:
     """The offset, shape and stride with which a tensor views its storage."""
     return tensor.storage_offset(), tensor.size(), tensor.stride()
 
@@ -153,7 +153,7 @@ def here(there: Tensor) -> Tensor:
     if not storage.nbytes():  # keep the new tensor's own storage, which an op may enlarge
         return made.as_strided_(there.size(), there.stride())
     near = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), CPU, storage.nbytes())
-    made.set_(near, *seen(there))
+    made.set_(near, *seen_bytes(there))
     made = torch._conj(made) if there.is_conj() else made
     return torch._neg_view(made) if there.is_neg() else made
 
@@ -227,7 +227,7 @@ class Bridge:
             near = value.untyped_storage()
             if near._cdata not in self._storages:
                 self._storages[near._cdata] = relabel(near)
-            return place(empty_there(value.dtype), self._storages[near._cdata], seen(value))
+            return place(empty_there(value.dtype), self._storages[near._cdata], seen_bytes(value))
         if isinstance(value, (list, tuple)):
             made = map(self.there, value)
             return type(value)(made) if type(value) in (list, tuple) else tuple(made)
@@ -239,8 +239,8 @@ class Bridge:
             if near is far:
                 continue
             grew = near.untyped_storage().nbytes() != far.untyped_storage().nbytes()
-            if grew or seen(near) != seen(far):
+            if grew or seen_bytes(near) != seen_bytes(far):
                 key = near.untyped_storage()._cdata
                 if key not in self._storages or grew:
                     self._storages[key] = relabel(near.untyped_storage())
-                place(far, self._storages[key], seen(near))
+                place(far, self._storages[key], seen_bytes(near))

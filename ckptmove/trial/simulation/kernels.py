@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...live.tracing.recording.operations import tensors_of
-from .torch_answers import replaced
+from .torch_answers import replaced_attribute
 
 #: Operations whose operands must have the same device and dtype.
 _STRICT = frozenset(("addmm", "addmv", "baddbmm", "bmm", "convolution", "mm", "mv"))
@@ -56,7 +56,9 @@ class Kernels(TorchDispatchMode):
         self._replaced = ExitStack()
 
     def __enter__(self) -> Kernels:
-        self._replaced.enter_context(replaced(torch, "set_autocast_enabled", self._enable))
+        self._replaced.enter_context(
+            replaced_attribute(torch, "set_autocast_enabled", self._enable)
+        )
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 

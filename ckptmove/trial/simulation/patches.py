@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...live.tracing.program.source_lines import is_users
 from .kernels import Kernels
-from .torch_answers import TYPES, answers, replaced
+from .torch_answers import TYPES, answers, replaced_attribute
 
 _STAND_IN = "lazy"
 _STANDING_IN = re.compile(rf"\b{_STAND_IN}:(\d+)")
@@ -91,8 +91,8 @@ def pretending(cast: FakeDevice, mode: FakeTensorMode) -> Iterator[None]:
     """A context that simulates the device; no tensor has values, on any device."""
     with ExitStack() as stack:
         for target, name, value in _pretences(cast):
-            stack.enter_context(replaced(target, name, value))
-        stack.enter_context(replaced(torch.nn.Module, "_apply", _apply))
+            stack.enter_context(replaced_attribute(target, name, value))
+        stack.enter_context(replaced_attribute(torch.nn.Module, "_apply", _apply))
         stack.enter_context(mode)
         stack.enter_context(Kernels(cast.kind, cast.device.type))
         stack.enter_context(Devices(cast))
@@ -174,7 +174,7 @@ class Devices(TorchFunctionMode):
             return _made(func, args, {**kwargs, "device": target})
         if isinstance(args[0], FakeTensor) and args[0].constant is not None:
             # Its known value is on the CPU, but torch would look for it on the stand-in.
-            with replaced(args[0], "constant", None):
+            with replaced_attribute(args[0], "constant", None):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 

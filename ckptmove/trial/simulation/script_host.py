@@ -26,7 +26,7 @@ from .device_kernels import generators, type_name
 from .device_memory import NAME, THERE, Device, device_of, is_there, shown
 from .hooks import guarded_hooks
 from .pinning import pinning
-from .torch_answers import TYPES, Stream, answers, noop, replaced
+from .torch_answers import TYPES, Stream, answers, noop, replaced_attribute
 
 _true_data: Any = torch._C.TensorBase.data
 _true_type: Any = torch.Tensor.type
@@ -55,7 +55,7 @@ def hosting(device: torch.device) -> Iterator[None]:
             scripted = _find_builtin(getattr(target, name))
             if scripted is not None:  # TorchScript knows torch's functions by identity
                 _register_builtin(value, scripted)
-            stack.enter_context(replaced(target, name, value))
+            stack.enter_context(replaced_attribute(target, name, value))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message=".pin_memory. argument is set as true but no")
         yield
@@ -108,9 +108,9 @@ def _compatible(one: Tensor, other: Tensor) -> bool:
 
 def _wrapped(*args: Any, **kwargs: Any) -> Any:
     """`Tensor._make_wrapper_subclass`, which makes nested tensors and other subclasses."""
-    args = tuple(shown.meant(each) if isinstance(each, Device) else each for each in args)
+    args = tuple(shown.true_device(each) if isinstance(each, Device) else each for each in args)
     if "device" in kwargs:
-        kwargs["device"] = shown.meant(kwargs["device"])
+        kwargs["device"] = shown.true_device(kwargs["device"])
     return _truly_wrapped(*args, **kwargs)
 
 
@@ -162,7 +162,7 @@ def _brought(
 ) -> Tensor:
     """`Tensor.cuda`."""
     named = f"{shown.device.type}:{device}" if isinstance(device, int) else device
-    there = shown.meant(shown.device if named is None else named)
+    there = shown.true_device(shown.device if named is None else named)
     return tensor.to(there, non_blocking=non_blocking, memory_format=memory_format)
 
 

@@ -52,7 +52,7 @@ _ABSENT = object()
 
 
 @contextmanager
-def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
+def replaced_attribute(target: Any, name: str, value: Any) -> Iterator[None]:
     """A context in which an attribute has another value."""
     own = vars(target).get(name, _ABSENT) if isinstance(target, (type, types.ModuleType)) else None
     before = getattr(target, name) if own is None else own

@@ -154,7 +154,7 @@ def _slots(state: Mapping[Any, Any]) -> set[str]:
 # -- groups ----------------------------------------------------------------------------------------
 
 
-def grouped(module: torch.nn.Module, state: Mapping[Any, Any]) -> list[list[str]]:
+def grouped_names(module: torch.nn.Module, state: Mapping[Any, Any]) -> list[list[str]]:
     """The names of the parameters of each group.
 
     The names in the groups are used, if present. Otherwise the groups have numbers: parameters are
@@ -256,7 +256,7 @@ def rebuild_optimizer(
         Misfit: the state does not belong to these parameters.
         UsageError: the class can't be called with parameters. Any other exception comes from torch.
     """
-    names = grouped(module, state)
+    names = grouped_names(module, state)
     own = dict(module.named_parameters())
     keys = [key for group in state["param_groups"] for key in group["params"]]
     by_key = dict(zip(keys, chain.from_iterable(names), strict=True))

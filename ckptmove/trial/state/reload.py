@@ -31,7 +31,7 @@ def there(manifest: Manifest, device: str) -> str:
     return usual if is_there(usual) else "cpu"
 
 
-def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
+def check_reload(files: Sequence[str], format: str, device: str) -> Finding:
     """Load a checkpoint onto a device with torch, and check that all tensors are there."""
     if not is_there(device):
         return Finding("reload", SKIPPED, f"there is no {device} on this machine")

@@ -204,7 +204,7 @@ def _likeness(own: Collection[str], state: Mapping[Any, Any]) -> float:
     return 1 + same / max(1, len(keys) + len(own) - same)
 
 
-def fitted(
+def fit_state(
     module: torch.nn.Module, state: State, valued: Callable[[], Mapping[Any, Any]] | None = None
 ) -> Fit:
     """Compare a state dict with a model; `valued` returns it with values, if it has none."""

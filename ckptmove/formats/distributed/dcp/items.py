@@ -121,7 +121,7 @@ def frame_of(span: ItemRange) -> list[tuple[int, int]]:
     return [(span.at, _FRAME), (span.at + span.nbytes - _FRAME, _FRAME)]
 
 
-def unpacked(source: Source, span: ItemRange, nbytes: int) -> Readable:
+def unpacked_item(source: Source, span: ItemRange, nbytes: int) -> Readable:
     """An item as torch saved it, decompressed if needed; `nbytes`: the size of its elements."""
     if span.is_packed:
         return PackedItem(source, span, nbytes + _LARGEST_AROUND)
@@ -144,7 +144,7 @@ def item_faults(
 ) -> list[str]:
     """The damage of an item of a tensor, a sentence each; `nbytes`: the size of its elements."""
     try:
-        faults = list(damage(archive_of(unpacked(source, span, nbytes)), report))
+        faults = list(damage(archive_of(unpacked_item(source, span, nbytes)), report))
     except (CorruptError, UnsupportedError) as error:
         faults = [str(error)]
     return [f"{span.file}: the item of {name!r} at offset {span.at:,}: {each}" for each in faults]
@@ -152,7 +152,7 @@ def item_faults(
 
 def value_in(source: Source, span: ItemRange, budget: Budget) -> Readable:
     """An item that is not a tensor."""
-    window = unpacked(source, span, _LARGEST_VALUE)
+    window = unpacked_item(source, span, _LARGEST_VALUE)
     if isinstance(window, PackedItem):
         if not budget.inflate(span.nbytes, window.nbytes):
             raise UnsupportedError("what is compressed in it would take too much memory")
@@ -162,7 +162,7 @@ def value_in(source: Source, span: ItemRange, budget: Budget) -> Readable:
 
 def _opened(source: Source, span: ItemRange, dtype: str, box: Box, nearby: NearbyFiles) -> DcpItem:
     if span.is_packed or span.nbytes > _SMALL:
-        window = unpacked(source, span, box.numel * BITS[dtype] // 8)
+        window = unpacked_item(source, span, box.numel * BITS[dtype] // 8)
         return _parsed(window, source, span, dtype, box)[0]
     # Reading it in pieces would take many reads; and most items look like an earlier one.
     content = nearby.read(source, span.at, span.nbytes)

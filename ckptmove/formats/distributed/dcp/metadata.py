@@ -41,7 +41,7 @@ from .metadata_walk import (
     class_of,
     content_of,
     fields_of,
-    malformed,
+    malformed_error,
     text_of,
 )
 
@@ -137,9 +137,9 @@ def _is_known(name: Global) -> bool:
 def read_saved(root: Node) -> SavedState:
     """Read the contents of a `.metadata` from its root node."""
     if not isinstance(root, Call) or not isinstance(root.function, Global):
-        raise malformed("it holds what no version of torch writes")
+        raise malformed_error("it holds what no version of torch writes")
     if class_of(root.function) != "Metadata":
-        raise malformed("it holds what no version of torch writes")
+        raise malformed_error("it holds what no version of torch writes")
     told = fields_of(root.state)
     where: dict[ItemKey, ItemRange] = {}
     for key, info in _pairs(told.get("storage_data"), "storage_data"):
@@ -199,7 +199,7 @@ def _found(where: Mapping[ItemKey, ItemRange], index: ItemKey) -> ItemRange:
 
 def _pairs(node: Node, what: str) -> Sequence[tuple[Node, Node]]:
     if not isinstance(node, Dict):
-        raise malformed(f"its {what} is not a dict")
+        raise malformed_error(f"its {what} is not a dict")
     return node.pairs
 
 
@@ -215,5 +215,5 @@ def _keys(node: Node) -> Keys:
         if isinstance(each, str) or is_size(each)
     )
     if not keys or len(keys) != len(items):
-        raise malformed("a path is not made of keys")
+        raise malformed_error("a path is not made of keys")
     return keys

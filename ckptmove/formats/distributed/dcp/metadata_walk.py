@@ -111,7 +111,7 @@ class MetadataMachine(Machine):
         if (type(top) is Dict and top.pairs is NOTHING) or (
             type(top) is Tuple and top.items is NOTHING
         ):
-            raise malformed("the state of an object is used again")
+            raise malformed_error("the state of an object is used again")
 
     def op_newobj(self) -> None:
         """Like `Machine.op_newobj`, but an object of an item becomes a record."""
@@ -132,7 +132,7 @@ class MetadataMachine(Machine):
             return super().op_build()
         state = self.stack.pop()
         if target.content is not None:
-            raise malformed(f"a {target.kind} has two states")
+            raise malformed_error(f"a {target.kind} has two states")
         # The memo keeps the state until the end, though nothing recalls it.
         if isinstance(state, Dict):
             for _, value in state.pairs:
@@ -174,7 +174,7 @@ class MetadataMachine(Machine):
 # -- nodes -----------------------------------------------------------------------------------------
 
 
-def malformed(what: str) -> CorruptError:
+def malformed_error(what: str) -> CorruptError:
     """The error that `.metadata` is not as torch writes it."""
     return CorruptError(f".metadata is malformed: {what}")
 
@@ -188,7 +188,7 @@ def class_of(name: Global) -> str | None:
 def text_of(node: Node) -> str:
     """A string; equal ones are one object."""
     if not isinstance(node, str):
-        raise malformed("a name is not a string")
+        raise malformed_error("a name is not a string")
     return intern(str(node))
 
 
@@ -198,16 +198,16 @@ def sizes_of(node: Node) -> tuple[int, ...]:
         return node.sizes
     if isinstance(node, (Tuple, List)) and all(map(is_size, node.items)):
         return tuple(node.items)  # type: ignore[arg-type] # they are numbers
-    raise malformed("a size or offset is not made of numbers from 0 up")
+    raise malformed_error("a size or offset is not made of numbers from 0 up")
 
 
 def fields_of(node: Node) -> dict[str, Node]:
     """The fields of an object, by name, from its state."""
     if not isinstance(node, Dict):
-        raise malformed("an object has no fields")
+        raise malformed_error("an object has no fields")
     for key, _ in node.pairs:
         if not isinstance(key, str):
-            raise malformed("a name is not a string")
+            raise malformed_error("a name is not a string")
     return dict(iter(node.pairs))  # type: ignore[arg-type] # its keys are strings
 
 
@@ -231,7 +231,7 @@ def content_of(node: object, kind: type[_Kind]) -> _Kind:
     """The parsed content of an object, of this type; CorruptError if it has another type."""
     content = node.content if isinstance(node, FrequentObject) else None
     if not isinstance(content, kind):
-        raise malformed(f"something else is where {kind.__name__.lower()} should be")
+        raise malformed_error(f"something else is where {kind.__name__.lower()} should be")
     return content
 
 
@@ -250,7 +250,7 @@ def _dtype(state: Node) -> Global:
     else:
         first = state.items[0] if isinstance(state, Tuple) and state.items else None
     if not isinstance(first, Global) or first.module != "torch":
-        raise malformed("a tensor has no dtype")
+        raise malformed_error("a tensor has no dtype")
     return first
 
 

@@ -93,7 +93,7 @@ def _stage(files: RankFiles, opened: Mapping[str, SavedFile], number: int) -> Pi
     files.check_ranks(world, number)
     for rank in ranks:
         if world_of(rank) != world:
-            raise rank.malformed(f"the number of ranks (other files say {world:,}): it")
+            raise rank.malformed_error(f"the number of ranks (other files say {world:,}): it")
     return PipelineStage([opened[part.model[rank]] for rank in sorted(part.model)], ranks)
 
 

@@ -87,9 +87,9 @@ def module_of(layers: Mapping[int, SavedFile]) -> Module:
     for number in sorted(layers):
         file = layers[number]
         if not isinstance(file.top, MappingNode):
-            raise file.malformed("its layer")
+            raise file.malformed_error("its layer")
         for key, node in file.top.pairs:
             if not isinstance(key, str):
-                raise file.malformed("a name in it")
+                raise file.malformed_error("a name in it")
             module[f"{number}.{key}"] = file, node
     return module

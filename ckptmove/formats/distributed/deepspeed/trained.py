@@ -50,9 +50,9 @@ def abouts_of(file: SavedFile, within: Dict, count: int) -> Sequence[Node]:
     listed = within.get("param_groups")
     items = listed.items if isinstance(listed, List) else ()
     if len(items) != count:
-        raise file.malformed("the number of its param_groups")
+        raise file.malformed_error("the number of its param_groups")
     if len(set(map(id, items))) < count:  # each is copied
-        raise file.malformed("that two of its param_groups are one")
+        raise file.malformed_error("that two of its param_groups are one")
     return items
 
 
@@ -91,7 +91,7 @@ def rest_of(file: SavedFile, within: Dict, apart: Iterable[str]) -> list[tuple[s
     pairs = within.pairs if within is file.root else [*within.pairs, *file.root.pairs]
     for key, node in pairs:
         if not isinstance(key, str):
-            raise file.malformed("a name in it")
+            raise file.malformed_error("a name in it")
         if key not in known:
             found.append((str(key), node))
     return found

@@ -187,7 +187,7 @@ class _MergedFiles(TrainedState):
                 continue
             found = file.elements(file.top.get(PARAM) if isinstance(file.top, Dict) else file.top)
             if found is None or (kind == STEP and found.numel != 1):
-                raise file.malformed("it")
+                raise file.malformed_error("it")
             held[kind] = found if kind == STEP else self._whole(file, found, shape, is_bare)
         shapes = {each.shape for each in held.values() if isinstance(each, Whole)}
         if len(shapes) > 1:
@@ -226,7 +226,7 @@ def _shapes(model: Sequence[SavedFile]) -> list[Shapes]:
         shapes = shapes_in(file, "param_shapes", grouped=True)
         joined = joined or [{} for _ in shapes]
         if len(joined) != len(shapes):
-            raise file.malformed("the number of its groups of parameters")
+            raise file.malformed_error("the number of its groups of parameters")
         for mine, other in zip(joined, shapes, strict=True):
             mine.update((name, size) for name, size in other.items() if name not in mine)
     return list(joined)

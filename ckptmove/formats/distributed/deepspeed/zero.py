@@ -76,7 +76,7 @@ class Zero(TrainedState):
 
     def _read_partitions(self, shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
         if len(shapes) != len(self._flats[0]):
-            raise self._model[0].malformed("the number of its groups of parameters")
+            raise self._model[0].malformed_error("the number of its groups of parameters")
         for n, group in enumerate(shapes):
             flats = [each[n] for each in self._flats]
             row, dtype = _row(flats, f"group {n}")
@@ -108,7 +108,7 @@ class Zero(TrainedState):
             return [0] * count
         items = told.items if isinstance(told, List) else ()
         if len(items) != count or not all(map(is_size, items)):
-            raise self.ranks[0].malformed("its param_alignment_paddings")
+            raise self.ranks[0].malformed_error("its param_alignment_paddings")
         return [each for each in items if isinstance(each, int)]
 
     # -- stage 3 -------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def world_of(rank: SavedFile) -> int:
         )
     count = counts[0] if counts else None
     if not is_size(count) or not count:
-        raise rank.malformed("its partition_count")
+        raise rank.malformed_error("its partition_count")
     assert isinstance(count, int)
     return count
 
@@ -262,7 +262,7 @@ def _base(rank: SavedFile, inner: Dict, is_divided: bool) -> Dict:
     if isinstance(base, List):
         raise UnsupportedError("is an elastic checkpoint of ZeRO 1", path=rank.source.path)
     if not isinstance(base, Dict):
-        raise rank.malformed("its optimizer's state")
+        raise rank.malformed_error("its optimizer's state")
     return base
 
 
@@ -272,7 +272,7 @@ def _flats(rank: SavedFile, inner: Dict, key: str) -> list[Elements]:
     found = [rank.elements(node) for node in listed.items] if isinstance(listed, List) else [None]
     flats = [each for each in found if each is not None and len(each.shape) == 1]
     if len(flats) != len(found):
-        raise rank.malformed(f"its {key}")
+        raise rank.malformed_error(f"its {key}")
     return flats
 
 

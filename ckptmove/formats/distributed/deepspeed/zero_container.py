@@ -85,9 +85,9 @@ class ZeroContainer(MergedContainer):
         file = self._model[0]
         node = file.root.get(_MODULE)
         if not isinstance(node, MappingNode):
-            raise file.malformed("its module")
+            raise file.malformed_error("its module")
         if not all(isinstance(key, str) for key, _ in node.pairs):
-            raise file.malformed("a name in its module")
+            raise file.malformed_error("a name in its module")
         return {str(key): (file, each) for key, each in node.pairs}
 
     def _shared(self) -> dict[str, str]:
@@ -97,7 +97,7 @@ class ZeroContainer(MergedContainer):
             told = file.root.get("shared_params")
             for key, node in told.pairs if isinstance(told, Dict) else ():
                 if not isinstance(node, str):
-                    raise file.malformed("its shared_params")
+                    raise file.malformed_error("its shared_params")
                 shared[str(key)] = str(node)
         return shared
 

@@ -99,7 +99,7 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
         if old := old_values.get(those[0], ""):
             told.insert(0, f"it holds the values that {old} had before the model was moved")
         fix += code_to_make_anew(those, case)
-        yield findings.unregistered(
+        yield findings.unregistered_verdict(
             those,
             fix,
             where=f"on {where}",

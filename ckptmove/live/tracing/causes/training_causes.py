@@ -20,15 +20,15 @@ from .operand_causes import code_of_state
 
 def training(case: Evidence) -> Iterator[Verdict]:
     """An optimizer that trains other parameters, or has its state on another device."""
-    yield from findings.copied(case.belonging)
+    yield from findings.copied_verdicts(case.belonging)
     found: list[Verdict] = []
     if case.belonging.foreign and case.belonging.untrained:
         case.explain([name for name, _ in case.belonging.foreign])
-        found += findings.untrained(case.belonging)
+        found += findings.untrained_verdicts(case.belonging)
     case.explain([each.name for each in case.belonging.misplaced])
     # An optimizer that takes steps has its state on the right device, or moves it there itself.
     steps = case.works and case.trace is not None and case.trace.steps > 0
-    state = findings.misplaced(case.belonging)
+    state = findings.misplaced_verdicts(case.belonging)
     found += [each for each in state if not steps or each.cause != "state-elsewhere"]
     line = (case.known.optimizer_line,) if case.known.optimizer_line else ()
     for each in found:

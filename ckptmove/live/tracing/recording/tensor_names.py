@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ....reports.events import Operand, Site
-from ...inventory.holdings import COMPILED, Ownership, holdings, written
+from ...inventory.holdings import COMPILED, Ownership, holdings, original_model
 from ..program.source_lines import (
     LAYER,
     fields_of,
@@ -106,7 +106,7 @@ class TensorNames:
     def of_module(self, module: nn.Module) -> str:
         """The dotted name of a module; the name of its class if it is not known."""
         found = self._modules.get(module)
-        return type(written(module)).__name__ if found is None else found
+        return type(original_model(module)).__name__ if found is None else found
 
     def variable(self, model: nn.Module) -> str:
         """The variable of a model in the code that called it; "" if there is none."""
@@ -188,7 +188,7 @@ class TensorNames:
 
     def gave(self, model: nn.Module, tensors: Sequence[torch.Tensor], line: str) -> None:
         """Remember that a model returned tensors, and the line that called it."""
-        kind = type(written(model)).__name__
+        kind = type(original_model(model)).__name__
         for each in tensors:
             self._outputs.note(each, (self.variable(model) or kind, kind, line))
 
@@ -402,7 +402,7 @@ class TensorNames:
         self._held.clear()
         for model in sorted(self.models, key=lambda each: -len([*each.modules()])):  # outer first
             found = holdings(model, self.optimizers.known, as_written=True).all
-            owner = self.variable(model) or type(written(model)).__name__
+            owner = self.variable(model) or type(original_model(model)).__name__
             made = self._history.told_of(model)
             for each in sorted(found, key=lambda each: each.held is Ownership.FOREIGN):
                 if each.held is Ownership.PARAMETER and not isinstance(each.tensor, nn.Parameter):

@@ -293,12 +293,13 @@ class _Findings:
 
     def compare_values(self, old: ComparedTensor, new: ComparedTensor) -> None:
         """Compare the bytes of two tensors of the same name."""
-        self.count(old, new)
+        again = not self.count(old, new)
         dtypes = old.tensor.dtype, new.tensor.dtype
-        is_array = [(id(each.draft), each.tensor.storage) in self.arrays for each in (old, new)]
-        if is_array[0] != is_array[1]:
-            mine, other = ("numpy array" if each else "tensor" for each in is_array)
-            self.differences.append(Difference(Kind.TYPE, old.name, mine, other))
+        if self.arrays:
+            is_array = [(id(each.draft), each.tensor.storage) in self.arrays for each in (old, new)]
+            if is_array[0] != is_array[1]:
+                mine, other = ("numpy array" if each else "tensor" for each in is_array)
+                self.differences.append(Difference(Kind.TYPE, old.name, mine, other))
         if old.is_left_out != new.is_left_out:
             mine, other = ("no bytes" if each.is_left_out else "bytes" for each in (old, new))
             self.differences.append(Difference(Kind.TYPE, old.name, mine, other))
@@ -308,7 +309,7 @@ class _Findings:
             if not (self.may_cast and can_cast(*dtypes)):
                 return
             self.note_cast(*dtypes)
-        found = self.comparison.compare(old.shown, new.shown)
+        found = self.comparison.compare(old.shown, new.shown, again=again)
         if found.values is not None:
             self.differences.append(
                 Difference(Kind.CHANGED, old.name, *dtypes, values=found.values)
@@ -373,14 +374,16 @@ class _Findings:
         """Count a tensor that was cast."""
         self.cast[f"{old}→{new}"] = self.cast.get(f"{old}→{new}", 0) + 1
 
-    def count(self, old: ComparedTensor, new: ComparedTensor) -> None:
-        """Count a tensor that both have, and its bytes once."""
+    def count(self, old: ComparedTensor, new: ComparedTensor) -> bool:
+        """Count a tensor that both have, and its bytes once; return whether they were counted."""
         self.tensors += 1
         extent = old.extent
         self.shared.add(old.where, extent, new.extent)
-        if extent is not None and old.shown is not None and extent not in self.counted:
-            self.counted.add(extent)
-            self.nbytes += old.tensor.nbytes
+        if extent is None or old.shown is None or extent in self.counted:
+            return False
+        self.counted.add(extent)
+        self.nbytes += old.tensor.nbytes
+        return True
 
 
 def _by_kind(differences: Iterable[Difference]) -> tuple[Difference, ...]:

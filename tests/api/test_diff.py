@@ -409,6 +409,15 @@ def test_renamed_tensors_are_found_whatever_their_order(tmp_path: Path) -> None:
     assert len(found.differences) == len(tensors)
 
 
+@pytest.mark.parametrize("size", [4, 1 << 16])
+def test_progress_counts_the_bytes_of_tied_weights_once(size: int, tmp_path: Path) -> None:
+    tied, reported = torch.ones(size), list[int]()
+    saved(tmp_path / "a.pt", {"a": tied, "b": tied, "c": torch.ones(2)})
+    saved(tmp_path / "b.pt", {"a": tied, "b": tied, "c": torch.ones(2)})
+    found = diff(tmp_path / "a.pt", tmp_path / "b.pt", progress=reported.append)
+    assert sum(reported) == found.nbytes == 4 * size + 8
+
+
 def test_untied_weights_are_an_alias_lost(tmp_path: Path, run_cli: RunCli) -> None:
     embedding = torch.randn(7, 4)
     tied = {"wte.weight": embedding, "h": torch.randn(3), "lm_head.weight": embedding}

@@ -39,32 +39,36 @@ class ComparedTensor(NamedTuple):
     draft: CheckpointGraph
     #: whether its bytes are missing, as for example inputs
     is_left_out: bool
+    #: the place of its bytes; None if it has no storage, or if they are missing
+    extent: Extent | None
 
     @property
     def name(self) -> str:
         """Its dotted name."""
         return self.where.name
 
-    @property
-    def extent(self) -> Extent | None:
-        """The place of its bytes: container, start and end; None if it has no storage."""
-        tensor = self.tensor
-        if tensor.storage is None or self.is_left_out:
+
+class Reach(NamedTuple):
+    """Where the elements of a tensor begin and end in its storage, in bytes."""
+
+    start: int
+    end: int
+
+    def within(self, stored: StorageBytes) -> Extent | None:
+        """Return the place of the bytes of a tensor in this storage; None if it lacks them."""
+        start, end = self
+        if end > stored.nbytes:
             return None
-        stored = self.draft.stored[tensor.storage]
-        start = tensor.offset * BITS[tensor.dtype] // 8
-        end = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
         if stored.content is not None:
             return stored.id, start, end
         return stored.source, stored.start + start, stored.start + end
 
 
-def is_left_out(tensor: Tensor, draft: CheckpointGraph) -> bool:
-    """Whether a tensor has a storage that lacks the bytes it needs."""
-    if tensor.storage is None:
-        return False
-    reach = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
-    return reach > draft.stored[tensor.storage].nbytes
+def reach_in_storage(tensor: Tensor) -> Reach:
+    """Return where the elements of a tensor begin and end in its storage."""
+    start = tensor.offset * BITS[tensor.dtype] // 8
+    end = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
+    return Reach(start, end)
 
 
 def can_cast(old: str, new: str) -> bool:

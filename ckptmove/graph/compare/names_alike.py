@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence, Set
+from functools import cached_property
 
 from ...pickles.nodes import TEXTS, Blob, Call, Dict, Global, List, Node, Text, Tuple, are_plain
 from ...pickles.opcodes.pairs import keys_of
@@ -21,6 +22,20 @@ _SAFE_BITS = 60  # largest number that is its own hash
 _MOST_CHARACTERS = 1 << 26  # of all names
 _MOST_AGAIN = 1000  # repeated tensors
 _DEEPEST = 200
+
+
+class NamesAlike:
+    """The dotted names that several tensors of one draft have; found only if a name is shown."""
+
+    def __init__(self, *drafts: CheckpointGraph) -> None:
+        self._drafts = drafts
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    @cached_property
+    def _names(self) -> Set[str]:
+        return frozenset().union(*map(names_alike, self._drafts))
 
 
 def names_alike(draft: CheckpointGraph) -> Set[str]:

@@ -38,7 +38,7 @@ from ..edges import (
 from ..traversal import Composite
 from .difference import ComparedTensor, can_cast, sharing_differences, unlike
 from .excerpts import first_unlike, of_bytes, of_scalars
-from .names_alike import names_alike
+from .names_alike import NamesAlike
 from .side import Side
 from .tree_position import TreePosition
 
@@ -114,7 +114,7 @@ class _Pairing:
 
     def run(self) -> Pairing:
         whole = self.chosen is None or "" in self.chosen
-        alike = names_alike(self.old.draft) | names_alike(self.new.draft)
+        alike = NamesAlike(self.old.draft, self.new.draft)
         root = TreePosition(None, (), 0, whole, False, alike)
         self.later.append((self.old.draft.graph.root, self.new.draft.graph.root, root))
         while self.todo or self.later:

@@ -12,12 +12,12 @@ from ...pickles.opcodes.plain_tensors import Form, compact_form
 from ...pickles.terms import Term, to_terms
 from ...reports.difference import Kind
 from ...sources.source import Memory, Readable
-from ...torch_pickle.values.strided import Tensor, reach_of
+from ...torch_pickle.values.strided import Tensor
 from ..draft import CheckpointGraph, StorageBytes, View
 from ..edges import COMPOSITE, bytes_of, type_of
 from ..plain_tensors import data_of, flags_of, is_plain
 from ..traversal import held_by, nodes_of
-from .difference import ComparedTensor, StoredElements, is_left_out
+from .difference import ComparedTensor, Reach, StoredElements, reach_in_storage
 from .tree_position import TreePosition
 
 _LARGEST_TERM = 100  # most nodes of a value that is shown completely
@@ -33,7 +33,7 @@ class Side:
         self.recogniser = draft.graph.recogniser
         self.kind = Kind.VALUE_ADDED if added else Kind.VALUE_REMOVED
         self.spelled: set[int] = set()  # nodes that state the device of a tensor
-        self.views: dict[tuple[int, str], tuple[View, int]] = {}  # reach, by form and dtype
+        self.views: dict[tuple[int, str], tuple[View, Reach]] = {}  # by form and dtype
         self.alone: list[ComparedTensor] = []
         self.met: set[int] = set()  # for content that only this side has
 
@@ -56,9 +56,12 @@ class Side:
         if form is not None and tensor.storage is not None:
             return self.compact(where, node, tensor, form, self.draft.stored[tensor.storage])
         self.spelled.update(map(id, tensor.spelled))
-        left_out = is_left_out(tensor, self.draft)
+        extent, left_out = None, False
+        if tensor.storage is not None:
+            extent = reach_in_storage(tensor).within(self.draft.stored[tensor.storage])
+            left_out = extent is None
         shown = None if left_out else self.elements(data_of(node), tensor)
-        return ComparedTensor(where, node, tensor, shown, self.draft, left_out)
+        return ComparedTensor(where, node, tensor, shown, self.draft, left_out, extent)
 
     def compact(
         self, where: TreePosition, node: Node, tensor: Tensor, form: Form, stored: StorageBytes
@@ -67,12 +70,14 @@ class Side:
         known = self.views.get((id(form), tensor.dtype))
         if known is None:
             view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset)
-            reach = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
-            known = self.views[id(form), tensor.dtype] = view, reach
-        left_out = known[1] > stored.nbytes
-        draft = self.draft  # constructors would take longer, and there may be very many
-        shown = None if left_out else tuple.__new__(StoredElements, (draft, stored, known[0]))
-        return tuple.__new__(ComparedTensor, (where, node, tensor, shown, draft, left_out))
+            known = self.views[id(form), tensor.dtype] = view, reach_in_storage(tensor)
+        view, reach = known
+        draft, extent = self.draft, reach.within(stored)
+        # constructors would take longer, and there may be very many
+        shown = None if extent is None else tuple.__new__(StoredElements, (draft, stored, view))
+        return tuple.__new__(
+            ComparedTensor, (where, node, tensor, shown, draft, extent is None, extent)
+        )
 
     def elements(self, node: Node, tensor: Tensor) -> StoredElements | None:
         """Return the elements of a storage or a plain tensor."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Container
 from typing import NamedTuple
 
 from ...manifest.paths import Path, spell, spell_apart
@@ -21,7 +21,7 @@ class TreePosition(NamedTuple):
     #: whether it is only a part of a tensor's spelling
     rest: bool
     #: names of several tensors, whose keys must be quoted
-    alike: Set[str]
+    alike: Container[str]
 
     @property
     def name(self) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ..graph.canonical import StorageSlice
 from ..graph.draft import StorageBytes
 from ..manifest.manifest import Extent, Storage
-from ..plans.plan import Proof
 from ..torch_pickle.streams import Container
 
 
@@ -27,22 +26,18 @@ def stored_bytes(container: Container, storage: Storage) -> StorageBytes:
             big_endian=container.big_endian,
         )
     start, _, source = storage.extent or Extent(0, 0)
+    proofs = container.proofs(storage.id)
+    if source and proofs:  # file numbers as in the whole checkpoint
+        proofs = [each._replace(source=source + each.source) for each in proofs]
     fields = (
         *(storage.id, storage.location, storage.dtype, storage.nbytes, source, start),
         container.crc32(storage.id),
         None,
         container.big_endian,
         None,
-        _proofs(container, storage),
+        proofs,
     )
     return tuple.__new__(StorageBytes, fields)  # fast, as there may be very many storages
-
-
-def _proofs(container: Container, storage: Storage) -> Sequence[Proof]:
-    """The checksums of a storage's parts, with file numbers as in the whole checkpoint."""
-    proofs = container.proofs(storage.id)
-    first = 0 if storage.extent is None else storage.extent.source
-    return [each._replace(source=first + each.source) for each in proofs] if first else proofs
 
 
 def bytes_of_part(

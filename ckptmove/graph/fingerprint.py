@@ -9,7 +9,6 @@ from array import array
 from functools import lru_cache
 
 from ..pickles.nodes import Blob, Call, Node, Persistent
-from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
 from .canonical import Graph
 
 #: The number of what each leaf shows, and what the numbers stand for.
@@ -29,18 +28,15 @@ class Fingerprint:
         self._order = array("Q")  # for each leaf, the number of its content
         #: content → its number; as text, because sizes can be chosen to have equal hashes
         self._numbers: dict[str, int] = {}
-        self._compact: dict[tuple[int, str, str], int] = {}  # by form, dtype and device
 
-    def add(self, node: Node) -> None:
-        """Add the next leaf."""
-        if not isinstance(node, PlainTensor) or compact_form(node) is None:
-            self._order.append(self._number(node))
-            return
-        storage = self.graph.ids[id(node.storage)]
-        alike = id(node.form), storage.dtype or "", storage.location
-        number = self._compact.get(alike)
-        if number is None:
-            number = self._compact[alike] = self._number(node)
+    def add(self, node: Node) -> int:
+        """Add the next leaf; return the number of its content."""
+        number = self._number(node)
+        self._order.append(number)
+        return number
+
+    def add_again(self, number: int) -> None:
+        """Add a leaf with content that has a number."""
         self._order.append(number)
 
     def add_tensor(self, dtype: str, shape: tuple[int, ...], device: str) -> None:

@@ -32,6 +32,7 @@ _SHARED = ("keep", "duplicate", "error")
 _LARGEST_EXPANDED = 1 << 30  # most bytes of a tensor that repeats the same bytes
 _MOST_EXPANDED = 256  # most repetitions in a larger one
 _WIDEST = 16  # bytes of the largest element
+_OTHER_NAMES = {"": "tensor", "(root)": "tensor", "__metadata__": "__metadata__~"}
 
 
 class Part(NamedTuple):
@@ -432,8 +433,9 @@ def _nbytes(view: View) -> int:
 
 def allowed_name(wanted: str) -> str:
     """Return a tensor's name in a form that a file of tensors can hold."""
-    wanted = wanted.encode("utf-8", "backslashreplace").decode("utf-8")
-    return {"": "tensor", "(root)": "tensor", "__metadata__": "__metadata__~"}.get(wanted, wanted)
+    if not wanted.isascii():
+        wanted = wanted.encode("utf-8", "backslashreplace").decode("utf-8")
+    return _OTHER_NAMES.get(wanted, wanted)
 
 
 def _is_contiguous(view: View) -> bool:

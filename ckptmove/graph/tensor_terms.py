@@ -58,9 +58,15 @@ class Speller:
         self.dtypes = {part.name: part.dtype for part in parts.parts}
         #: of the leaves that were written
         self.fingerprint = Fingerprint(graph)
+        #: of whole tensors, the term except the name and the number in the fingerprint, by form,
+        #: dtype, device and the dtype of the part
+        self._alike: dict[tuple[int, str | None, str, str], tuple[dict[str, Any], int]] = {}
 
     def leaf(self, node: Node) -> dict[str, Any] | None:
         """Return the term of a node, or None if a file of tensors does not hold it."""
+        whole = self._whole(node) if type(node) is PlainTensor else None
+        if whole is not None:
+            return whole
         term = None
         if isinstance(node, Blob):
             name = self.parts.blobs.get(id(node))
@@ -72,6 +78,21 @@ class Speller:
         if term:
             self.fingerprint.add(node)
         return term or None
+
+    def _whole(self, node: PlainTensor) -> dict[str, Any] | None:
+        """Return the term of a compact tensor that is the whole of a part, as nearly all are."""
+        form, shown = compact_form(node), self.parts.shown.get(id(node))
+        if form is None or shown is None or shown[1] is not None:
+            return None
+        storage, part = self.graph.ids[id(node.storage)], shown[0]
+        alike = id(form), storage.dtype, storage.tag, self.dtypes[part]
+        known = self._alike.get(alike)
+        if known is None:
+            rest = {key: said for key, said in self._tensor(node).items() if key not in ("$", "of")}
+            self._alike[alike] = rest, self.fingerprint.add(node)
+            return {"$": "tensor", "of": part, **rest}
+        self.fingerprint.add_again(known[1])
+        return {"$": "tensor", "of": part, **known[0]}
 
     def _blob(self, name: str, order: Order | None) -> dict[str, Any]:
         term: dict[str, Any] = {"$": "blob", "of": name}
@@ -327,6 +348,11 @@ def is_whole(term: Mapping[str, Any], entry: FileTensor) -> bool:
     """Whether the term of a tensor says only its name and device, and its shape is the entry's."""
     is_bare = len(term) == (3 if "device" in term else 2)  # "$" and "of"
     return is_bare and entry.dtype in _USUAL and len(entry.shape) <= MOST_DIMENSIONS
+
+
+def has_whole_elements(entry: FileTensor) -> bool:
+    """Whether the size of a tensor of a usual dtype is that of a number of elements."""
+    return not entry.nbytes % _ELEMENT_NBYTES[entry.dtype]
 
 
 def _is_among(name: object, names: Container[str]) -> bool:

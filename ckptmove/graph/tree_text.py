@@ -28,6 +28,7 @@ from .tensor_terms import (
     MissingTensor,
     Speller,
     TermReader,
+    has_whole_elements,
     is_location,
     is_whole,
 )
@@ -89,11 +90,11 @@ class _FingerprintReader(TermReader):
                 entry = entries.get(name) if type(name) is str and name not in used else None
                 if entry is None or not is_whole(term, entry):
                     return False
-                used.add(name)
                 device = term.get("device", "cpu")
-                if not is_location(device):
+                if not is_location(device) or not has_whole_elements(entry):
                     return False
-                self.whole(name, device)
+                used.add(name)
+                self.fingerprint.add_tensor(entry.dtype, tuple(entry.shape), device)
                 continue
             if type(term) is int:
                 if term.bit_length() > MAX_BITS:

@@ -20,12 +20,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
 from math import isfinite, prod
+from operator import countOf
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ...errors import CorruptError, RefusedError, UnsupportedError
 from ...manifest.dtypes import SAFETENSORS, nbytes_of
-from ...pickles.terms import extent_of, has_long_number
+from ...pickles.terms import Extent, extent_of, has_long_number
 from ...pickles.terms.spelling import has_surrogates
 from ...sources.source import Readable
 
@@ -155,17 +158,20 @@ def read_json(
     `nbytes_of_quote` bytes. `constants`: accept the NaN and Infinity that Python writes.
     `most_brackets`: the limit for `[` and `{`, in addition to a share of the length.
     """
-    _check_extent(content, what, nbytes_of_quote, most_brackets)
+    texts = _check_extent(content, what, nbytes_of_quote, most_brackets).quotes // 2
     # Without these, Python's own integers give the same result; `1e-08` in a string does not count.
     usual = not _MINUS_ZERO.search(content) and not has_long_number(content)
+    parse = partial(
+        json.loads,
+        parse_int=None if usual else _integer,
+        parse_float=_number,
+        parse_constant=float if constants else _number,
+    )
     try:
-        root = json.loads(
-            content.decode("utf-8"),
-            object_pairs_hook=unique,
-            parse_int=None if usual else _integer,
-            parse_float=_number,
-            parse_constant=float if constants else _number,
-        )
+        text = content.decode("utf-8")
+        root = parse(text)
+        if _count_texts(root) != texts:  # a key is there twice, or objects lie deeper
+            root = parse(text, object_pairs_hook=unique)
         if _ESCAPED_SURROGATE.search(content):
             json.dumps(root, ensure_ascii=False).encode("utf-8")
     except Twice as error:
@@ -177,9 +183,18 @@ def read_json(
     return root
 
 
+def _count_texts(root: Json) -> int:
+    """How many texts an object has, keys included, down to the values of the objects in it."""
+    if type(root) is not dict:
+        return 0
+    inner = [each for each in root.values() if type(each) is dict]
+    values = chain(root.values(), chain.from_iterable(map(dict.values, inner)))
+    return len(root) + sum(map(len, inner)) + countOf(map(type, values), str)
+
+
 def _check_extent(
     content: bytes, what: str, nbytes_of_quote: int, most_brackets: int | None
-) -> None:
+) -> Extent:
     """Check the depth and number of brackets, and the number of strings, before parsing."""
     extent = extent_of(content)
     if extent.depth > _DEEPEST:
@@ -193,6 +208,7 @@ def _check_extent(
         raise CorruptError(f"{what} has too many brackets")
     if extent.quotes > _LEAST_QUOTES + len(content) // nbytes_of_quote:
         raise CorruptError(f"{what} has too many strings")
+    return extent
 
 
 class Twice(Exception):

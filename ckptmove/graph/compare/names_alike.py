@@ -30,7 +30,7 @@ class NamesAlike:
     def __init__(self, *drafts: CheckpointGraph) -> None:
         self._drafts = drafts
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._names
 
     @cached_property

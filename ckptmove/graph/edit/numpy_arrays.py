@@ -8,6 +8,7 @@ from ...manifest.dtypes import STORAGE_CLASSES
 from ...manifest.manifest import Role
 from ...pickles.nodes import Blob, Call, Node
 from ...pickles.nodes import Mapping as MappingNode
+from ...pickles.opcodes.plain_tensors import PlainTensor
 from ...sources.source import MAX_NBYTES
 from ...torch_pickle.listed_tensors import PickleContents
 from ...torch_pickle.sections.sections import is_state_dict
@@ -28,7 +29,7 @@ def tensors_for_arrays(draft: CheckpointGraph) -> frozenset[str]:
         if not isinstance(node, MappingNode) or not is_state_dict(node):
             continue
         for n, (key, value) in enumerate(node.pairs):
-            array = _array_of(value)
+            array = None if type(value) is PlainTensor else _array_of(value)
             if array is None:
                 continue
             if id(value) not in made:

@@ -24,10 +24,19 @@ linear time, and only the depth of the JSON text is limited.
 
 from .reading import from_terms
 from .spelling import MAX_BITS, Term, TooLong, to_terms
-from .text import check_texts, extent_of, has_long_number, json_parts, parse_term, term_json
+from .text import (
+    Extent,
+    check_texts,
+    extent_of,
+    has_long_number,
+    json_parts,
+    parse_term,
+    term_json,
+)
 
 __all__ = [
     "MAX_BITS",
+    "Extent",
     "Term",
     "TooLong",
     "check_texts",

@@ -330,8 +330,10 @@ class _Objects:
         found = dict(pairs)
         if len(found) != len(pairs):
             raise CorruptError("the saved tree has an object that says something twice")
+        if "$" in found:  # nearly all: a term is no record
+            return found
         record = self._records.pairs_of(list(chain.from_iterable(pairs)))
-        if record is None or "$" in found or any(map(has_surrogates, found)):
+        if record is None or any(map(has_surrogates, found)):
             return found
         return record if are_terms(record.values) else found
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ...errors import CorruptError, RefusedError, UnsupportedError
 from ...manifest.dtypes import SAFETENSORS, nbytes_of
-from ...pickles.terms import Extent, extent_of, has_long_number
+from ...pickles.terms import JsonExtent, extent_of, has_long_number
 from ...pickles.terms.spelling import has_surrogates
 from ...sources.source import Readable
 
@@ -194,7 +194,7 @@ def _count_texts(root: Json) -> int:
 
 def _check_extent(
     content: bytes, what: str, nbytes_of_quote: int, most_brackets: int | None
-) -> Extent:
+) -> JsonExtent:
     """Check the depth and number of brackets, and the number of strings, before parsing."""
     extent = extent_of(content)
     if extent.depth > _DEEPEST:

@@ -48,7 +48,7 @@ class ComparedTensor(NamedTuple):
         return self.where.name
 
 
-class Reach(NamedTuple):
+class StorageSpan(NamedTuple):
     """Where the elements of a tensor begin and end in its storage, in bytes."""
 
     start: int
@@ -64,11 +64,11 @@ class Reach(NamedTuple):
         return stored.source, stored.start + start, stored.start + end
 
 
-def reach_in_storage(tensor: Tensor) -> Reach:
+def span_in_storage(tensor: Tensor) -> StorageSpan:
     """Return where the elements of a tensor begin and end in its storage."""
     start = tensor.offset * BITS[tensor.dtype] // 8
     end = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
-    return Reach(start, end)
+    return StorageSpan(start, end)
 
 
 def can_cast(old: str, new: str) -> bool:

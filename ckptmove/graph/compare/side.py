@@ -17,7 +17,7 @@ from ..draft import CheckpointGraph, StorageBytes, View
 from ..edges import COMPOSITE, bytes_of, type_of
 from ..plain_tensors import data_of, flags_of, is_plain
 from ..traversal import held_by, nodes_of
-from .difference import ComparedTensor, Reach, StoredElements, reach_in_storage
+from .difference import ComparedTensor, StorageSpan, StoredElements, span_in_storage
 from .tree_position import TreePosition
 
 _LARGEST_TERM = 100  # most nodes of a value that is shown completely
@@ -33,7 +33,7 @@ class Side:
         self.recogniser = draft.graph.recogniser
         self.kind = Kind.VALUE_ADDED if added else Kind.VALUE_REMOVED
         self.spelled: set[int] = set()  # nodes that state the device of a tensor
-        self.views: dict[tuple[int, str], tuple[View, Reach]] = {}  # by form and dtype
+        self.views: dict[tuple[int, str], tuple[View, StorageSpan]] = {}  # by form and dtype
         self.alone: list[ComparedTensor] = []
         self.met: set[int] = set()  # for content that only this side has
 
@@ -58,7 +58,7 @@ class Side:
         self.spelled.update(map(id, tensor.spelled))
         extent, left_out = None, False
         if tensor.storage is not None:
-            extent = reach_in_storage(tensor).within(self.draft.stored[tensor.storage])
+            extent = span_in_storage(tensor).within(self.draft.stored[tensor.storage])
             left_out = extent is None
         shown = None if left_out else self.elements(data_of(node), tensor)
         return ComparedTensor(where, node, tensor, shown, self.draft, left_out, extent)
@@ -70,9 +70,9 @@ class Side:
         known = self.views.get((id(form), tensor.dtype))
         if known is None:
             view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset)
-            known = self.views[id(form), tensor.dtype] = view, reach_in_storage(tensor)
-        view, reach = known
-        draft, extent = self.draft, reach.within(stored)
+            known = self.views[id(form), tensor.dtype] = view, span_in_storage(tensor)
+        view, span = known
+        draft, extent = self.draft, span.within(stored)
         # constructors would take longer, and there may be very many
         shown = None if extent is None else tuple.__new__(StoredElements, (draft, stored, view))
         return tuple.__new__(

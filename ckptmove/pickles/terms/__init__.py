@@ -25,7 +25,7 @@ linear time, and only the depth of the JSON text is limited.
 from .reading import from_terms
 from .spelling import MAX_BITS, Term, TooLong, to_terms
 from .text import (
-    Extent,
+    JsonExtent,
     check_texts,
     extent_of,
     has_long_number,
@@ -36,7 +36,7 @@ from .text import (
 
 __all__ = [
     "MAX_BITS",
-    "Extent",
+    "JsonExtent",
     "Term",
     "TooLong",
     "check_texts",

@@ -342,7 +342,7 @@ class _Division:
     def flat(self, stored: StorageBytes, start: int, end: int, name: str) -> Part:
         """Return a part for contiguous bytes of a storage, in a composite tensor's shape."""
         look = self.looks.get(stored.id)
-        if look is not None and BITS[look.dtype] >= 8 and _is_contiguous(look):
+        if look is not None and BITS[look.dtype] >= 8 and is_contiguous(look.shape, look.stride):
             nbytes = nbytes_of(prod(look.shape), look.dtype)
             if not look.offset and (start, end) == (0, nbytes):
                 return self.part(stored, look, start, name)
@@ -417,7 +417,7 @@ class _Look(NamedTuple):
 def _look_of(view: View) -> _Look:
     dtype, last = CARRIERS.get(view.dtype, (view.dtype, 0))
     shape = (*view.shape, last) if last else view.shape
-    is_flat = _is_contiguous(view) and not (view.conj or view.neg)
+    is_flat = is_contiguous(view.shape, view.stride) and not (view.conj or view.neg)
     return _Look(dtype, shape, nbytes_of(prod(view.shape), view.dtype), is_flat)
 
 
@@ -436,7 +436,3 @@ def allowed_name(wanted: str) -> str:
     if not wanted.isascii():
         wanted = wanted.encode("utf-8", "backslashreplace").decode("utf-8")
     return _OTHER_NAMES.get(wanted, wanted)
-
-
-def _is_contiguous(view: View) -> bool:
-    return is_contiguous(view.shape, view.stride)

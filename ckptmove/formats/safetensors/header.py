@@ -20,8 +20,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
+from json.encoder import encode_basestring
 from math import isfinite, prod
 from operator import countOf
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
@@ -312,17 +313,19 @@ def lay_out(
     are not written at all, unlike an empty mapping. RefusedError if the header would be longer than
     readers accept.
     """
-    said: dict[str, Json] = {}
+    said, names = list[str](), set[str]()
     if metadata is not None:
-        said[METADATA] = {key: metadata[key] for key in sorted(metadata)}
+        in_order = {METADATA: {key: metadata[key] for key in sorted(metadata)}}
+        said.append(json.dumps(in_order, ensure_ascii=False, separators=(",", ":"))[1:-1])
     ordered, end = sorted(tensors, key=_order), 0
     for tensor in ordered:
         start, end = end, end + tensor.nbytes
-        if tensor.name in said and tensor.name != METADATA:
+        if tensor.name in names:
             raise RefusedError(f"two tensors would be named {quote(tensor.name)}")
-        said[tensor.name] = _entry_json(tensor, start, end)
+        names.add(tensor.name)
+        said.append(_entry_json(tensor, start, end))
     try:
-        text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        text = f"{{{','.join(said)}}}".encode()
     except UnicodeEncodeError as error:
         texts = [(key + value, f"metadata {quote(key)}") for key, value in (metadata or {}).items()]
         texts += [(each.name, f"name {quote(each.name)}") for each in ordered]
@@ -359,13 +362,19 @@ def _order(tensor: TensorToWrite) -> tuple[int, str]:
     return rank, tensor.name
 
 
-def _entry_json(tensor: TensorToWrite, start: int, end: int) -> dict[str, Json]:
-    """The entry of a tensor in the header, in the library's order."""
-    name, shape = tensor.name, list(tensor.shape)
+def _entry_json(tensor: TensorToWrite, start: int, end: int) -> str:
+    """The name and the entry of a tensor in the header; a dict of each would take memory."""
+    name, dtype, shape, _ = tensor
     if name == METADATA:
         raise UnsupportedError(f"safetensors can't hold a tensor named {METADATA!r}")
-    if tensor.dtype == _FLOAT4:
-        if not shape:
-            raise UnsupportedError(f"safetensors can't hold {quote(name)}, a single pair of float4")
-        shape[-1] *= 2
-    return {"dtype": _NAMES[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
+    if dtype == _FLOAT4 and not shape:
+        raise UnsupportedError(f"safetensors can't hold {quote(name)}, a single pair of float4")
+    kind = _kind_json(dtype, shape)
+    return f'{encode_basestring(name)}:{{{kind},"data_offsets":[{start},{end}]}}'
+
+
+@lru_cache(1 << 7)  # limited, because sizes can be chosen to have equal hashes
+def _kind_json(dtype: str, shape: tuple[int, ...]) -> str:
+    """What the entries of similar tensors begin with, in the library's order."""
+    sizes = [*shape[:-1], 2 * shape[-1]] if dtype == _FLOAT4 else shape
+    return f'"dtype":"{_NAMES[dtype]}","shape":[{",".join(map(str, sizes))}]'

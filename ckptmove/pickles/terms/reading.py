@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from array import array
-from base64 import b64decode, b64encode
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable
 from itertools import count
 from math import isfinite, isnan
@@ -376,10 +376,10 @@ def _list(term: dict[str, Term], field: str | None = None) -> Term:
 def _bytes(term: dict[str, Term]) -> bytes:
     text = _text(term)
     try:
-        content = b64decode(text, validate=True)
+        content = a2b_base64(text)
     except ValueError:
         raise _malformed(term) from None
-    if b64encode(content).decode("ascii") != text:
+    if b2a_base64(content, newline=False).decode("ascii") != text:
         raise _malformed(term)
     return content
 

@@ -6,7 +6,7 @@ import json
 import re
 import struct
 from array import array
-from base64 import b64encode
+from binascii import b2a_base64
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from json.encoder import encode_basestring_ascii
@@ -425,7 +425,7 @@ def _scalar(node: Node) -> Term:
 
 
 def _base64(content: bytes) -> str:
-    return b64encode(content).decode("ascii")
+    return b2a_base64(content, newline=False).decode("ascii")
 
 
 def _name(node: Global) -> str:

@@ -215,6 +215,7 @@ class _Canoniser:
         self.recogniser = Recogniser(ids, tensors)
         self.kept: list[Node] = [root]  # kept alive, so that no other node gets the same `id()`
         self.new: dict[int, Node] = {}
+        self.encoded: dict[int, bytes | None] = {}
         self.done: set[int] = set()  # tensors that hold nothing else to visit
 
     def run(self, within: Mapping[int, Node]) -> Graph:
@@ -276,7 +277,11 @@ class _Canoniser:
             return self.graph.tensor(
                 self.storage(said.storage), tensor.dtype, said.shape, said.stride, tensor.offset
             )
-        return normalize(without_source_text(node), lambda held: self.uses[id(held)] == 1)
+        value = normalize(
+            without_source_text(node), lambda held: self.uses[id(held)] == 1, self.encoded
+        )
+        # the bytes of an encoded text stand for all calls that encode it
+        return self.replaced(value) if isinstance(value, bytes) and value is not node else value
 
     @cached_property
     def uses(self) -> Counter[int]:

@@ -23,6 +23,7 @@ from ..pickles.nodes import (
 )
 from ..pickles.opcodes.pairs import keys_of
 from ..pickles.opcodes.plain_tensors import kind_of
+from ..torch_pickle.callables.uses import ENCODE, LATIN_1, latin_1
 from ..torch_pickle.children import TRANSPARENT, children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from ..torch_pickle.values.numpy_arrays import CONTENT_AT, array_of
@@ -32,7 +33,6 @@ from .traversal import Composite
 
 COMPOSITE = (Tuple, List, Set, Dict, Call, Persistent)
 _SETS = {"builtins.set": "set", "builtins.frozenset": "frozenset"}
-_LATIN_1 = ("latin1", "latin-1")
 _SAFE_BITS = 60  # largest number that is its own hash
 
 #: The children of an object, by comparable keys: the keys that lead there, and the node.
@@ -175,11 +175,8 @@ def bytes_of(node: Node) -> bytes | None:
     args = node.args.items
     if node.qualname == "builtins.bytes" and not args:
         return b""
-    if node.qualname == "_codecs.encode" and len(args) == 2 and args[1] in _LATIN_1:
-        try:
-            return args[0].encode("latin-1") if isinstance(args[0], str) else None
-        except UnicodeEncodeError:
-            return None
+    if node.qualname == ENCODE and len(args) == 2 and args[1] in LATIN_1:
+        return latin_1(args[0]) if isinstance(args[0], str) else None
     return None
 
 

@@ -16,17 +16,20 @@ from ..pickles.nodes import Blob, Call, Global, Items, List, Node, Set, Tuple
 from ..pickles.opcodes.literals import may_be_checkpoint
 from ..pickles.opcodes.plain_tensors import compact_form
 from ..sources.source import MAX_NBYTES, Readable
+from ..torch_pickle.callables.uses import LATIN_1, latin_1
 
 #: Longer bytes in a tree are tensors of their own.
 LONGEST_INLINE = 4096
 _READ = 1 << 20
-_ENCODINGS = ("latin1", "latin-1")
 
 
-def normalize(node: Node, is_only_here: Callable[[List], bool]) -> Node:
+def normalize(
+    node: Node, is_only_here: Callable[[List], bool], encoded: dict[int, bytes | None]
+) -> Node:
     """Return the value that a node stands for, or the node itself, which may be changed.
 
-    `is_only_here` tells whether a list is held only by one tuple of arguments.
+    `is_only_here` tells whether a list is held only by one tuple of arguments. `encoded` keeps the
+    bytes of each text, by its `id()`: all calls that encode it give the same object.
     """
     if isinstance(node, bytes):
         return _as_bytes(node)
@@ -42,14 +45,14 @@ def normalize(node: Node, is_only_here: Callable[[List], bool]) -> Node:
         return node
     name = node.qualname
     if name == "builtins.bytearray" and len(items) == 2:
-        content = _encode(items)
+        content = _encode(items, encoded)
         if content is not None:
             node.args = Tuple([content], 0)
     if filled:
         return node
     if name == "_codecs.encode" or (name == "builtins.bytes" and not items):
-        content = _encode(items) if items else b""
-        return node if content is None else _as_bytes(content)
+        content = _encode(items, encoded) if items else b""
+        return node if content is None else content
     if name in ("builtins.set", "builtins.frozenset") and len(items) == 1:
         inside = items[0]
         if isinstance(inside, List) and is_only_here(inside):
@@ -85,13 +88,13 @@ def text_of(blob: Blob, window: Readable | None) -> str | None:
     return "".join(parts)
 
 
-def _encode(items: Items) -> bytes | None:
-    if len(items) != 2 or not isinstance(items[0], str) or items[1] not in _ENCODINGS:
+def _encode(items: Items, encoded: dict[int, bytes | None]) -> bytes | None:
+    if len(items) != 2 or not isinstance(items[0], str) or items[1] not in LATIN_1:
         return None
-    try:
-        return items[0].encode("latin-1")
-    except UnicodeEncodeError:
-        return None
+    text = items[0]
+    if id(text) not in encoded:
+        encoded[id(text)] = latin_1(text)
+    return encoded[id(text)]
 
 
 def _nested_name(node: Call) -> Node:

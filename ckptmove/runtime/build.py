@@ -32,11 +32,11 @@ from ..pickles.nodes import (
     Tuple,
     without_source_text,
 )
+from ..pickles.opcodes.copies import Copies
+from ..sources.budget import Budget
 from . import arrays, plain, rebuild
 from .opaque import Opaque, printable_name
 from .storages import WHOLE
-
-_ROOM = 256 << 20  # limit for copies of arguments that calls share, in items or bytes
 
 _PLAIN = {V2: 6, V3: 7}  # arguments of a tensor without metadata
 _SHORT = 64  # characters of a string that may be copied
@@ -84,8 +84,8 @@ class _Builder:
         self.todo: list[_Step] = []
         self.names: dict[str, object] = {}
         self.storages: dict[tuple[int, str], torch.TypedStorage] = {}
-        self.copied: set[int] = set()
-        self.room = _ROOM
+        self.copies = Copies()
+        self.room = 2 * Budget().room  # for copies of arguments that calls share
         self.fake = torch._guards.detect_fake_mode(None) is not None
 
     def build(self, root: Node) -> object:
@@ -277,12 +277,13 @@ class _Builder:
         name, args, kwargs = node.qualname or "", self.value(node.args), self.value(node.kwargs)
         if not kwargs and isinstance(args, tuple):
             if name in rebuild.REBUILD and not rebuild.is_foreign(name, args):
+                self.charge(self.copies.price(node))
                 if name not in rebuild.READING_NO_VALUES:
                     self.before_values()
                 return rebuild.rebuild(name, args)
             make = arrays.ARRAYS.get(name) if arrays.is_plain(node) else plain.PLAIN.get(name)
             if make is not None:
-                self.charge(args)
+                self.charge(self.copies.price(node, zeros=False))
                 try:
                     return make(*args)
                 except (CkptmoveError, MemoryError):
@@ -299,13 +300,9 @@ class _Builder:
             how=node.opcode,
         )
 
-    def charge(self, args: tuple[object, ...]) -> None:
-        """Limit the total size that calls copy of a shared argument."""
-        for each in args:
-            if isinstance(each, (str, bytes, bytearray, list, tuple, dict)):
-                if id(each) in self.copied:
-                    self.room -= len(each)
-                self.copied.add(id(each))
+    def charge(self, nbytes: int) -> None:
+        """Limit the total size that calls copy of shared arguments."""
+        self.room -= nbytes
         if self.room < 0:
             raise CorruptError("the pickle would take too much memory")
 
@@ -322,7 +319,7 @@ class _Builder:
             self.add(made, [self.value(each) for each in node.items])
             self.set_pairs(made, node)
             if node.built:
-                self.give_state(made, self.value(node.state))
+                self.give_state(made, node.state)
 
     def add(self, made: Any, items: list[object]) -> None:
         if type(made) in (list, deque):
@@ -348,13 +345,13 @@ class _Builder:
         elif pairs:
             raise CorruptError(f"the pickle sets items of something that has none ({_kind(made)})")
 
-    def give_state(self, made: Any, state: Any) -> None:
+    def give_state(self, made: Any, node: Node) -> None:
+        state = self.value(node)
         if isinstance(made, Opaque):
             made.state = state
             return
         give = arrays.give_state if type(made).__module__.startswith("numpy") else plain.give_state
-        if isinstance(state, tuple):
-            self.charge(state)
+        self.charge(self.copies.price_of_state(node))
         try:
             give(made, state)
         except Exception as error:

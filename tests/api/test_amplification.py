@@ -52,6 +52,121 @@ def test_what_is_referred_to_often_is_written_once(kind: str, suffix: str, tmp_p
     assert ckptmove.diff(path, out).equal
 
 
+def _number(value: int) -> bytes:
+    return b"J" + struct.pack("<i", value)
+
+
+def _row(count: int) -> bytes:
+    return b"](" + b"".join(map(_number, range(count))) + b"e"
+
+
+def _dict(count: int) -> bytes:
+    return b"}(" + b"".join(_number(n) + b"N" for n in range(count)) + b"u"
+
+
+#: A numpy dtype and a shape in the slots 2 and 3, for arrays of a million bytes.
+_DTYPE = (
+    b"cnumpy\ndtype\n\x8c\2u1\x89\x88\x87R(K\3\x8c\1|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tbq\2"
+)
+_SHAPE = _number(1_000_000) + b"\x85q\3"
+_ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85C\1b\x87R"
+#: An expanded tensor of a billion elements in slot 2.
+_EXPANDED = (
+    b"ctorch._utils\n_rebuild_tensor_v2\n((\x8c\7storagectorch\nFloatStorage\n\x8c\x010\x8c\3cpuK\1t"
+    b"QK\0" + _number(1 << 30) + b"\x85K\0\x85\x89ccollections\nOrderedDict\n)RtRq\2"
+)
+_TEXT = text("x" * 1_000_000) + b"q\0" + text("latin1") + b"q\1"
+_BYTES = b"B" + struct.pack("<I", 1_000_000) + b"x" * 1_000_000 + b"q\0"
+#: What is shared (in slot 0), and the call that copies it.
+COPYING: dict[str, tuple[bytes, bytes]] = {
+    "encoded text": (_TEXT, b"c_codecs\nencode\nh\0h\1\x86R"),
+    "a bytearray of text": (_TEXT, b"cbuiltins\nbytearray\nh\0h\1\x86R"),
+    "bytes of text": (_TEXT, b"cbuiltins\nbytes\nh\0h\1\x86R"),
+    "a bytearray of bytes": (_BYTES, b"cbuiltins\nbytearray\nh\0\x85R"),
+    "bytes of a bytearray": (
+        _BYTES + b"cbuiltins\nbytearray\nh\0\x85Rq\4",
+        b"cbuiltins\nbytes\nh\4\x85R",
+    ),
+    "a new bytearray": (_BYTES, b"cbuiltins\nbytearray\nh\0\x85\x81"),
+    "an object of a bytearray": (_BYTES, b"(cbuiltins\nbytearray\nh\0o"),
+    "an instance of a bytearray": (_BYTES, b"(h\0ibuiltins\nbytearray\n"),
+    "a bytearray with keywords": (_BYTES, b"cbuiltins\nbytearray\nh\0\x85}\x92"),
+    "zeros": (b"Nq\0", b"cbuiltins\nbytearray\n" + _number(1_000_000) + b"\x85R"),
+    "text of bytes": (_BYTES, b"cbuiltins\nstr\nh\0\x8c\5ascii\x86R"),
+    "a path": (_TEXT, b"cpathlib\nPosixPath\nh\0\x85R"),
+    "a list": (_row(20_000) + b"q\0", b"cbuiltins\nlist\nh\0\x85R"),
+    "a tuple": (_row(20_000) + b"q\0", b"cbuiltins\ntuple\nh\0\x85R"),
+    "a deque": (_row(20_000) + b"q\0", b"ccollections\ndeque\nh\0\x85R"),
+    "a size": (_row(20_000) + b"q\0", b"ctorch\nSize\nh\0\x85R"),
+    "a set": (_row(20_000) + b"q\0", b"cbuiltins\nset\nh\0\x85R"),
+    "a frozen set": (_row(20_000) + b"q\0", b"cbuiltins\nfrozenset\nh\0\x85R"),
+    "a counter": (_dict(20_000) + b"q\0", b"ccollections\nCounter\nh\0\x85R"),
+    "an ordered dict": (_dict(20_000) + b"q\0", b"ccollections\nOrderedDict\nh\0\x85R"),
+    "attributes": (_dict(20_000) + b"q\0", b"ccollections\nOrderedDict\n)Rh\0b"),
+    "an array": (_BYTES + _DTYPE + _SHAPE, _ARRAY + b"(K\1h\3h\2\x89h\0tb"),
+    "an array of text": (
+        _TEXT + _DTYPE + _SHAPE + b"c_codecs\nencode\nh\0h\1\x86Rq\4",
+        _ARRAY + b"(K\1h\3h\2\x89h\4tb",
+    ),
+    "an array in a buffer": (
+        _BYTES + _DTYPE + _SHAPE,
+        b"cnumpy.core.numeric\n_frombuffer\n(h\0h\2h\3\x8c\1CtR",
+    ),
+    "an indirect call": (
+        _BYTES,
+        b"ctorch._tensor\n_rebuild_from_type_v2\n(cbuiltins\nbytearray\ncbuiltins\nbytearray\n"
+        b"h\0\x85NtR",
+    ),
+    "a cast": (
+        _EXPANDED,
+        b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(h\2ctorch\nfloat64\n"
+        b"\x8c\3cpu\x89tR",
+    ),
+    "sparse indices": (
+        _EXPANDED,
+        b"ctorch._utils\n_rebuild_sparse_tensor\nctorch.serialization\n_get_layout\n"
+        b"\x8c\x10torch.sparse_coo\x85R(h\2h\2K\1\x85\x89t\x86R",
+    ),
+}
+
+
+def copied(kind: str, times: int) -> bytes:
+    """A checkpoint with a value of a megabyte that so many calls copy."""
+    shared, call = COPYING[kind]
+    more = {"data/0": bytes(4)} if b"FloatStorage" in shared else {}
+    return zipped(b"\x80\4(" + shared + call * times + b"l.", more=more)
+
+
+@pytest.mark.parametrize("kind", COPYING)
+def test_calls_do_not_copy_a_shared_value_very_often(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "in.pt"
+    path.write_bytes(copied(kind, 200))
+    for verb in (
+        lambda: ckptmove.inspect(path),
+        lambda: ckptmove.load(path),
+        lambda: convert(path, tmp_path / "out.pt", force=True),
+        lambda: ckptmove.validate(path).raise_if_failed(),
+    ):
+        with pytest.raises(ckptmove.CkptmoveError, match="far denser than what libraries write"):
+            verb()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("kind", ["encoded text", "a bytearray of text", "bytes of a bytearray"])
+def test_what_calls_copy_a_few_times_is_written_once(
+    kind: str, suffix: str, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "in.pt", tmp_path / f"out{suffix}"
+    path.write_bytes(copied(kind, 20))
+    convert(path, out)
+    assert out.stat().st_size < 2.1 * path.stat().st_size
+    assert ckptmove.diff(path, out).equal
+    loaded = ckptmove.load(out)
+    assert loaded[-20:] == [b"x" * 1_000_000] * 20
+    arrays = {id(each) for each in loaded[-20:] if type(each) is bytearray}
+    assert len(arrays) == (20 if kind == "a bytearray of text" else 0)
+
+
 def test_a_long_number_is_emitted_once() -> None:
     data = recalled(LARGE["number"], 200)
     assert len(emit(walk(data).root)) < 210_000

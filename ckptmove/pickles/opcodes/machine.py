@@ -34,6 +34,7 @@ from ...sources.budget import (
 from ..device_tags import may_be_tag
 from ..hash_costs import check_added
 from ..nodes import TEXTS, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
+from .copies import Copies
 from .marked_stack import MarkedStack
 from .memo import UNFILLED, Memo
 from .pairs import RecordKinds, keys_of, with_pairs
@@ -59,6 +60,7 @@ class Machine(MarkedStack):
         self.globals: list[Global] = []
         self.persistents: list[Persistent] = []
         self.calls: list[Call] = []
+        self.copies = Copies()
         self.records = RecordKinds()
         self.textual = False  # whether a persistent id is a line of text, as in protocol 0
         self.protocol = 0
@@ -302,6 +304,9 @@ class Machine(MarkedStack):
         if not isinstance(target, Call) or target.built:
             raise self.fault("the pickle gives a state to something that takes none")
         target.state, target.built = state, True
+        price = self.copies.price_of_state(state)
+        if price:
+            self.charge(price)
 
     def op_bytearray8(self) -> None:
         content = Tuple([self.content(self.number(8))], self.at)
@@ -328,7 +333,7 @@ class Machine(MarkedStack):
     ) -> Call:
         node = Call(function, args, opcode, at, kwargs)
         self.calls.append(node)
-        self.charge(CALL)
+        self.charge(CALL + self.copies.price(node))
         self.stack.append(node)
         return node
 

@@ -33,7 +33,7 @@ def convert(src: str | None, dst: str | None, output: OutputOptions, **options: 
     by one after all are verified, the index last.
 
     \b
-    --preset lightning   --root state_dict --strip-prefix model
+    --preset lightning   --root state_dict --weights model --strip-prefix model
                          --rename 's/\\b_orig_mod\\.//g'
     --preset hf          --weights model --bare
                          --rename 's/^((module|_orig_mod)\\.)+|\\b_orig_mod\\.//g'

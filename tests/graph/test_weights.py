@@ -556,3 +556,42 @@ def test_another_value_below_a_root_is_no_part(value: object, tmp_path: Path) ->
     torch.save({**whole["model"], "version": value}, tmp_path / "part.pt")
     found = ckptmove.validate(tmp_path / "part.pt", against=tmp_path / "whole.pt", subset=True)
     assert not found.ok
+
+
+def _ema_pytorch_child() -> dict[str, Any]:
+    own = {
+        f"ema.{which}.{name}": each
+        for which in ("online_model", "ema_model")
+        for name, each in state(2 if which == "ema_model" else 3).items()
+    }
+    return {**own, "ema.initted": torch.tensor(True), "ema.step": torch.tensor(1)}
+
+
+#: The averages of a LightningModule whose child keeps them, and the name of the averages.
+CHILDREN: dict[str, Callable[[], dict[str, Any]]] = {
+    "model_ema": lambda: {k: v for k, v in lit_ema()["state_dict"].items() if "_ema" in k},
+    "ema_model": lambda: state(2, "ema_model."),
+    "ema": lambda: state(2, "ema.module."),
+    "swa_model": lambda: {
+        **state(2, "swa_model.module."),
+        "swa_model.n_averaged": torch.tensor(1),
+    },
+    "ema.ema_model": _ema_pytorch_child,
+}
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+def test_averages_among_the_names_of_a_lightning_module(name: str, tmp_path: Path) -> None:
+    prefix = "model.diffusion_model." if name == "model_ema" else "model."
+    model, averages = state(1, prefix), CHILDREN[name]()
+    path = saved({"state_dict": {**model, **averages}, "pytorch-lightning_version": "2"}, tmp_path)
+    report = convert(path, tmp_path / "out.pt", preset="lightning")
+    assert report.weights is not None
+    assert (report.weights["name"], report.weights["section"]) == ("state_dict", "model")
+    assert [each["name"] for each in report.weights["others"]] == [f"state_dict.{name}"]
+    own = {each.removeprefix("model.") for each in model}
+    assert torch.load(tmp_path / "out.pt").keys() == own
+    convert(path, tmp_path / "out.pt", preset="lightning", weights="ema", force=True)
+    loaded = torch.load(tmp_path / "out.pt")
+    assert loaded.keys() <= own
+    assert {float(each.unique()) for each in loaded.values()} == {2}

@@ -28,7 +28,10 @@ _WRAPPERS = r"s/^((module|_orig_mod)\.)+|\b_orig_mod\.//g"
 
 #: The options of `convert` that each preset sets.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "lightning": {"root": "state_dict", "rename": (_COMPILED,), "strip_prefix": "model"},
+    "lightning": {
+        **{"root": "state_dict", "weights": "model"},
+        **{"rename": (_COMPILED,), "strip_prefix": "model"},
+    },
     "hf": {"weights": "model", "rename": (_WRAPPERS,), "bare": True},
     "deploy": {"weights": "model", "rename": (_WRAPPERS,), "to": "cpu", "bare": True},
 }
@@ -86,9 +89,8 @@ class Edits(NamedTuple):
             hint = f"one of {', '.join(PRESETS)}"
             raise UsageError(f"there is no preset {preset!r}", hint=hint)
         added = PRESETS.get(preset or "", {})
-        if root is None and weights is None:  # with the weights named, their place need not be
-            root = added.get("root")
-        weights = added.get("weights") if weights is None else weights
+        if weights is None and (root is None or "root" not in added):
+            root, weights = root or added.get("root"), added.get("weights")
         if weights in OF_ZERO:  # the format returns only the chosen weights
             weights = Section.MODEL.value
         if weights is not None:

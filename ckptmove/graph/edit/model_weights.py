@@ -114,9 +114,10 @@ def _own_name(entry: TensorEntry, path: Path) -> str:
 def _head(entry: TensorEntry, path: Path) -> str:
     """Return the prefix of an average's names in the state dict of its model, if it is in it."""
     keys = (entry.state_key or "").split(".")[:-1]
-    if len(entry.path) == len(path) + 1:
-        keys = keys[:1]
-    spoken = next((n for n, key in enumerate(keys, 1) if speaks_of_average(key)), 0)
+    first = keys[:1] if len(entry.path) == len(path) + 1 else keys
+    spoken = next((n for n, key in enumerate(first, 1) if speaks_of_average(key)), 0)
+    if spoken and spoken < len(keys) and speaks_of_average(keys[spoken]):
+        spoken += 1  # `ema.ema_model.…` of ema-pytorch, beside `ema.online_model.…`
     return ".".join(keys[:spoken])
 
 
@@ -144,7 +145,8 @@ def _names_of_averages(averages: Weights, models: dict[Path, Weights]) -> list[s
     beside = [around] if around is not None else list(models.values())
     known = {name for each in beside for name in each.names if name is not None}
     bare = [name.removeprefix(f"{averages.head}.") for name in names]
-    told = model_names(bare, known, averages.head)
+    own = [name for name in bare if not name.startswith(f"{COPY}.")]
+    told = model_names(own, known, averages.head)
     return [told.get(name) for name in bare]
 
 

@@ -6,6 +6,7 @@ imports it and forks for each program.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -91,6 +92,7 @@ def _serve(kind: str) -> None:
 
     torch.set_num_threads(1)  # before any is started, which no child would have
     device = _device(kind)
+    gc.freeze()  # or a child copies the pages of all of torch when it looks for garbage
     json.dump([_one(kind, device, each) for each in json.load(sys.stdin)], sys.stdout)
 
 

@@ -325,6 +325,7 @@ print(anonymous() - before)
 """
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
 @pytest.mark.parametrize("kind", ["zip", "safetensors"])

@@ -141,6 +141,7 @@ print(most - before)
 """
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])

@@ -159,22 +159,18 @@ def test_a_script_is_run_for_some_steps_on_a_played_device(training: Path) -> No
 
 
 @pytest.mark.slow
-def test_what_a_script_says_goes_to_stderr(training: Path, run_cli: RunCli) -> None:
+def test_json_is_the_diagnosis_and_what_a_script_says_goes_to_stderr(
+    training: Path, run_cli: RunCli
+) -> None:
     write(training, "print('hello')\nimport os\nos.system('echo aloud')\n" + training.read_text())
     arguments = ("doctor", "--script", training, "--device", "cpu")
-    done = run_cli(*arguments, "--json", "--", "cpu", exit=0)
-    told = json.loads(done.stdout)
-    assert told["trace"]["steps"] == 2
-    assert "hello" in done.stderr
-    assert "aloud" in done.stderr
     done = run_cli(*arguments, "-q", "--", "cpu", exit=0)
     assert (done.stdout, done.stderr) == ("", "")
-
-
-@pytest.mark.slow
-def test_json_is_the_diagnosis(training: Path, run_cli: RunCli) -> None:
-    done = run_cli("doctor", "--script", training, "--device", "cpu", "--json", "--", "cpu", exit=0)
+    done = run_cli(*arguments, "--json", "--", "cpu", exit=0)
+    assert "hello" in done.stderr
+    assert "aloud" in done.stderr
     told = json.loads(done.stdout)
+    assert told["trace"]["steps"] == 2
     keys = "schema subject device simulated ok complete not_simulated unplayed verdicts facts "
     keys += "report placed trace not_run"
     assert list(told) == [*keys.split(), "notes"]

@@ -139,6 +139,7 @@ def test_no_thread_was_started_before(tmp_path: Path) -> None:
     assert call_in_subprocess(acts.threads, {}, patience=60, guarded=True) == {"threads": 1}
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.slow
 @fenced
 @filtered

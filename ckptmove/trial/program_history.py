@@ -59,6 +59,11 @@ def told_to(recorder: Recorder) -> Iterator[None]:
             failed = history.note_refused if name in _MOVES else None
             if real is not None:
                 stack.enter_context(replaced_attribute(target, name, _then(real, after, failed)))
+        data = vars(torch.Tensor).get("data")
+        if isinstance(data, property):  # of a simulated device, which torch's own modes don't see
+            sets = _noting_values(data.fset, recorder)
+            told = property(data.fget, sets, data.fdel)
+            stack.enter_context(replaced_attribute(torch.Tensor, "data", told))
         stack.enter_context(_told_of_parameters(history))
         maker = type(torch.device)
         # True only for the class of a simulated device; torch's own class can't be watched.
@@ -72,6 +77,17 @@ def told_to(recorder: Recorder) -> Iterator[None]:
             told = _then(real, lambda made, args, kwargs, at: history.note_generator(made, at))
             stack.enter_context(replaced_attribute(torch.Generator, "__init__", told))
         yield
+
+
+def _noting_values(real: Any, recorder: Recorder) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """A setter of `.data` that records where it is used."""
+
+    def set_values(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        real(tensor, value)
+        recorder.updates.set_values(tensor, sys._getframe(1))
+        recorder.history.note_values(tensor, sys._getframe(1))
+
+    return set_values
 
 
 @contextmanager

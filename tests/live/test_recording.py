@@ -235,3 +235,18 @@ def test_no_code_of_a_variable_runs_to_name_a_tensor() -> None:
         "batch['x']"
     ]
     assert Nosy.looked == []
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_values_computed_from_gradients_are_updates(updates: bool) -> None:
+    """Code that keeps only a norm of each gradient changes nothing."""
+    weight, norms = torch.ones(3, requires_grad=True), []
+    with Recorder(None, CPU) as recorder:
+        for _ in range(3):
+            (gradient,) = torch.autograd.grad((weight * 2).sum(), weight)
+            norms.append(gradient.norm())
+            if updates:
+                weight = (weight - 0.1 * gradient).detach().requires_grad_()
+        torch.stack(norms)
+    assert recorder.backwards == 3
+    assert recorder.is_idle is not updates

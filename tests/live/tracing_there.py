@@ -50,6 +50,17 @@ def test_the_variable_of_the_caller_names_what_was_not_moved() -> None:
     assert fix.startswith('images = images.to("privateuseone:0") after ')  # there is no loop
 
 
+def test_a_large_tensor_that_each_step_copies() -> None:
+    model, data = moved(), torch.ones(1 << 16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ckptmove.trace(model, optimizer, device=DEVICE) as watch:
+        for _ in range(4):
+            model(data.to(DEVICE)[:3]).sum().backward()
+            optimizer.step()
+    assert causes(watch) == ["copied-each-step"]
+    assert watch.verdicts[0].title.startswith("data (1.0 MB) is copied to privateuseone:0 at ")
+
+
 def test_an_argument_without_a_variable_goes_by_the_models_name_for_it() -> None:
     model = moved()
     watch = ckptmove.trace(model, device=DEVICE)

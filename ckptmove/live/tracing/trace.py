@@ -22,6 +22,8 @@ from ..inventory.holdings import Optimizers, has_optimizer, holdings, optimizers
 from ..inventory.manifest import manifest_of
 from ..inventory.ownership import belonging
 from .causes.background import UNKNOWN_PROGRAM, Background, background
+from .causes.costs import found_at_end
+from .causes.training_causes import stale_copies
 from .causes.verdicts import before_a_model, causes, without_a_model
 from .program.source_lines import error_line
 from .recording.recorder import Recorder
@@ -185,6 +187,11 @@ class Watch:
             notes=tuple(left_out(trace, self._every)),
             complete=error is None,
         )
+        if not (error or self.diagnosis.is_wrong):
+            copies = found_at_end(self._recorder, self.device)
+            stale = stale_copies(self._recorder.stale.stale, self.device)
+            verdicts = (*self.diagnosis.verdicts, *copies, *stale)
+            self.diagnosis = replace(self.diagnosis, verdicts=verdicts)
         for each in self.diagnosis.verdicts if error is not None else ():
             _add_note(error, f"ckptmove: {each}")
 

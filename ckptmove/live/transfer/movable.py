@@ -34,7 +34,8 @@ def _check_module(name: str, module: nn.Module) -> None:
     if hasattr(module, "_hf_hook"):
         raise RefusedError(
             f"{called} is dispatched by accelerate, whose hooks move its tensors while it runs",
-            hint="accelerate.hooks.remove_hook_from_submodules(model) first",
+            hint="accelerate.hooks.remove_hook_from_submodules(model) first; if from_pretrained "
+            'offloaded a part of it, load it again with device_map={"": device}',
         )
     kinds = {kind.__name__ for kind in type(module).__mro__}
     wrapper = next((kind for kind in _WRAPPERS if kind in kinds), None)

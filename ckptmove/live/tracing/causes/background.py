@@ -9,6 +9,7 @@ import torch
 
 from ....display.phrases import join_names
 from ...inventory.holdings import Ownership, holdings
+from ...inventory.ownership import UnregisteredTensor, unregistered_tensors
 from ..program.library_calls import LibraryCall
 from ..program.program_source import Choice
 from ..program.source_lines import raising_module
@@ -33,6 +34,7 @@ class Background:
     #: Where the optimizer loaded its state, if its parameters were on another device then.
     loaded_early: StateLoad | None = None
     stale: Sequence[CopiedWeight] = ()  #: trained tensors that are used only as an old copy
+    lost: Sequence[CopiedWeight] = ()  #: parameters used only as a copy, which no optimizer has
     #: Lines that cut values from the graph, with the parameters that get no gradient then.
     cuts: Sequence[tuple[str, Sequence[str]]] = ()
     reads: Sequence[Read] = ()  #: lines that read the gradient of a copy, which stays None
@@ -45,9 +47,12 @@ class Background:
     old_values: Mapping[str, str] = field(default_factory=dict)
     #: Tensors without a module that are trained on another device: each variable and its line.
     variables: Mapping[str, str] = field(default_factory=dict)
+    #: Unregistered tensors of the other modules that were called.
+    unregistered: Sequence[UnregisteredTensor] = ()
     called_at: str = ""  #: the user's lines that called the function that failed
     given_at: str = ""  #: the line that gave this function a tensor on another device
     receiver: str = ""  #: the variable of the module that raised the exception
+    receiver_made: str = ""  #: the code that made it
     history: History | None = None  #: the objects that the program made and moved
 
 
@@ -66,6 +71,7 @@ def background(
     for name, line in ({} if model is None else history.made_since(model)).items():
         added.setdefault(line, []).append(name)
     modules = {m: name for each in names.models for name, m in each.named_modules()}
+    receiver, raising = ("", None) if error is None else raising_module(error)
     hidden = () if model is None or error is None else holdings(model).of(Ownership.UNREGISTERED)
     return Background(
         variable=variable,
@@ -80,6 +86,7 @@ def background(
         optimizer_line=names.optimizers.line,
         loaded_early=names.optimizers.loaded_early,
         stale=_stale(recorder),
+        lost=_lost(recorder),
         cuts=recorder.cuts.cuts(names.models),
         reads=tuple(recorder.updates.reads.values()),
         lost_ties=[
@@ -93,9 +100,16 @@ def background(
         ],
         old_values=history.old_values(modules, {each.name: each.tensor for each in hidden}),
         variables=_variables(recorder),
+        unregistered=[
+            found
+            for each in (() if error is None else names.models)
+            if each is not model
+            for found in unregistered_tensors(holdings(each))
+        ],
         called_at=recorder.called_at,
         given_at=recorder.given_at,
-        receiver="" if error is None else raising_module(error),
+        receiver=receiver,
+        receiver_made="" if raising is None else history.told_of(raising),
         history=history,
     )
 
@@ -108,6 +122,16 @@ def _variables(recorder: Recorder) -> dict[str, str]:
         for name, tensor in trained
         if tensor is not None and indexed(tensor.device) != recorder.home
     }
+
+
+def _lost(recorder: Recorder) -> list[CopiedWeight]:
+    """Parameters of no module that are used only as a copy, and that no optimizer has."""
+    names, known = recorder.names, recorder.names.optimizers.known
+    if recorder.steps < 2 or not known:
+        return []
+    owned = {id(p) for each in names.models for p in each.parameters()}
+    owned |= {id(p) for each in known for group in each.param_groups for p in group["params"]}
+    return recorder.history.copied_untrained(owned)
 
 
 def _stale(recorder: Recorder) -> list[CopiedWeight]:

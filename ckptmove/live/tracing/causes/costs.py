@@ -56,7 +56,7 @@ def found_at_end(recorder: Recorder, device: str) -> Iterator[Verdict]:
     """The verdicts about a whole run: copies and moves that are made again, or not waited for."""
     yield from _not_waited_for(recorder.pending)
     yield from _there_and_back(recorder.history, recorder.steps)
-    for each in recorder.host.repeated.found(recorder.steps):
+    for each in recorder.host.repeated.found(recorder.sampling.watched):
         yield Verdict(
             "copied-each-step",
             f"{each.name} ({size(each.nbytes)}) is copied to {device} at {each.line} in "

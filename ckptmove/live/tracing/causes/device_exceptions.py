@@ -159,6 +159,8 @@ def _lines_behind(cause: str, groups: Mapping[str, Any], known: Background) -> I
     history = known.history
     if cause == "host-value" and known.given_at:
         yield f"it was given there at {known.given_at}"
+    if cause == "criterion-never-moved" and known.receiver_made:
+        yield known.receiver_made
     if history is None:
         return
     if cause == "device-not-usable" and groups.get("found"):

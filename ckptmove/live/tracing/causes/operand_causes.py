@@ -49,7 +49,7 @@ def hidden_tensors(case: Evidence) -> Iterator[Verdict]:
     old_values = case.known.old_values
     advice = {
         each.name: _advice(each, old_values.get(each.name, ""))
-        for each in case.belonging.unregistered
+        for each in (*case.known.unregistered, *case.belonging.unregistered)
     }
     shared_by = {
         each.name: each.kind.__name__

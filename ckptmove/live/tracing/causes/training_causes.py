@@ -129,6 +129,15 @@ def lost_gradients(case: Evidence) -> Iterator[Verdict]:
         )
     if case.works:
         yield from gradients_of_copies(case.known.reads, case.device)
+    for each in case.known.lost if case.works and not case.belonging.copied else ():
+        yield Verdict(
+            "parameter-moved",
+            f"what is used on {case.device} is a copy of {each.name or 'a parameter'}, made at "
+            f"{each.line}: the parameter gets a gradient, and no optimizer has it",
+            f'make it of values that are there, nn.Parameter(values.to("{case.device}")), and give '
+            "it to the optimizer",
+            (with_code(each.line),),
+        )
     for copy, name, line in case.known.separated if case.works else ():
         yield Verdict(
             "parameter-moved",

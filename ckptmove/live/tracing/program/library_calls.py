@@ -62,6 +62,7 @@ def call_without_device(frame: FrameType | None) -> LibraryCall | None:
     """
     libraries: set[str] = set()
     running: list[Any] = []
+    inner: list[FrameType] = []  # the frames of libraries, the outermost last
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return None
@@ -69,16 +70,32 @@ def call_without_device(frame: FrameType | None) -> LibraryCall | None:
         if is_installed(file):
             libraries.add(str(frame.f_globals.get("__name__", "")).partition(".")[0])
             running.append(locals_of(frame).get("self"))
+            inner.append(frame)
         elif not is_library(file):
             names = {**frame.f_globals, **locals_of(frame)}
             found = list(_calls(file, names, libraries, running)) if libraries else []
             if found:
                 return max(found)[1]
+            for each in inner[-2:]:  # a decorator may be the outermost
+                if _lacks_device(each):
+                    line = line_in(file, frame.f_lineno)
+                    return LibraryCall(each.f_code.co_name, line, moves_model=False)
+            inner.clear()
             prepared = _prepared(file, names)
             if prepared is not None:
                 return prepared
         frame = frame.f_back
     return None
+
+
+def _lacks_device(frame: FrameType) -> bool:
+    """Whether a frame runs a function of torch, no method, that takes `device` and has None."""
+    code = frame.f_code
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    is_torch = str(frame.f_globals.get("__name__", "")).startswith("torch.")
+    if not is_torch or "self" in arguments or "device" not in arguments:
+        return False
+    return locals_of(frame).get("device") is None
 
 
 def _prepared(file: str, names: Mapping[str, Any]) -> LibraryCall | None:

@@ -367,21 +367,22 @@ def comes_from(error: BaseException, known: tuple[int, str]) -> bool:
     return False
 
 
-def raising_module(error: BaseException) -> str:
-    """The user's variable of the innermost module that an exception passes through; or "".
+def raising_module(error: BaseException) -> tuple[str, torch.nn.Module | None]:
+    """The innermost module that an exception passes through, after the user's variable of it.
 
     Only modules count that the innermost frame of the user's code calls, and has in a variable.
     """
     own: FrameType | None = None
-    found = ""
+    found: tuple[str, torch.nn.Module | None] = "", None
     traceback = error.__traceback__
     while traceback is not None:
         frame = traceback.tb_frame
         running = locals_of(frame).get("self")
         if not is_library(frame.f_code.co_filename):
-            own, found = frame, ""
+            own, found = frame, ("", None)
         elif own is not None and is_a(running, torch.nn.Module):
-            found = variable(own, running) or found
+            name = variable(own, running)
+            found = (name, running) if name else found
         traceback = traceback.tb_next
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 from collections.abc import Iterator
 from types import FrameType
 
@@ -17,6 +18,7 @@ _LONGEST = 100  # the most characters of code that are shown
 #: Attributes of arrays that are views, and functions that keep an array as it is.
 _VIEWS = ("T", "reshape", "view", "ravel", "squeeze", "transpose")
 _KEEPS = ("append", "extend", "add", "insert", "put", "from_numpy", "asarray", "as_tensor")
+_PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*|\[[^\[\]]*\])*")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _trees: dict[str, tuple[list[str], ast.Module | None]] = {}  # by file, with the parsed lines
 
@@ -175,6 +177,11 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
 def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     given = function.args
     return {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+
+
+def is_place(code: str) -> bool:
+    """Whether code names a variable, or what one holds: `x`, `batch.x`, `batch['views']`."""
+    return _PLACE.fullmatch(code) is not None
 
 
 def line_of_attribute(kind: type, attribute: str) -> str:

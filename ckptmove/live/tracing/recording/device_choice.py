@@ -106,6 +106,9 @@ class Callers:
             if moved is not None and call(moved.device) == is_on:
                 line = with_code(moved.line)
                 return Choice(f"{line} moved it there", "drop that, or move it back after", ())
+            if values := history.values_set(model):
+                fix = "bring the values to the device of their parameter first: .to(p.device)"
+                return Choice(f"{with_code(values)} gives it values on {is_on}", fix, ())
             return line_that_moved(seen, variable or "model", is_on)
         if moved is not None and call(moved.device) == is_on and call(moved.before) == there:
             line, lines = with_code(moved.line), (made,) if made else ()
@@ -133,7 +136,8 @@ class Callers:
                 fix = f'write "{there}" at {named}: {code_at(named)}' if named else fix
                 return Choice(why, fix, found.evidence if found is not None else ())
         if moved is None and not (found is not None and found.title):
-            others = [f"{with_code(seen.set_at)} keeps it"] if seen.set_at else []
+            known = not seen.set_at or seen.set_at in made
+            others = [] if known else [f"{with_code(seen.set_at)} keeps it"]
             another = "" if _is_of_torch(model) else history.moves_of(type(model))
             if another:
                 others.append(f"{with_code(another)} moved another {type(model).__name__}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from types import FrameType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -83,6 +83,13 @@ class _ByIdentity(Generic[_V]):
         found = self._kept.get(id(of))
         return None if found is None or found[0]() is not of else found[1]
 
+    def items(self) -> Iterator[tuple[Any, _V]]:
+        """The objects that still exist, each with its note."""
+        for ref, note in list(self._kept.values()):
+            of = ref()
+            if of is not None:
+                yield of, note
+
 
 class History:
     """The objects that the program made, filled and moved, and the lines that did it."""
@@ -100,6 +107,7 @@ class History:
         self._generators: dict[str, torch.Generator] = {}  # by line
         self.loaders: list[Loader] = []
         self._copied: _ByIdentity[CopiedWeight] = _ByIdentity()
+        self._values: _ByIdentity[str] = _ByIdentity()  # the lines that set the `.data` of tensors
         self.autocasts: dict[str, str] = {}  #: lines that enter autocast → its kind of device
         #: For each parameter, the modules that registered it, each with the parameter's name there.
         self._registered: _ByIdentity[list[tuple[weakref.ref[torch.nn.Module], str]]]
@@ -218,6 +226,11 @@ class History:
             name = "" if own is None else variable(own, tensor)
             known = CopiedWeight(name, line_of(own), again=False)
         self._copied.set(tensor, known._replace(again=known.again or step > 0))
+
+    def note_values(self, tensor: torch.Tensor, frame: FrameType | None) -> None:
+        """Record that a frame of the user's code set the `.data` of a tensor."""
+        if frame is not None and not is_library(frame.f_code.co_filename):
+            self._values.set(tensor, own_lines(frame))
 
     def note_autocast(self, kind: str, frame: FrameType | None) -> None:
         """Record that autocast is entered for a kind of device."""
@@ -351,6 +364,22 @@ class History:
         line, chosen = found
         device = f", for its device is {with_code(chosen)}" if chosen else ""
         return f"{with_code(line)} leaves it there{device}"
+
+    def copied_untrained(self, trained: Container[int]) -> list[CopiedWeight]:
+        """The copies, made before the first step, of parameters that get a gradient in vain.
+
+        `trained` are the ids of the tensors that an optimizer has.
+        """
+        return [
+            copied
+            for each, copied in self._copied.items()
+            if isinstance(each, torch.nn.Parameter) and id(each) not in trained
+            if each.grad is not None and not copied.again and copied.line
+        ]
+
+    def values_set(self, model: torch.nn.Module) -> str:
+        """The lines that last set the `.data` of the first parameter for which code did; or ""."""
+        return next(filter(None, map(self._values.get, model.parameters())), None) or ""
 
     def copied_once(self, tensor: torch.Tensor) -> CopiedWeight | None:
         """The copy of a trained tensor that was copied only before the first step; else None."""

@@ -295,6 +295,8 @@ class Recorder(TorchDispatchMode):
             self.failed(error, kind.text, taken, place.site)
             raise
         made = [out] if isinstance(out, torch.Tensor) else tensors_of(out)
+        if self.backwards and not (self.steps or self.updates.found):
+            self.updates.compute(taken, made, self.backwards, within=self._is_backward)
         place.count += 1
         if plain and are_all_on(home, made):
             if self._copies.watched:

@@ -8,15 +8,24 @@ from typing import Any
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 
 _MOST_KEPT = 4096  # the most storages that have notes
 
 
+_VALUES = {torch.sparse_coo: torch.Tensor._values} | dict.fromkeys(
+    (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc), torch.Tensor.values
+)
+
+
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """The storage of a tensor; None if the tensor has no storage of its own."""
+    """The storage of a tensor, or of a sparse one's values; None if it has no storage."""
     try:
+        if tensor.layout in _VALUES:
+            with _disable_current_modes():
+                tensor = _VALUES[tensor.layout](tensor)
         return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # sparse, or a wrapper
+    except (NotImplementedError, RuntimeError):  # a wrapper
         return None
     except ValueError:  # a parameter without a shape yet
         return None
@@ -24,8 +33,11 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """The shape of a tensor, -1 for a ragged size; empty for a parameter without a shape yet."""
-    sizes = () if nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
-    return tuple(each if type(each) is int else -1 for each in sizes)
+    if nn.parameter.is_lazy(tensor):
+        return ()
+    if tensor.is_nested and tensor.layout is torch.strided:  # it has no sizes
+        return (tensor.size(0), *(-1 for _ in range(1, tensor.dim())))
+    return tuple(each if type(each) is int else -1 for each in tensor.shape)
 
 
 def key_of(tensor: torch.Tensor) -> int | None:

@@ -217,8 +217,9 @@ class TorchCalls(TorchFunctionMode):
         attribute, name = getattr(func, "__self__", None), getattr(func, "__name__", "")
         if attribute is torch.Tensor.grad and name == "__get__":
             self._updates.read_gradient(tensor, frame)
-        elif attribute is torch.Tensor.data and name == "__set__":
+        elif attribute is torch._C.TensorBase.data and name == "__set__":
             self._updates.set_values(tensor, frame)
+            self._history.note_values(tensor, frame)
 
     def _remember(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: torch.Tensor

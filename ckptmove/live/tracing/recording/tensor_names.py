@@ -29,7 +29,7 @@ from ..program.source_lines import (
     user_frame,
     variable,
 )
-from ..program.syntax import arguments_of_call, function_at
+from ..program.syntax import arguments_of_call, function_at, is_place
 from .call_arguments import arguments_of, names_of
 from .history import History
 from .operations import COPY, LOAD, UNNAMED, factory
@@ -163,7 +163,7 @@ class TensorNames:
         method = move_of(holder)
         if method and any(each.device != tensor.device for each in beside):
             self._history.note_left_by(tensor, method)
-        code = code if code.replace(".", "").isidentifier() else argument
+        code = code if is_place(code) else argument
         return f"{code}{dot}{rest}"
 
     def kept(self, frame: FrameType | None, tensor: torch.Tensor) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from ..program.source_lines import is_library, line_of, user_frame, variable
-from .operations import indexed
+from .operations import indexed, is_big
 from .remembered import StorageNotes
 
 
@@ -33,6 +33,8 @@ class Updates:
         """`line_of_node` maps the number of a node of autograd to its line."""
         self._line_of_node = line_of_node
         self._trained = StorageNotes()
+        self._gradients = StorageNotes()
+        self._computed = StorageNotes()  # from gradients: the number of the backward pass
         self.found = False
         self.reads: dict[tuple[str, str], Read] = {}  # by both lines
 
@@ -43,6 +45,29 @@ class Updates:
                 self._trained.note(each, True)
         if trained and op.endswith("_") and taken and self._trained.about(taken[0]):
             self.found = True
+
+    def compute(
+        self,
+        taken: Sequence[torch.Tensor],
+        made: Iterable[torch.Tensor],
+        backwards: int,
+        *,
+        within: bool,
+    ) -> None:
+        """See an operation within the last of `backwards` passes, or after: `p = p - lr * g`, say.
+
+        What is computed from gradients after it are new values, if a later pass still uses them.
+        """
+        if within:
+            for each in made:
+                self._gradients.note(each, True)
+            return
+        pass_of = [self._computed.about(each) for each in taken]
+        self.found |= any(each is not None and each < backwards for each in pass_of)
+        if any(each is not None for each in pass_of) or any(map(self._gradients.about, taken)):
+            for each in made:
+                if is_big(each) and not self._gradients.about(each):
+                    self._computed.note(each, backwards)
 
     def set_values(self, tensor: torch.Tensor, frame: FrameType) -> None:
         """See a frame that sets the `.data` of a tensor."""

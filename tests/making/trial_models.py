@@ -215,7 +215,7 @@ os.dup2(2, 1)
 for asked in json.load(sys.stdin):
     request = Request(**{**asked, "inputs": tuple(asked["inputs"])})
     found = perform(request, SimulatedStage(request.device))
-    telling.write(json.dumps([each.to_json() for each in found.listed()]) + "\\n")
+    telling.write(json.dumps([each.to_json() for each in found.all_findings()]) + "\\n")
     telling.flush()
 os._exit(0)
 """

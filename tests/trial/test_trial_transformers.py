@@ -106,8 +106,8 @@ BILLION = {
 
 _WATCHED = """
 import json, resource, sys
-from ckptmove.trial.trial import rehearse
-found = rehearse(sys.argv[1], model=sys.argv[2], step="train", device="cuda:0", simulate=True)
+from ckptmove.trial.trial import run_trial
+found = run_trial(sys.argv[1], model=sys.argv[2], step="train", device="cuda:0", simulate=True)
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 print(json.dumps([[each.outcome for each in found.findings], peak]))
 """

@@ -301,11 +301,11 @@ def test_a_library_that_would_end_the_process_is_not_asked(tmp_path: Path) -> No
     save_file({f"layers.{n}.weight": torch.zeros(1) for n in range(40_000)}, path)
     code = (
         "import resource, sys, torch, safetensors.torch\n"
-        "from ckptmove.trial.state.reload import reloaded\n"
+        "from ckptmove.trial.state.reload import check_reload\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "room = pages * resource.getpagesize() + (20 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"
-        "print(reloaded([sys.argv[1]], 'safetensors', 'cpu'))\n"
+        "print(check_reload([sys.argv[1]], 'safetensors', 'cpu'))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)],

@@ -214,9 +214,9 @@ MUTANTS = (
     ),
     Mutant(
         "overlapping records accepted",
-        "zips/archive.py",
-        "            if header_at < end:\n",
-        "            if False:\n",
+        "zips/local_headers.py",
+        "        if header_at < end:\n",
+        "        if False:\n",
         "tests/zips/test_archive.py tests/zips/test_archive_faults.py",
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Annotated, TypeGuard
 
 from ..errors import RefusedError, StrPath
@@ -147,7 +148,7 @@ def _draft_of(obj: object, target: Target) -> tuple[CheckpointGraph, list[Callab
     made = pickle_object(obj)
     found = walk(made.data, budget=Boundless())
     ids = storage_ids(found.persistents, "")
-    storages = storages_of(ids.values(), lambda storage: None)
+    storages = storages_of(ids.values(), lambda found: repeat(None, len(found)))
     restored = _StandIns(found.root)
     places = list(places_of(restored.root, restored.judge(target.path)))
     graph = canonical(restored.root, ids, {}, storages)

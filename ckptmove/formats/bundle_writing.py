@@ -36,6 +36,7 @@ from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import Member, PlacedRecord, directory, lay_out
+from ..zips.local_headers import check_layout
 from .torch.zip import TorchZip
 from .writing import WriteOptions, WritePlan, assemble, join_plans, move_plan
 
@@ -293,7 +294,7 @@ def _checksums(
 def _check(source: Readable, parts: Sequence[_Part]) -> None:
     """Raises WriteError unless a written file can be read and holds the planned records."""
     archive = Archive(source)
-    archive.check_layout()
+    check_layout(archive)
     if list(archive.records) != [part.name for part in parts]:
         raise WriteError("the written file has other records than planned")
     for part in parts:

@@ -24,16 +24,15 @@ class NearbyReads:
         self._far = isinstance(file, Source) and file.fetch_stats is not None
         #: the last block, and its start
         self.block, self.start = b"", 0
-        self._last = self._near = 0  # end of the last read; number of close reads in a row
+        self._near = 0  # number of blocks in a row that begin near the end of the one before
 
     def read(self, start: int, nbytes: int) -> bytes:
         """As `Readable.read`."""
         at = start - self.start
         if at >= 0 and at + nbytes <= len(self.block):
-            self._last = start
             return self.block[at : at + nbytes]
-        self._near = self._near + 1 if 0 <= start - self._last < _NEAR else 0
-        self._last = start
+        is_near = abs(at - len(self.block)) < _NEAR
+        self._near = self._near + 1 if is_near else 0
         if self._far or nbytes > _BLOCK:
             return self._source.read(start, nbytes)
         most = _AT_LEAST if self._near < _MANY else _BLOCK

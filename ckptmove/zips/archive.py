@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from ..errors import CorruptError, UnsupportedError
 from ..sources.budget import Budget
-from ..sources.nearby import NearbyReads
 from ..sources.source import MAX_NBYTES, Readable
 from .directory_rows import row_at
 from .members import MAX32, Record, Records, name_of, widen_sizes, zip64_of
@@ -40,9 +39,8 @@ _MAX16 = 0xFFFF
 _MAX_ENTRIES = 2_000_000
 _MAX_DIRECTORY_NBYTES = 512 << 20
 _DIRECTORY_ATTRIBUTE = 0x10  # of MS-DOS, which torch's zip reader respects
-_USUAL_EXTRA = 96  # bytes of an extra field read with the header; torch's are shorter
-_DESCRIPTOR_NBYTES = 24  # the longest
-_EXTRA_FIELD, _NO_EXTRA = struct.Struct("<2H"), 4  # the head of a field in the extra field
+USUAL_EXTRA = 96  # bytes of an extra field read with the header; torch's are shorter
+DESCRIPTOR_NBYTES = 24  # the longest
 _WIDE_SIZES = struct.Struct("<QQ")
 _DESCRIPTOR, _WIDE_DESCRIPTOR = struct.Struct("<3I"), struct.Struct("<IQQ")
 _SHORTEST_ROW, _LONGEST_ROW = 1 << 4, 1 << 12  # entries parsed at once
@@ -261,13 +259,14 @@ class Archive:
         """Return the offset of the record's first byte, from its local header, which must agree."""
         at = self.records.data_at(record.name)
         if not at:
-            at = self._check_header(record, self.source.read)
+            at = self.check_header(record, self.source.read)
             self.records.note_data_at(record.name, at)
         return at
 
-    def _check_header(self, record: Record, read: Callable[[int, int], bytes]) -> int:
+    def check_header(self, record: Record, read: Callable[[int, int], bytes]) -> int:
+        """As `data_at`, with bytes that `read` gives."""
         header_at, stored_nbytes = record.header_at, record.stored_nbytes
-        guess = LOCAL.size + len(record.name) + _USUAL_EXTRA
+        guess = LOCAL.size + len(record.name) + USUAL_EXTRA
         head = read(header_at, min(guess, self.directory_at - header_at))
         magic, _, flags, method, _, _, crc32, stored, nbytes, name_nbytes, extra_nbytes = (
             LOCAL.unpack_from(head)
@@ -297,74 +296,12 @@ class Archive:
             )
         if flags & HAS_DESCRIPTOR:
             at = data_at + stored_nbytes
-            found = read(at, min(_DESCRIPTOR_NBYTES, self.source.nbytes - at))
+            found = read(at, min(DESCRIPTOR_NBYTES, self.source.nbytes - at))
             if not found.startswith(_descriptors(record)):
                 raise CorruptError(
                     f"the descriptor of the record {record.name!r} contradicts the zip directory"
                 )
         return data_at
-
-    def check_layout(self) -> None:
-        """Check every local header, and that no two records overlap."""
-        self.source.expect(self._beside_content())
-        nearby = NearbyReads(self.source)
-        end, before = 0, ""
-        for name, numbers in self.records.by_header():
-            header_at, at = numbers[5], numbers[7]
-            if header_at < end:
-                raise CorruptError(f"the records {before!r} and {name!r} overlap")
-            if not at:
-                at = self._usual_data_at(name, numbers, nearby)
-                if not at:
-                    at = self._check_header(Record(name, *numbers[:7]), nearby.read)
-                self.records.note_data_at(name, at)
-            end, before = at + numbers[3], name
-
-    def _usual_data_at(self, name: str, numbers: Sequence[int], nearby: NearbyReads) -> int:
-        """Return a record's content offset if its local header, read with others, is usual; or 0.
-
-        That is as nearly all of many are; what it takes `_check_header` takes as well.
-        """
-        method, flags, crc32, stored, nbytes, header_at, _, _ = numbers
-        head = header_at - nearby.start
-        block, encoded = nearby.block, name.encode()
-        extra_at = head + LOCAL.size + len(encoded)
-        if method or head < 0 or extra_at + _NO_EXTRA > len(block):
-            return 0
-        found = LOCAL.unpack_from(block, head)
-        extra_nbytes = found[10]
-        at: int = nearby.start + extra_at + extra_nbytes
-        after = at + stored
-        if (
-            found[0] != LOCAL_MAGIC
-            or found[2] != flags
-            or found[3]
-            or found[9] != len(encoded)
-            or block[head + LOCAL.size : extra_at] != encoded
-            or after + _DESCRIPTOR_NBYTES > self.directory_at
-            or nbytes >= MAX32
-        ):
-            return 0
-        if extra_nbytes:  # one field that is not zip64: torch's padding
-            kind, filled = _EXTRA_FIELD.unpack_from(block, extra_at)
-            if kind == 1 or filled + _NO_EXTRA != extra_nbytes:
-                return 0
-        if flags & HAS_DESCRIPTOR:
-            form = DESCRIPTOR_MAGIC + _DESCRIPTOR.pack(crc32, stored, nbytes)
-            if any(found[6:9]) or not nearby.read(after, _DESCRIPTOR_NBYTES).startswith(form):
-                return 0
-        elif found[6:9] != (crc32, stored, nbytes):
-            return 0
-        return at
-
-    def _beside_content(self) -> Iterator[tuple[int, int]]:
-        """Return the ranges of headers and descriptors, as far as the directory tells."""
-        for record in self.records.values():
-            header = LOCAL.size + len(record.name)
-            yield record.header_at, header + _USUAL_EXTRA
-            if record.flags & HAS_DESCRIPTOR:  # the length of the extra field is not yet known
-                end = record.header_at + header + record.stored_nbytes
-                yield end, _USUAL_EXTRA + _DESCRIPTOR_NBYTES
 
     def oddities(self) -> list[str]:
         """Return what is unusual about a zip file, a sentence each."""

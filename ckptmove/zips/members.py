@@ -90,12 +90,15 @@ class Records(Mapping[str, Record]):
         """Return the offset of a record's content, or 0 if it was not noted."""
         return self._numbers[self._rows[name] + _WIDTH - 1]
 
-    def stored_at(self, name: str, nbytes: int) -> int:
-        """Return the offset of a stored record of this size; 0 if unknown."""
-        row, numbers = self._rows.get(name, -1), self._numbers
-        if row < 0 or numbers[row] or numbers[row + _NBYTES] != nbytes:  # 0 is STORED
-            return 0
-        return numbers[row + _WIDTH - 1]
+    def stored(self, names: Iterable[str]) -> Iterator[tuple[int, int, int]]:
+        """Return number, size and offset of the content of stored records; 0 if unknown."""
+        rows, numbers = self._rows, self._numbers
+        for name in names:
+            row = rows.get(name, -1)
+            if row < 0 or numbers[row]:  # 0 is STORED
+                yield 0, 0, 0
+            else:
+                yield row // _WIDTH, numbers[row + _NBYTES], numbers[row + _WIDTH - 1]
 
     def stored_crc32(self, name: str) -> int:
         """Return the checksum of a stored (uncompressed) record; 0 for others."""
@@ -106,6 +109,14 @@ class Records(Mapping[str, Record]):
         """Note the offset of the content, from the local header."""
         self._numbers[self._rows[name] + _WIDTH - 1] = at
 
+    def starts(self) -> array[int]:
+        """Return the offset of the content of each record, 0 where it was not noted."""
+        return self._numbers[_WIDTH - 1 :: _WIDTH]
+
+    def note_starts(self, starts: array[int]) -> None:
+        """Note the offset of the content of each record."""
+        self._numbers[_WIDTH - 1 :: _WIDTH] = starts
+
     def column(self, field: str) -> array[int]:
         """Return one numeric field of all records."""
         return self._numbers[Record._fields.index(field) - 1 :: _WIDTH]
@@ -115,10 +126,7 @@ class Records(Mapping[str, Record]):
 
         `data_at` is 0 where it was not noted.
         """
-        columns = [
-            *map(self.column, ("method", "nbytes", "crc32")),
-            self._numbers[_WIDTH - 1 :: _WIDTH],
-        ]
+        columns = [*map(self.column, ("method", "nbytes", "crc32")), self.starts()]
         rows = zip(self._rows, *columns, strict=True)
         return (
             (name, nbytes, crc32, at)
@@ -126,15 +134,14 @@ class Records(Mapping[str, Record]):
             if not method and nbytes and crc32
         )  # 0 is STORED
 
-    def by_header(self) -> Iterator[tuple[str, array[int]]]:
-        """Return the records in order of their local headers: names, and fields with `data_at`."""
-        headers = self.column("header_at")
-        names = list(self._rows)
-        order: Sequence[int] = range(len(names))
+    def by_header(self) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+        """Return the records in order of their local headers: number, name and other fields."""
+        columns = [self.column(field) for field in Record._fields[1:]]
+        headers = columns[_HEADER_AT]
+        rows = zip(count(), self._rows, zip(*columns, strict=True), strict=False)
         if any(map(gt, headers, headers[1:])):
-            order = sorted(order, key=headers.__getitem__)
-        numbers = self._numbers
-        return ((names[n], numbers[n * _WIDTH : (n + 1) * _WIDTH]) for n in order)
+            return iter(sorted(rows, key=lambda row: row[2][_HEADER_AT]))
+        return rows
 
     def __getitem__(self, name: str) -> Record:
         at = self._rows[name]
@@ -151,7 +158,9 @@ class Records(Mapping[str, Record]):
 
 
 _WIDTH = len(Record._fields)
-_NBYTES, _CRC32 = (Record._fields.index(name) - 1 for name in ("nbytes", "crc32"))
+_CRC32, _NBYTES, _HEADER_AT = (
+    Record._fields.index(name) - 1 for name in ("crc32", "nbytes", "header_at")
+)
 
 
 # -- the fields of their headers that have no fixed place: names, and zip64 ----------------------

@@ -26,7 +26,7 @@ def test_each_record_is_as_it_was_noted() -> None:
     assert list(records.values()) == given
     assert list(records) == [each.name for each in given]
     assert {each.name: records[each.name] for each in given} == dict(records)
-    ordered = [Record(name, *numbers[:-1]) for name, numbers in records.by_header()]
+    ordered = [Record(name, *fields) for _, name, fields in records.by_header()]
     assert ordered == sorted(given, key=lambda each: each.header_at)
     assert list(records.column("crc32")) == [each.crc32 for each in given]
     assert records.get("another") is None

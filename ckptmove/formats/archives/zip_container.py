@@ -7,7 +7,7 @@ torch would do it. Source: caffe2/serialize/inline_container.cc.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from ...torch_pickle.callables.uses import not_surely_harmless
 from ...torch_pickle.streams import Container, LocationEdits, PickleStream
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ...zips.archive import DEFLATED, STORED, Archive
+from ...zips.local_headers import check_layout
 from ...zips.members import Record
 from ..session import ReadSession
 
@@ -53,7 +54,7 @@ class ArchiveContainer(Container):
         # storage id → the name of its record, unless that follows from the id
         self._named: dict[str, str] = {}
         self._is_storage = bytearray(len(archive.records))  # of each record
-        archive.check_layout()
+        check_layout(archive)
         session.budget.hold_storages(len(archive.records))
 
     def content(self, storage: str) -> bytes:
@@ -203,7 +204,7 @@ class ZipContainer(ArchiveContainer):
         """
         stream = self.add_pickle(name, path)
         self.ids.update(storage_ids(stream.pickle.persistents, f"{self.folder}{folder}"))
-        self.storages = storages_of(self.ids.values(), self.extent)
+        self.storages = storages_of(self.ids.values(), self.extents)
 
     def add_pickle(self, name: str, path: tuple[str, ...]) -> PickleStream:
         """Read a pickle without the storages it refers to; the arguments are those of `add`."""
@@ -220,16 +221,21 @@ class ZipContainer(ArchiveContainer):
             self.warnings.append(f"{rest:,} bytes follow the end of the pickle")
         return stream
 
-    def extent(self, storage: StorageId, suffix: str = "") -> Extent | None:
-        """The extent of a storage's record in the file; None if it is compressed."""
-        known, nbytes = storage.id, storage.whole_nbytes
-        name = self.usual_record(known) + suffix
-        records, start = self.archive.records, self.source.start
-        usual = records.stored_at(name, nbytes)
-        if usual and start is not None:
-            self.hold(known, name)
-            return tuple.__new__(Extent, (start + usual, nbytes, 0))
-        record = records.get(name)
+    def extents(self, storages: Collection[StorageId], suffix: str = "") -> Iterator[Extent | None]:
+        """The extent of each storage's record in the file; None if it is compressed."""
+        names = [self.usual_record(storage.id) + suffix for storage in storages]
+        start, found = self.source.start, self.archive.records.stored(names)
+        for storage, name, (number, nbytes, at) in zip(storages, names, found, strict=True):
+            if at and nbytes == storage.whole_nbytes and start is not None:
+                self._is_storage[number] = True
+                if suffix:
+                    self._named[storage.id] = name
+                yield tuple.__new__(Extent, (start + at, nbytes, 0))
+            else:
+                yield self._extent(storage, name)
+
+    def _extent(self, storage: StorageId, name: str) -> Extent | None:
+        record = self.archive.records.get(name)
         if record is None:
             raise CorruptError(f"the storage {storage.key!r} is missing")
         if storage.whole_nbytes != record.nbytes and not self.may_be_left_out(storage, record):

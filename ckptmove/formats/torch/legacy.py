@@ -22,6 +22,7 @@ torch/csrc/StorageMethods.cpp and its kin.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import storage_element_nbytes
@@ -120,7 +121,7 @@ class LegacyContainer(Container):
         if end < self.source.nbytes:
             self.warnings.append(bytes_behind(self.source.nbytes - end, "the last storage"))
             self.reached = names_reached(self.source, probe.session.budget, end)
-        self.storages = storages_of(self.ids.values(), self._extent)
+        self.storages = storages_of(self.ids.values(), partial(map, self._extent))
         self.writer = self._writer(self.streams[0])
 
     def _starts_again(self, at: int) -> bool:

@@ -22,6 +22,7 @@ Sources: torch/package/package_exporter.py (`_persistent_id`); package_importer.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from ...errors import CorruptError, UnsupportedError
@@ -89,7 +90,7 @@ class PackageContainer(ZipContainer):
         for record in archive.records.values():
             if self._is_pickle(record):
                 self._add(record.name.removeprefix(self.prefix))
-        self.storages = storages_of(self.ids.values(), self._extent, retyped=True)
+        self.storages = storages_of(self.ids.values(), self._extents, retyped=True)
         if self.made:
             names = ", ".join(dict.fromkeys(self.made))
             self.warnings.append(
@@ -138,8 +139,8 @@ class PackageContainer(ZipContainer):
         """Whether a name is harmless; never if the package includes a module of that name."""
         return name.module.partition(".")[0] not in self.brought and super().is_known(name)
 
-    def _extent(self, storage: StorageId) -> Extent | None:
-        return self.extent(storage, ".storage")
+    def _extents(self, storages: Collection[StorageId]) -> Iterator[Extent | None]:
+        return self.extents(storages, ".storage")
 
     def kind_of(self, name: str) -> RecordKind | None:
         if name == f"{_STORAGES}python_version":

@@ -104,7 +104,7 @@ class TarContainer(Container):
         self._read_tensors(self.members["tensors"])
         self._read_object(self.members["pickle"])
         if not self.is_cut:
-            self.storages = storages_of(self.ids.values(), self._extent)
+            self.storages = storages_of(self.ids.values(), partial(map, self._extent))
             self._warn(end)
         python2 = any(stream.pickle.python2 for stream in self.streams)
         self.writer = "torch 0.1, Python 2" if python2 else "torch 0.1"

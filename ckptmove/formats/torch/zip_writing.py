@@ -17,6 +17,7 @@ from ...pickles.opcodes.plain_tensors import StorageReference
 from ...plans.plan import CrcRange
 from ...sources.source import Readable
 from ...zips.archive import Archive
+from ...zips.local_headers import check_layout
 from ..archives.zip_container import prefix_of
 from ..safetensors.metadata import RECORD, metadata_record, read_metadata, still_true
 from ..writing import WriteOptions, WritePlan, assemble
@@ -83,7 +84,7 @@ def _check(source: Readable, pickle: bytes, metadata: Mapping[str, str]) -> None
     archive = Archive(source)
     prefix = prefix_of(archive)
     record = archive.records[f"{prefix}data.pkl"]
-    archive.check_layout()
+    check_layout(archive)
     if read_metadata(archive, prefix) != metadata:
         raise WriteError("the written file has other metadata than planned")
     if archive.read(record, at_most=len(pickle)) != pickle:

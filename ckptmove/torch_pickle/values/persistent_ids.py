@@ -13,7 +13,7 @@ Source: torch/serialization.py (`persistent_id`, `persistent_load`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from sys import intern
 from typing import NamedTuple, TypeGuard
 
@@ -149,31 +149,29 @@ def _view(view: Node, numel: int) -> tuple[int, int]:
 
 def storages_of(
     ids: Iterable[StorageId],
-    extent: Callable[[StorageId], Extent | None],
+    extents: Callable[[Collection[StorageId]], Iterable[Extent | None]],
     *,
     retyped: bool = False,
 ) -> StorageTable:
     """Storage id → storage, given every reference to a storage.
 
-    `extent` returns where the bytes of a storage are in the file. If `retyped`, the references may
+    `extents` returns where the bytes of storages are in the file. If `retyped`, the references may
     have several dtypes, as in packages; references to an empty storage always may.
     """
     firsts: dict[str, StorageId] = {}
     others: dict[str, list[StorageId]] = {}
     for each in ids:
-        if firsts.setdefault(each.id, each) is not each:
-            others.setdefault(each.id, []).append(each)
+        if firsts.setdefault(each[0], each) is not each:
+            others.setdefault(each[0], []).append(each)
     storages = StorageTable()
     locations: dict[str, str] = {}
-    for name, first in firsts.items():
-        dtype, nbytes, place = first.dtype, first.whole_nbytes, first.tag
+    for first, extent in zip(firsts.values(), extents(firsts.values()), strict=True):
+        name, _, use, dtype, nbytes, _, _ = first
+        place = use.tag if type(use) is StorageReference else str(use)
         if name in others:
             dtype = _dtype_of(first, others[name], retyped=retyped)
         location = locations.get(place) or locations.setdefault(place, intern(str(place)))
-        lies = extent(first)
-        if lies is not None:
-            nbytes = lies[1]
-        storages.add(name, location, nbytes, dtype, lies)
+        storages.add(name, location, nbytes if extent is None else extent[1], dtype, extent)
     return storages
 
 

@@ -26,6 +26,7 @@ from ....torch_pickle.values.persistent_ids import is_size
 from ....torch_pickle.values.strided import contiguous_stride, is_contiguous
 from ....zips.archive import DESCRIPTOR_MAGIC, END, END_MAGIC, LOCAL, STORED, SUM_AT, Archive
 from ....zips.checking import damage
+from ....zips.local_headers import check_layout
 from ....zips.members import Record
 from ...archives.zip_container import prefix_of
 from ..boxes import Box, runs_of
@@ -214,7 +215,7 @@ def _parsed(
 def _layout_of(content: bytes, archive: Archive, stored: Record, item: DcpItem) -> _Layout | None:
     """The parts that other items may share with this one; None if torch does not write them so."""
     try:
-        archive.check_layout()
+        check_layout(archive)
     except InputError:
         return None
     starts = sorted([archive.directory_at, *archive.records.column("header_at")])

@@ -35,6 +35,7 @@ from ....reports.convert import Loss
 from ....sources.source import Readable
 from ....torch_pickle.values.strided import contiguous_stride
 from ....zips.archive import Archive
+from ....zips.local_headers import check_layout
 from ...torch.zip import TorchZip
 from ...writing import WriteOptions, WritePlan, assemble
 from ..dcp.flattening import Leaf, flatten
@@ -255,7 +256,7 @@ def _check(frame: ItemFrame, files: Mapping[str, Readable]) -> None:
     file = files[""]
     if file.nbytes != frame.nbytes or file.read(0, len(frame.head)) != frame.head:
         raise WriteError("the written file has another pickle than planned")
-    Archive(file).check_layout()
+    check_layout(Archive(file))
 
 
 def _check_bytes(planned: bytes, files: Mapping[str, Readable]) -> None:

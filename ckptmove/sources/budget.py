@@ -105,12 +105,14 @@ class Budget:
         """Let no more storages add to the budget than the zips of the file have records."""
         self._storages = (self._storages or 0) + records
 
-    def take_storage(self) -> bool:
-        """Whether one more storage may add to the budget; if so, count it."""
+    def take_storages(self, count: int) -> bool:
+        """Whether so many more storages may add to the budget; if so, count them."""
         if self._storages is None:
             return True
-        self._storages -= 1
-        return self._storages >= 0
+        if self._storages < count:
+            return False
+        self._storages -= count
+        return True
 
     def take(self, walked: int, spent: int) -> None:
         """Count the memory that a pickle took, and its bytes."""

@@ -61,11 +61,15 @@ class Literals(Reader, ABC):
 
     def push_text(self, text: str) -> None:
         """Put a string on the stack, with the offset of this use."""
+        self.charge(getsizeof(text) + TEXT)
+        self.stack.append(self.use_of(text, self.at, len(self.stack)))
+
+    def use_of(self, text: str, at: int, depth: int) -> str:
+        """The node of a string that is pushed at an offset on a stack of so many nodes."""
         # In a long row, the offset of a short text that names no device is never needed, and it
         # takes more memory than the text.
-        loose = len(self.stack) >= _LONG_ROW and len(text) < _SHORTEST and not may_be_tag(text)
-        self.charge(getsizeof(text) + TEXT)
-        self.stack.append(text if loose else Text(text, self.at))
+        loose = depth >= _LONG_ROW and len(text) < _SHORTEST and not may_be_tag(text)
+        return text if loose else Text(text, at)
 
     @abstractmethod
     def charge(self, nbytes: int) -> None:

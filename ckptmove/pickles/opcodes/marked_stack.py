@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ...sources.budget import (
     COMPACT_BYTE,
@@ -61,11 +61,29 @@ class MarkedStack(Literals, ABC):
         if name in self.named:
             return
         self.named.add(name)
-        if not self.budget.take_storage():
+        if not self.budget.take_storages(1):
             return
         more = min(PER_STORAGE, MOST_PER_BYTE * self.position - self.allowed)
         self.allowed += more
         self.room += more
+
+    def allow_storages(self, names: Sequence[str], places: Sequence[int]) -> bool:
+        """Like `allow_storage` for each at its place; False if one is not new, or adds less."""
+        allowed = range(self.allowed, self.allowed + PER_STORAGE * len(names), PER_STORAGE)
+        if (
+            any(
+                MOST_PER_BYTE * at < more + PER_STORAGE
+                for at, more in zip(places, allowed, strict=True)
+            )
+            or not self.named.isdisjoint(names)
+            or len(set(names)) < len(names)
+            or not self.budget.take_storages(len(names))
+        ):
+            return False
+        self.named.update(names)
+        self.allowed += PER_STORAGE * len(names)
+        self.room += PER_STORAGE * len(names)
+        return True
 
     def excess(self, spent: int) -> Excess:
         return self.budget.excess(spent, self.position, len(self.data))
@@ -79,15 +97,16 @@ class MarkedStack(Literals, ABC):
         self.charge(nbytes)
         return True
 
-    def fits_sequence(self, nbytes: int) -> bool:
-        """Whether a sequence of opcodes that becomes one compact node fits in; if so, count it.
+    def fits_sequence(self, nbytes: int, *, pushed: int = 0, besides: int = 0) -> bool:
+        """Whether opcodes that become compact nodes fit in; if so, count them.
 
-        False if that comes near a limit: then the opcodes are run, and counted, one by one.
+        `pushed`: how many nodes they add to the stack; `besides`: what else they take. False if
+        that comes near a limit: then the opcodes are run, and counted, one by one.
         """
         if len(self.below) > MOST_MARKS - _LONGEST_ROW:
             return False
-        spent = self.spent + COMPACT_BYTE * nbytes
-        stacked = STACKED * (self.waiting + len(self.stack) + _LONGEST_ROW)
+        spent = self.spent + COMPACT_BYTE * nbytes + besides
+        stacked = STACKED * (self.waiting + len(self.stack) + pushed + _LONGEST_ROW)
         if spent + stacked > self.room + self.position:
             return False
         self.spent = spent

@@ -78,6 +78,11 @@ class Memo:
         self._row += nodes
         self.filled += len(nodes)
 
+    @property
+    def next_slot(self) -> int | None:
+        """The slot that continues the row; None if there are others."""
+        return None if self._others else len(self._row)
+
     def takes(self, slots: Sequence[int], nbytes: int) -> bool:
         """Whether these slots can be added to the end of the row in this order, with small gaps."""
         start = len(self._row)

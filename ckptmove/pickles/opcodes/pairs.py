@@ -80,7 +80,9 @@ class Pairs(MutableSequence["tuple[Node, Node]"]):
 
     def add(self, flat: Sequence[Node]) -> None:
         """Add alternating keys and values."""
-        keys, values = list(map(_plain_key, flat[::2])), flat[1::2]
+        keys, values = list(flat[::2]), flat[1::2]
+        if not {str}.issuperset(map(type, keys)):
+            keys = list(map(_plain_key, keys))
         before = list(self.keys) if isinstance(self.keys, tuple) else self.keys
         self.keys = extend_row(before, keys) if before else compact_row(keys)
         self.values = (

@@ -27,85 +27,52 @@ A later GET of a slot within the sequence gets the node that the opcodes would h
 
 from __future__ import annotations
 
-import re
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from sys import getsizeof
+from typing import Any
 
-from ...sources.budget import Budget
+from ...sources.budget import TEXT, Budget
 from ..device_tags import may_be_tag
-from ..nodes import Global, Node, Text, Tuple
+from ..nodes import Call, Global, Node, Persistent, Text, Tuple
 from .machine import Machine
 from .memo import UNFILLED
-from .plain_tensors import (
-    Form,
-    OpcodeOffsets,
-    PlainTensor,
-    RecalledNames,
-    StorageForm,
-    StorageReference,
+from .plain_tensors import Form, PlainTensor, RecalledNames, StorageForm, StorageReference
+from .tensor_layouts import (
+    ALIKE,
+    ARGS_PUT,
+    BINUNICODE,
+    GETS,
+    IN_ARGS,
+    INTS,
+    KEY,
+    KEY_NBYTES,
+    KEY_PUT,
+    LOCATION,
+    LOCATION_PUT,
+    PID_PUT,
+    PUTS,
+    SEQUENCE,
+    TRUE,
+    WITHIN,
+    Layout,
+    Usual,
+    integer_of,
+    layout_of,
+    sizes_of,
+    slot_of,
 )
 
 _REBUILD, _HOOKS = "torch._utils._rebuild_tensor_v2", "collections.OrderedDict"
-_GET, _PUT = rb"(?:h.|j....)", rb"(q.|r....|)"
-_INT = rb"(?:K.|M..|J....|\x8a\x05.....)"
-_SIZES = rb"(?:\)|\(?" + _INT + rb"{1,12}[\x85-\x87t])"
-_SEQUENCE = re.compile(
-    rb"(\(\(" + _GET + _GET + rb")"  # 1 word and class
-    + rb"(?:X(....)([0-9]{1,12})" + _PUT + rb"|(" + _GET + rb"))"  # key: 2 length, 3, 4; or 5
-    + rb"(" + _GET + rb"|X.\0\0\0[a-z]{2,12}(?::[0-9]{1,4})?)" + _PUT  # 6, 7 location
-    + rb"(" + _INT + rb")t" + _PUT + rb"()Q"  # 8, 9 elements; 10 where BINPERSID is
-    + rb"(" + _INT + _SIZES + rb")" + _PUT  # 11, 12 offset and shape
-    + rb"(" + _SIZES + rb")" + _PUT  # 13, 14 stride
-    + rb"([\x88\x89]" + _GET + rb"\)R)" + _PUT  # 15, 16 gradient and hooks
-    + rb"t" + _PUT + rb"()R" + _PUT,  # 17 arguments; 18 where REDUCE is, 19
-    re.DOTALL,
-)  # fmt: skip
-_KEY_NBYTES, _KEY, _KEY_PUT, _RECALLED_KEY, _LOCATION, _LOCATION_PUT = range(2, 8)
-_PID_PUT, _PERSID, _ARGS_PUT, _CALL = 9, 10, 17, 18
-#: Groups that are the same in similar tensors: head, location, elements, sizes and hooks.
-_ALIKE = (1, 6, 8, 11, 13, 15)
-#: The PUT groups, in order; `_WITHIN` has those whose node is not yet created, and `_IN_ARGS` the
-#: index of those among the arguments.
-_PUTS = (_KEY_PUT, _LOCATION_PUT, _PID_PUT, 12, 14, 16, _ARGS_PUT, 19)
-_WITHIN = _PUTS[:-1]
-_IN_ARGS = {12: 2, 14: 3, 16: 5}
-_GETS = re.compile(_GET, re.DOTALL)
-_INTS = re.compile(_INT, re.DOTALL)
 _LONGEST_KEY = 12
-_KEY_HEAD = 5  # bytes before the number of a storage: BINUNICODE and its length
 _MOST_RECENT = 4  # layouts that are tried before the pattern
+_MOST_PAIRS = 1 << 10  # keys with tensors that are walked at once
+_LONGEST_NAME = 1 << 8  # bytes of such a key
+_TEXT_HEAD = struct.Struct("<BI")
 _NONE = Global("", "", -1)  # stands for a name that was not found yet
 _AT = attrgetter("at")
-_TRUE, _MARK, _BINUNICODE, _LONG1 = 0x88, ord("("), ord("X"), 0x8A
-
-
-class _Usual(NamedTuple):
-    """The parsed values of a sequence; valid as long as its GETs recall the same nodes."""
-
-    form: Form
-    storage: StorageForm
-    #: the slots of the GETs, and their nodes
-    recalled: tuple[tuple[int, Node], ...]
-    location: str
-
-
-class _Layout(NamedTuple):
-    """The layout of similar sequences, which differ only in the storage's number and the slots."""
-
-    usual: _Usual
-    nbytes: int
-    #: returns all bytes at an offset: constant and variable parts in turn
-    unpack: Callable[[bytes, int], tuple[Any, ...]]
-    same: tuple[bytes, ...]
-    #: whether the number of the storage is written out, not recalled
-    has_key: bool
-    #: whether the tensor is put into a slot
-    is_put: bool
-    places: OpcodeOffsets
 
 
 class TensorMachine(Machine):
@@ -122,9 +89,10 @@ class TensorMachine(Machine):
         self._rebuild = self._hooks = _NONE
         # The layouts by their signature, and the most recent ones. They are valid as long as no
         # slot is filled again, and the function is not imported again.
-        self._known: dict[tuple[Any, ...], _Layout] = {}
-        self._recent: list[_Layout] = []
+        self._known: dict[tuple[Any, ...], Layout] = {}
+        self._recent: list[Layout] = []
         self._refilled = 0
+        self._pairs_are_usual = True
 
     def push_global(self, module: str, name: str) -> None:
         """Like `Machine.push_global`; remembers the two names that the sequence needs."""
@@ -144,7 +112,8 @@ class TensorMachine(Machine):
             stack.append(self._rebuild)
             if len(stack) > self.longest_row:
                 self.check_row()
-            self._take_tensor()
+            if self._take_tensor() and self._pairs_are_usual:
+                self._pairs_are_usual = self._take_pairs()
             return
         super().recall(slot)
 
@@ -160,11 +129,11 @@ class TensorMachine(Machine):
         self._known.clear()
         self._recent.clear()
 
-    def _take_tensor(self) -> None:
+    def _take_tensor(self) -> bool:
         """Walk the sequence after its function in one step, if it is there and usual."""
         start, memo, data = self.position, self.memo, self.data
         if self.frame_end >= 0:
-            return
+            return False
         if memo.refilled != self._refilled:
             self._forget()
             self._refilled = memo.refilled
@@ -176,24 +145,24 @@ class TensorMachine(Machine):
         else:
             found = self._layout_at(start)
             if found is None:
-                return
+                return False
             layout = found
             parts = layout.unpack(data, start)
         key, slots, usual = parts[1], parts[3::2], layout.usual
         if layout.has_key:
             if not key.isdigit() or not memo.takes(slots, start):
-                return
+                return False
             name = key.decode()
         else:
             node = self.content_of(key)
             if type(node) is not Text or node is UNFILLED or not _is_key(node):
-                return
+                return False
             if not memo.takes(slots, start):
-                return
+                return False
             self.recalled.add(key)
             name = node
         if not self.fits_sequence(layout.nbytes):
-            return
+            return False
         # From here on the sequence is taken.
         at = self.base + start
         storage = StorageReference(usual.storage, name, usual.location, layout.places, at)
@@ -211,33 +180,93 @@ class TensorMachine(Machine):
         self.calls.append(tensor)
         self.stack[-1] = tensor
         self.position = start + layout.nbytes
+        return True
 
-    def _layout_at(self, start: int) -> _Layout | None:
+    def _take_pairs(self) -> bool:
+        """Walk the keys with tensors that follow in one step: a state dict has thousands of them.
+
+        Their layouts are recent ones. None is walked, and False, if slots or numbers of storages
+        are out of order, or a limit is near.
+        """
+        data, base, end, most = self.data, self.base, self.position, len(self.data)
+        if data[end : end + 1] != b"X":
+            return True
+        depth, nbytes, first = len(self.stack), 0, self.memo.next_slot
+        names, keys, starts = list[str](), list[str](), list[int]()
+        storages, tensors = list[Persistent](), list[Call]()
+        pushed, filled = list[Node](), list[Node]()  # on the stack, and into the slots
+        while end + _TEXT_HEAD.size <= most and len(names) < _MOST_PAIRS and first is not None:
+            code, length = _TEXT_HEAD.unpack_from(data, end)
+            put = end + _TEXT_HEAD.size + length
+            if code != BINUNICODE or length > _LONGEST_NAME:
+                break
+            for layout in self._recent:
+                after_key = layout.after_key
+                if after_key is not None:
+                    raw = data[put : put + after_key.nbytes]
+                    number = int.from_bytes(raw, "little") - first * after_key.slots
+                    if number & after_key.mask == after_key.form:
+                        break
+            else:
+                break
+            name, key = data[put - length : put], raw[after_key.key]
+            if not name.isascii() or not key.isdigit():
+                break
+            names.append(name.decode())
+            keys.append(key.decode())
+            text = self.use_of(names[-1], base + end, depth + len(pushed))
+            end = put + after_key.nbytes
+            nbytes += layout.nbytes
+            starts.append(end - layout.nbytes)
+            usual, at = layout.usual, base + starts[-1]
+            storage = StorageReference(usual.storage, keys[-1], usual.location, layout.places, at)
+            tensor = PlainTensor(usual.form, storage)
+            storages.append(storage)
+            tensors.append(tensor)
+            pushed += (text, tensor)
+            filled += (text, *(storage,) * (after_key.filled - 1))
+            first += after_key.filled
+            if layout.is_put:
+                filled[-1] = tensor
+        before, besides = self.spent, TEXT * len(names) + sum(map(getsizeof, names))
+        if not self.fits_sequence(nbytes, pushed=len(pushed), besides=besides):
+            return False
+        if not self.allow_storages(keys, starts):
+            self.spent = before
+            return False
+        self.memo.memoize(filled)
+        self.stack += pushed
+        self.persistents += storages
+        self.calls += tensors
+        self.position = end
+        return True
+
+    def _layout_at(self, start: int) -> Layout | None:
         """The layout of the sequence at `start`; None if there is none, or an unusual one.
 
         It becomes the first of the recent layouts.
         """
-        found = _SEQUENCE.match(self.data, start)
+        found = SEQUENCE.match(self.data, start)
         if found is None:
             return None
-        puts = [found[n] or b"" for n in _PUTS]
-        signature = found.group(*_ALIKE)
-        alike = (*signature, found[_KEY_NBYTES], found[_KEY] and len(found[_KEY]), *map(len, puts))
+        puts = [found[n] or b"" for n in PUTS]
+        signature = found.group(*ALIKE)
+        alike = (*signature, found[KEY_NBYTES], found[KEY] and len(found[KEY]), *map(len, puts))
         layout = self._known.get(alike)
         if layout is None:
             usual = self._usual(signature)
             if usual is None:
                 return None
-            key, form = found[_KEY], usual.form
+            key, form = found[KEY], usual.form
             _, location_put, _, shape_put, stride_put, *_ = puts
             if (
-                (location_put and found[_LOCATION][0] != _BINUNICODE)
+                (location_put and found[LOCATION][0] != BINUNICODE)
                 or (shape_put and not form.shape)
                 or (stride_put and not form.stride)
-                or (key is not None and int.from_bytes(found[_KEY_NBYTES], "little") != len(key))
+                or (key is not None and int.from_bytes(found[KEY_NBYTES], "little") != len(key))
             ):
                 return None
-            layout = _layout_of(found, usual)
+            layout = layout_of(found, usual, self.data[self.at - self.base : start])
             self.recalled.update(slot for slot, _ in usual.recalled)
             if not self.memo.holds(usual.recalled):
                 return layout
@@ -246,13 +275,13 @@ class TensorMachine(Machine):
         self._recent = recent[:_MOST_RECENT]
         return layout
 
-    def _usual(self, signature: Sequence[bytes]) -> _Usual | None:
+    def _usual(self, signature: Sequence[bytes]) -> Usual | None:
         """The parsed values of these parts of a sequence; None if they are unusual."""
         head, location, elements, shape, stride, hooks = signature
-        gets = [_slot(each) for part in (head[2:], hooks[1:-2]) for each in _GETS.findall(part)]
+        gets = [slot_of(each) for part in (head[2:], hooks[1:-2]) for each in GETS.findall(part)]
         recalled = [(slot, self.memo.get(slot)) for slot in gets]
-        if location[0] != _BINUNICODE:
-            slot = _slot(location)
+        if location[0] != BINUNICODE:
+            slot = slot_of(location)
             node = self.content_of(slot)
             if type(node) is not Text or node is UNFILLED or not may_be_tag(node):
                 return None
@@ -267,100 +296,39 @@ class TensorMachine(Machine):
             return None
         if type(kind) is not Global or made is not self._hooks or self.empty_tuple is None:
             return None
-        first = _INTS.match(shape)
+        first = INTS.match(shape)
         assert first is not None
-        sizes, strides = _sizes(shape[first.end() :]), _sizes(stride)
-        counts = _integer(elements), _integer(first[0])
+        sizes, strides = sizes_of(shape[first.end() :]), sizes_of(stride)
+        counts = integer_of(elements), integer_of(first[0])
         if sizes is None or strides is None or len(sizes) != len(strides) or min(counts) < 0:
             return None
         numel, offset = counts
         names = RecalledNames(self._rebuild, self._hooks, self.empty_tuple)
-        form = Form(names, offset, sizes, strides, hooks[0] == _TRUE)
+        form = Form(names, offset, sizes, strides, hooks[0] == TRUE)
         storage = StorageForm(word, kind, numel)
-        return _Usual(form, storage, tuple(recalled), place)
+        return Usual(form, storage, tuple(recalled), place)
 
     def _inside(self, storage: StorageReference, slot: int) -> Node:
         """The node that a tensor's sequence put into a slot; not the tensor itself."""
         tensor = self.calls[bisect_left(self.calls, storage.at, key=_AT)]
-        found = _SEQUENCE.match(self.data, storage.start - self.base)
+        found = SEQUENCE.match(self.data, storage.start - self.base)
         assert found is not None
         assert isinstance(tensor, PlainTensor)
-        (group,) = (each for each in _WITHIN if found[each] and _slot(found[each]) == slot)
-        if group == _KEY_PUT:
+        (group,) = (each for each in WITHIN if found[each] and slot_of(found[each]) == slot)
+        if group == KEY_PUT:
             storage.key = storage.key_text
             return storage.key
-        if group == _LOCATION_PUT:
+        if group == LOCATION_PUT:
             storage.tag = storage.location
             return storage.tag
-        if group == _PID_PUT:
+        if group == PID_PUT:
             return storage.pid
-        if group == _ARGS_PUT:
+        if group == ARGS_PUT:
             return tensor.args
         assert isinstance(tensor.args, Tuple)
-        return tensor.args.items[_IN_ARGS[group]]
+        return tensor.args.items[IN_ARGS[group]]
 
 
 def _is_key(text: str) -> bool:
     """Whether a recalled string is the number of a storage."""
     return 0 < len(text) <= _LONGEST_KEY and text.isdecimal() and text.isascii()
-
-
-def _sizes(raw: bytes) -> tuple[int, ...] | None:
-    """The numbers of a tuple; None if its opcodes make something else, or one is below zero."""
-    if raw == b")":
-        return ()
-    numbers = tuple(map(_integer, _INTS.findall(raw)))
-    width = {0x85: 1, 0x86: 2, 0x87: 3}.get(raw[-1])
-    right = width is None if raw[0] == _MARK else width == len(numbers)
-    return numbers if right and min(numbers) >= 0 else None
-
-
-def _layout_of(found: re.Match[bytes], usual: _Usual) -> _Layout:
-    """The layout of a sequence that matched."""
-    start, end = found.span()
-    layout, same, at = "<", [], start
-    key = _KEY if found[_KEY] is not None else _RECALLED_KEY
-    for group in (key, *_PUTS):
-        first, after = found.span(group)
-        if first == after:
-            continue
-        if group == _KEY:
-            form = f"{after - first}s"
-        else:  # a GET or PUT: its slot
-            first, form = first + 1, "B" if after - first == 2 else "I"
-        layout += f"{first - at}s{form}"
-        same.append(found.string[at:first])
-        at = after
-    layout += f"{end - at}s"
-    same.append(found.string[at:end])
-    return _Layout(
-        usual=usual,
-        nbytes=end - start,
-        unpack=_struct(layout).unpack_from,
-        same=tuple(same),
-        has_key=key == _KEY,
-        is_put=bool(found[_PUTS[-1]]),
-        places=OpcodeOffsets(
-            key=found.start(_KEY) - _KEY_HEAD - start,
-            location=found.start(_LOCATION) - start,
-            id=found.start(_PERSID) - start,
-            call=found.start(_CALL) - start,
-        ),
-    )
-
-
-_struct = cache(struct.Struct)
-
-
-def _slot(opcode: bytes) -> int:
-    """The slot of a GET or PUT."""
-    return opcode[1] if len(opcode) == 2 else int.from_bytes(opcode[1:], "little")
-
-
-def _integer(opcode: bytes) -> int:
-    """The number that an opcode pushes."""
-    if len(opcode) == 2:
-        return opcode[1]
-    if opcode[0] == _LONG1:
-        return int.from_bytes(opcode[2:], "little", signed=True)
-    return int.from_bytes(opcode[1:], "little", signed=len(opcode) == 5)

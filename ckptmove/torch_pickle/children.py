@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TypeGuard
 
 from ..manifest.paths import Key, Path, spell
@@ -25,6 +25,7 @@ from ..pickles.nodes import (
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.opcodes.mixed_rows import parts_of
 from ..pickles.opcodes.pairs import Pairs, keys_of, record_of
+from ..pickles.opcodes.plain_tensors import PlainTensor
 from .pickled_modules import INNER, body_of, is_compiled
 from .values.tensors import device_text
 
@@ -33,7 +34,8 @@ TRANSPARENT = {
     *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool")),
     "torch.jit._pickle.restore_type_tag",
 }
-_HOLDING = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
+_HOLDING = (Call, Text, Tuple, List, Set, Dict, Persistent, Blob)
+_MADE = frozenset((Call, PlainTensor))  # objects are always visited
 _LONGEST_COPY = 1000  # characters of a key
 _LONGEST_IN_KEY = 64  # characters of a text in a key tuple that is spelled in full
 _MOST_IN_KEY = 8  # items of a key tuple that is spelled in full
@@ -87,7 +89,12 @@ def visits_of(
     if record_of(node) is not None:
         return (), []
     if isinstance(node, Dict) and isinstance(node.pairs, Pairs):
-        children = [each for _, each in children_of(node) if isinstance(each, _HOLDING)]
+        values: Iterable[Node] = node.pairs.values
+        if not _are_unique_texts(node.pairs.keys):
+            values = (each for _, each in children_of(node))
+        children = [each for each in values if isinstance(each, _HOLDING)]
+        if len(children) == len(node.pairs) and _MADE.issuperset(map(type, children)):
+            return children_of(node), children
         lead = any(_leads_on(each, leads, opened) for each in children)
         inside = children_of(node) if lead else ()
         return ((k, each) for k, each in inside if _leads_on(each, leads, opened)), children
@@ -140,7 +147,7 @@ def _leads_on(node: Node, leads: dict[int, bool], opened: Container[int]) -> boo
 def _pairs(node: MappingNode) -> Iterator[tuple[Path, Node]]:
     """The pairs that a dict keeps: for equal keys, the last one."""
     keys = keys_of(node.pairs)
-    if TEXTS.issuperset(map(type, keys)) and len(set(keys)) == len(keys):
+    if _are_unique_texts(keys):
         for key, value in node.pairs:
             assert isinstance(key, str)
             yield (str(key) if len(key) <= _LONGEST_COPY else key,), value
@@ -155,6 +162,10 @@ def _pairs(node: MappingNode) -> Iterator[tuple[Path, Node]]:
             spelled = spell_key(key, n)
             yield (spelled,), value
             yield (spelled, "<key>"), key
+
+
+def _are_unique_texts(keys: Sequence[Node]) -> bool:
+    return TEXTS.issuperset(map(type, keys)) and len(set(keys)) == len(keys)
 
 
 def _hashed(key: Key) -> Key:

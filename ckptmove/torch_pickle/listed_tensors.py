@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CorruptError
 from ..manifest.manifest import Role, Section, Storage, TensorEntry
@@ -21,6 +22,7 @@ from .values.tensors import Recogniser
 if TYPE_CHECKING:
     from .torchscript_code import Literal
 
+_LONGEST_ROW, _SHORTEST_ROW = 1 << 8, 1 << 3  # plain tensors that are listed at once
 _DEEPEST = 1000  # keys in a path; a pickler recurses and can't nest nearly as deep
 Step = tuple[Node, Path, Context]  # a node to visit, with its path and context
 _LEAST_ROOM = 1 << 22  # characters of names and paths; even a tiny pickle may need some
@@ -181,41 +183,57 @@ class TensorListing(Allowance):
 
         All of them are outside of pickled modules.
         """
-        contents, first, section = self.contents, self.first, context.section
-        model_at, part_of, role = context.model_at, context.part_of, context.role
-        start = f"{spell(path)}." if path else ""
-        state_start = f"{spell(path[model_at:])}." if path[model_at:] else ""
-        for keys, node in inside:
-            here = (*path, *keys)
-            if compact_form(node) is None or not keys:
-                yield node, here, context
+        rest = iter(inside)
+        rows: list[list[tuple[Path, Node]]] = []
+        while row := rows.pop() if rows else list(islice(rest, _LONGEST_ROW)):
+            if self.list_row(row, path, context):
                 continue
-            self.take_room(len(here))
-            check_depth(here)
-            key = keys[0] if len(keys) == 1 and type(keys[0]) is str else spell(keys)
-            name = start + key
-            try:
-                tensor = self.recogniser.tensor(node)  # type: ignore[arg-type] # it is a call
-                assert tensor is not None
-                dtype, shape, device, nbytes, kind, layout, stride, offset, storage, grad, *_ = (
-                    tensor
-                )
-                if dtype == "uint8":
-                    self.list_tensor(tensor, node, here, context)
-                    continue
-                self.take_room(len(name))
-                known, state_key = id(node), None
-                if model_at is not None:
-                    state_key = state_start + key if model_at else name
-                entry = (
-                    *(name, here, section, kind, layout, dtype, shape, stride, offset, device),
-                    *(nbytes, storage, grad, state_key, part_of, self.roles.get(known, role)),
-                    *((), False, None, False),
-                )
-                contents.tensors.append(tuple.__new__(TensorEntry, entry))
-                self.take_tensors(again=known in first)
-            except CorruptError as error:
-                raise CorruptError(f"{error}, at {name!r}") from error
-            contents.nodes.append(node)
-            contents.weights_at.append(context.weights_at)
-            first.setdefault(known, here)
+            half = len(row) // 2
+            if half < _SHORTEST_ROW:
+                yield from ((node, (*path, *keys), context) for keys, node in row)
+            else:
+                rows += [row[half:], row[:half]]
+
+    def list_row(self, row: list[tuple[Path, Node]], path: Path, context: Context) -> bool:
+        """List plain tensors of a container at once; False if one of them must be visited."""
+        nodes = [node for _, node in row]
+        found = self.recogniser.plain_row(nodes)
+        if found is None or not all(len(keys) == 1 and type(keys[0]) is str for keys, _ in row):
+            return False
+        contents, known, count = self.contents, list(map(id, nodes)), len(row)
+        keys = [str(key) for (key,), _ in row]
+        kinds, layouts, dtypes, shapes, *columns = zip(*found, strict=True)
+        rng = "uint8" in dtypes and any(
+            dtype == "uint8" and is_rng_state(shape, key, context.rng)
+            for dtype, shape, key in zip(dtypes, shapes, keys, strict=True)
+        )
+        start = f"{spell(path)}." if path else ""
+        characters = sum(map(len, keys)) + count * (len(start) + len(path) + 1)
+        if (
+            rng
+            or len(path) >= _DEEPEST
+            or self.room_for_names < characters
+            or self.room_for_tensors < count
+            or len(set(known)) < count
+            or not self.first.keys().isdisjoint(known)
+        ):
+            return False
+        self.take_room(characters)
+        self.room_for_tensors -= count
+        names = [start + key for key in keys] if start else keys
+        paths = [(*path, key) for key in keys]
+        model_at = context.model_at
+        states: Iterable[str | None] = repeat(None)
+        if model_at is not None:
+            rest = f"{spell(path[model_at:])}." if path[model_at:] else ""
+            states = [rest + key for key in keys] if model_at else names
+        roles = [self.roles.get(each, context.role) for each in known]
+        section, part_of, no = repeat(context.section), repeat(context.part_of), repeat(False)
+        fields: list[Iterable[Any]] = [names, paths, section, kinds, layouts, dtypes, shapes]
+        fields += [*columns, states, part_of, roles, repeat(()), no, repeat(None), no]
+        rows = zip(*fields, strict=False)  # the constructor would take longer
+        contents.tensors += map(tuple.__new__, repeat(TensorEntry), rows)
+        contents.nodes += nodes
+        contents.weights_at += [context.weights_at] * count
+        self.first.update(zip(known, paths, strict=True))
+        return True

@@ -110,21 +110,21 @@ def is_average(node: Mapping) -> bool:
 
 def _average_names(node: Mapping) -> set[str]:
     """The names in a state dict that belong to averages: they repeat the names of the model."""
-    heads: dict[str, bool] = {}
+    keys = [
+        str(key) for key in keys_of(node.pairs) if isinstance(key, str) and len(key) <= _LONGEST_KEY
+    ]
+    heads = {key.partition(".")[0] for key in keys if "." in key}
+    averages = set(filter(speaks_of_average, heads))
+    if not averages:
+        return set()
     inside: dict[str, set[str]] = {}
     outside: set[str] = set()
-    for key, _ in node.pairs:
-        if not isinstance(key, str) or len(key) > _LONGEST_KEY:
-            continue
+    for key in keys:
         head, dot, rest = key.partition(".")
-        if dot and head not in heads:
-            heads[head] = speaks_of_average(head)
-        if dot and heads[head]:
+        if dot and head in averages:
             inside.setdefault(head, set()).add(rest)
         else:
-            outside.add(str(key))
-    if not inside:
-        return set()
+            outside.add(key)
     found = set[str]()
     for head, names in inside.items():
         if _follow(head, names, outside) or _SURE_BOOKKEEPING & {*names, *outside}:

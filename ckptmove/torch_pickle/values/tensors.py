@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from sys import intern
 
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
 from ...manifest.manifest import Role
 from ...pickles.nodes import Call, Dict, Global, Items, List, Node, Persistent, Text, Tuple
-from ...pickles.opcodes.plain_tensors import Form, PlainTensor, compact_form
+from ...pickles.opcodes.plain_tensors import PlainTensor, compact_form
 from .persistent_ids import StorageId, TensorId, is_size
-from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, reach_of, size_of, tensor_at
+from .plain_tensors import PlainTensors
+from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, tensor_at
 
 _DEEPEST = 16  # levels of tensors wrapped in each other
 _NOT_ATTRIBUTES = {"data", "grad", "requires_grad"}  # setting these changes the tensor itself
@@ -51,28 +51,25 @@ def variable_of(node: Call) -> tuple[Node, Node, Node] | None:
     return (state[0], state[3], state[2]) if not args and len(state) == 5 else None
 
 
-class Recogniser:
+class Recogniser(PlainTensors):
     """Finds the tensor that a node makes, given what persistent ids name."""
 
     def __init__(
         self, ids: Mapping[int, StorageId], tensors: Mapping[int, TensorId] | None = None
     ) -> None:
         """`ids` and `tensors`: `id()` of a node → the storage or tensor that it stands for."""
-        self._ids = ids
+        super().__init__(ids)
         self._tensors = tensors or {}
         # keeps the nodes alive, so that their ids stay valid
         self._known: dict[int, tuple[Call, Tensor | None]] = {}
-        # By form and dtype: the size of the elements, and the least size of the storage.
-        self._sizes: dict[tuple[int, str], tuple[int, int, Form]] = {}
-        self._devices: dict[str, str] = {}
 
     def tensor(self, node: Call, depth: int = 0) -> Tensor | None:
         """The tensor that a call would rebuild; None if it makes something else."""
         plain = compact_form(node)
         if plain is not None and isinstance(node, PlainTensor):
-            found = self._ids.get(id(node.storage))
+            found = self.ids.get(id(node.storage))
             if found is not None and found.dtype is not None:
-                return self._plain(plain, found, found.dtype)
+                return self.plain(plain, found, found.dtype)
         known = id(node)
         if known in self._known:
             return self._known[known][1]
@@ -86,27 +83,6 @@ class Recogniser:
                 raise CorruptError("a tensor is changed after it was rebuilt")
         self._known[known] = node, tensor
         return tensor
-
-    def check_reach(self, form: Form, storage: StorageId, dtype: str) -> int:
-        """The size of its elements in bytes; CorruptError if they reach outside their storage."""
-        known = self._sizes.get((id(form), dtype))
-        if known is None:
-            reach = reach_of(form.shape, form.stride, form.offset, dtype)
-            sizes = size_of(form.shape, dtype), reach
-            known = self._sizes[id(form), dtype] = *sizes, form  # keeps the form and its id alive
-        if known[1] > storage.nbytes:
-            raise CorruptError(f"a tensor reaches outside its storage {storage.id!r}")
-        return known[0]
-
-    def _plain(self, form: Form, storage: StorageId, dtype: str) -> Tensor:
-        """Like `tensor_at`, for a plain tensor."""
-        _, offset, shape, stride, requires_grad = form
-        nbytes, place = self.check_reach(form, storage, dtype), storage.tag
-        device = self._devices.get(place) or self._devices.setdefault(place, intern(str(place)))
-        at = offset + storage.view_at
-        said = dtype, shape, device, nbytes, "tensor", "strided", stride, at, storage.id
-        # the constructor would take twice as long, and there may be very many
-        return tuple.__new__(Tensor, (*said, requires_grad, (), (), False))
 
     def _rebuilt(self, function: str | None, args: Items, depth: int) -> Tensor | None:
         rebuild = _REBUILD.get(function or "")
@@ -138,7 +114,7 @@ class Recogniser:
         tensor = self._tensors.get(id(node))
         if tensor is not None:
             return tensor_at(*tensor)
-        found = self._ids.get(id(node))
+        found = self.ids.get(id(node))
         if found is None:
             return None
         dtype = found.dtype or "uint8"
@@ -163,7 +139,7 @@ class Recogniser:
         requires_grad: Node = False,
         children: tuple[Child, ...] = (),
     ) -> Tensor:
-        found = self._ids.get(id(args[0]))
+        found = self.ids.get(id(args[0]))
         if found is None or not isinstance(args[0], (Persistent, Call)):
             raise _MalformedArguments
         dtype = dtype or found.dtype

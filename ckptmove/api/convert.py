@@ -36,7 +36,7 @@ from .options import (
     Weights,
     declare_options,
 )
-from .strict import refuse_unknown
+from .strict import refuse_unknown_around
 
 if TYPE_CHECKING:
     from ..formats.checkpoint import Checkpoint
@@ -285,7 +285,9 @@ def _convert_to_file(
     """Convert a checkpoint to one checkpoint, even if the source is a folder of several."""
     with formats.open_checkpoint(src, follow_links=options.follow_links, weights=of_zero) as found:
         if options.strict:
-            refuse_unknown(found.manifest, otherwise=options.otherwise)
+            refuse_unknown_around(
+                src, found, otherwise=options.otherwise, follow_links=options.follow_links
+            )
         packed = None
         if found.is_from_folder and (found.spans_folder or _leads_back(edits, target)):
             from .folders.one_file import pack

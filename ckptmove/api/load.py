@@ -10,7 +10,7 @@ from ..errors import StrPath
 from ..formats.loading import object_in
 from ..runtime.torch_import import why_no_torch
 from .options import OF_WHICH_WEIGHTS, OF_ZERO, FollowLinks, Option, Weights, declare_options
-from .strict import refuse_unknown
+from .strict import refuse_unknown_around
 
 _WITHOUT_STRICT = "without strict what they would make stays an Opaque, and load() runs nothing"
 
@@ -76,5 +76,5 @@ def load(
     opened = formats.open_checkpoint(path, follow_links=follow_links, weights=of_zero)
     with formats.pause_collection(), opened as found:
         if strict:
-            refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
+            refuse_unknown_around(path, found, otherwise=_WITHOUT_STRICT, follow_links=follow_links)
         return object_in(found, restoring, select=patterns, weights=asked, strict=strict)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 
 from ..errors import CorruptError, InputError, UnsupportedError
-from ..pickles.reached_globals import names_reached
+from ..manifest.other_records import HeldRecord
+from ..pickles.opcodes.literals import may_be_checkpoint
+from ..pickles.reached_globals import REST, names_reached
 from ..sources.budget import Budget, Excess
 from ..sources.source import Readable
-from ..torch_pickle.callables.uses import LOADER
+from ..torch_pickle.callables.uses import LOADER, not_surely_harmless
 from ..torch_pickle.merged_contents import loaded_from
 from ..torch_pickle.streams import Candidate, Container, InnerFile, PickleStream
 
+_HEAD_NBYTES = 64  # bytes needed to recognize a possible checkpoint
 _DEEPEST = 8  # levels of checkpoints nested in bytes
 _NO_STORAGE = "the pickle loads a storage from bytes that are not a storage"
 
@@ -91,6 +94,31 @@ class ReadSession:
         """Open bytes as a checkpoint; None if they are not one."""
         with self.inside():
             return self._open_nested(source, self)
+
+    def callables_beside(self, records: Iterable[HeldRecord]) -> Iterator[str]:
+        """The unknown callables that a program would import if it unpickled these records."""
+        for about, content, _ in records:
+            yield from self.callables_in(content(False), f"the record {about.name!r}")
+
+    def callables_in(self, content: Readable, where: str) -> list[str]:
+        """The unknown callables that a program would import if it unpickled these bytes.
+
+        What can't be read counts as one, named by `where`.
+        """
+        unread, unclear = self.unread, f"(in {where})"
+        container, found = None, list[str]()
+        try:
+            if may_be_checkpoint(content.read(0, min(_HEAD_NBYTES, content.nbytes))):
+                container = self.open(content)
+        except InputError:
+            found += [unclear] * (self.too_deep or self.unread > unread)
+        if container is None:
+            reached = not_surely_harmless(names_reached(content, self.budget))
+            return [*found, *(unclear if name == REST else name for name in reached)]
+        with self.inside():
+            for each in container.everything():
+                found += each.unknown_callables()
+        return found
 
     @contextmanager
     def inside(self) -> Iterator[None]:

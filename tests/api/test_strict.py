@@ -17,9 +17,12 @@ import ckptmove
 from ckptmove import CorruptError, UnsupportedError, UntrustedError
 from ckptmove.batches.options import VerbName
 from tests.conftest import RunCli
+from tests.formats.test_nemo import packed
 from tests.formats.test_sharded import shards_of_torch
+from tests.formats.test_torch_tar import members, write
 from tests.making.bombs import zipped
 from tests.making.payloads import LEGACY, Family, called, legacy_of, legacy_storage, name, text
+from tests.making.tar import save_tar
 
 
 class Runs:
@@ -173,9 +176,13 @@ def test_a_verdict_on_a_folder_is_about_what_lies_beside_its_weights(tmp_path: P
         lambda: ckptmove.validate(plain, against=folder, strict=True),
         lambda: ckptmove.diff(folder, plain, strict=True),
         lambda: ckptmove.diff(plain, folder, strict=True),
+        lambda: ckptmove.convert(folder, tmp_path / "one.pt", strict=True),
+        lambda: ckptmove.convert(folder, tmp_path / "one.safetensors", strict=True),
+        lambda: ckptmove.load(folder, strict=True),
     ):
         with pytest.raises(UntrustedError, match=NAMED):
             verb()
+    ckptmove.convert(plain, tmp_path / "one.pt", strict=True)
     ckptmove.validate(plain, strict=True).raise_if_failed()
 
 
@@ -269,3 +276,43 @@ def test_in_a_batch_other_files_count(tmp_path: Path, run_cli: RunCli) -> None:
         "notes.txt",
         "plain.safetensors",
     ]
+
+
+_RUNS = Family(called(name("os", "mkdir"), text("canary")))
+
+
+@pytest.mark.parametrize("container", ["nemo", "tar", "the end of a table"])
+@pytest.mark.parametrize("form", ["pickle", "zip", "legacy", "keys of legacy"])
+def test_members_of_a_tar_that_are_passed_over_count(
+    container: str, form: str, tmp_path: Path
+) -> None:
+    """A program may load what the library that wrote the tar does not, as from a zip."""
+    content = {
+        "pickle": pickle.dumps(Runs(tmp_path / "canary")),
+        "zip": zipped(_RUNS.beside(b"")),
+        "legacy": legacy_of(3, _RUNS.beside(legacy_storage("0"))),
+        "keys of legacy": legacy_of(4, _RUNS.instead_of(LEGACY[4])),
+    }[form]
+    path = tmp_path / "in.tar"
+    if container == "nemo":
+        weights = zipped(b"\x80\2}.")
+        packed(path, [("model_weights.ckpt", weights), ("model_config.yaml", b"a: 1\n")])
+        inspected = ckptmove.inspect(path).unknown_callables
+        packed(path, [("model_weights.ckpt", weights), ("extra.pkl", content)])
+    else:
+        save_tar({"w": torch.ones(2)}, path, lambda _: "cpu")
+        inspected, held = ckptmove.inspect(path).unknown_callables, members(path)
+        if container == "tar":
+            held["sys_info"] = content
+        else:
+            held["tensors"] += content
+        write(path, held)
+    assert inspected == ()
+    assert {"os.mkdir", NAMED} & {*ckptmove.inspect(path).unknown_callables}
+    for verb in (
+        lambda: ckptmove.relocate(path, tmp_path / "out.tar", to="cuda:0", strict=True),
+        lambda: ckptmove.convert(path, tmp_path / "out.pt", drop="<record *", strict=True),
+        lambda: ckptmove.load(path, strict=True),
+    ):
+        with pytest.raises(UntrustedError, match="mkdir"):
+            verb()

@@ -11,13 +11,10 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from ...errors import CorruptError, InputError, UnsupportedError
+from ...errors import CorruptError, UnsupportedError
 from ...manifest.manifest import Extent
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
-from ...pickles.opcodes.literals import may_be_checkpoint
-from ...pickles.reached_globals import REST, names_reached
 from ...sources.source import MAX_NBYTES, Memory, Readable
-from ...torch_pickle.callables.uses import not_surely_harmless
 from ...torch_pickle.streams import Container, LocationEdits, PickleStream
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ...zips.archive import DEFLATED, STORED, Archive
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 _NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
 #: Records that only describe the layout of the file.
 _FRAME = (*_NAMES[1:], ".data/version")
-_HEAD_NBYTES = 64  # bytes needed to recognize a possible checkpoint
 _NEWEST_VERSION = 10  # caffe2/serialize/versions.h, kMaxSupportedFileFormatVersion
 _LARGEST_ALIGNMENT = 1 << 15  # the padding must fit an extra field
 
@@ -103,23 +99,10 @@ class ArchiveContainer(Container):
 
     def callables_in(self, record: Record) -> list[str]:
         """The unknown callables that a program would import if it unpickled a record."""
-        session, unclear = self.session, f"(in the record {self.short(record)!r})"
+        where = f"the record {self.short(record)!r}"
         if not self.archive.may_be_parsed(record):
-            return [unclear]
-        content, unread = content_of(self.archive, record), session.unread
-        container, found = None, list[str]()
-        try:
-            if may_be_checkpoint(content.read(0, min(_HEAD_NBYTES, content.nbytes))):
-                container = session.open(content)
-        except InputError:
-            found += [unclear] * (session.too_deep or session.unread > unread)
-        if container is None:
-            reached = not_surely_harmless(names_reached(content, session.budget))
-            return [*found, *(unclear if name == REST else name for name in reached)]
-        with session.inside():
-            for each in container.everything():
-                found += each.unknown_callables()
-        return found
+            return [f"(in {where})"]
+        return self.session.callables_in(content_of(self.archive, record), where)
 
     def container_records(self) -> set[str]:
         """The names of records that are pickles or nested checkpoints."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 
 from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.manifest import Section
@@ -76,6 +76,7 @@ class NemoContainer(Container):
     def __init__(self, probe: Probe) -> None:
         """Read the headers of the tar, and the pickle of the weights."""
         super().__init__(probe.source)
+        self.session = probe.session
         self.members: dict[str, TarMember] = {}
         end = 0
         for member in walk_members(self.source, folders=True):
@@ -131,6 +132,15 @@ class NemoContainer(Container):
             if name != WEIGHTS and not name.endswith("/"):
                 content = partial(self._window, member)
                 yield HeldRecord(OtherRecord(name, RecordKind.DATA, member.nbytes), content)
+
+    def unknown_callables(self) -> Iterator[str]:
+        yield from super().unknown_callables()
+        yield from self._beside
+
+    @cached_property
+    def _beside(self) -> tuple[str, ...]:
+        """The unknown callables in other members: a program may load what NeMo does not."""
+        return tuple(self.session.callables_beside(self.records()))
 
     def _window(self, member: TarMember, _no_devices: bool) -> Readable:
         return self.source.window(member.start, member.nbytes)

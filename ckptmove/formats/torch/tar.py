@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
@@ -96,6 +96,7 @@ class TarContainer(Container):
         self._storages: dict[int, StorageId] = {}
         self._tensors: dict[int, TensorId] = {}
         self._extents: dict[str, Extent] = {}
+        self._unread: list[tuple[str, Readable]] = []
         try:
             self._read_storages(self.members["storages"])
         except CorruptError:
@@ -225,6 +226,7 @@ class TarContainer(Container):
     def _check_end(self, member: TarMember, at: int) -> None:
         if at < member.end:
             rest = member.end - at
+            self._unread.append((member.name, self.source.window(at, rest)))
             self.warnings.append(
                 f"{rest:,} bytes follow the part that torch reads of {member.name!r}"
             )
@@ -260,6 +262,18 @@ class TarContainer(Container):
                 kind = RecordKind.IDENTITY if name == "sys_info" else RecordKind.DATA
                 content = partial(self._window, member)
                 yield HeldRecord(OtherRecord(name, kind, member.nbytes), content)
+
+    def unknown_callables(self) -> Iterator[str]:
+        yield from super().unknown_callables()
+        yield from self._beside
+
+    @cached_property
+    def _beside(self) -> tuple[str, ...]:
+        """The unknown callables in what torch does not read: other members, and ends of members."""
+        found = list(self.session.callables_beside(self.records()))
+        for name, rest in self._unread:
+            found += self.session.callables_in(rest, f"the member {name!r}")
+        return tuple(found)
 
     def _window(self, member: TarMember, _no_devices: bool) -> Readable:
         return self.source.window(member.start, member.nbytes)

@@ -20,21 +20,24 @@ _AT_ONCE = 32  # requests
 
 
 class FetchPool(Generic[_T]):
-    """A few threads, each started when there is work for it."""
+    """A few threads, each started when there is work for it and the others are busy."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._threads: list[threading.Thread] = []
         self._todo: SimpleQueue[tuple[Future[_T], Callable[[], _T]] | None] = SimpleQueue()
+        self._guard, self._unfinished = threading.Lock(), 0
 
     def submit(self, fetch: Callable[[], _T]) -> Future[_T]:
         """Submit a fetch; its future may be cancelled until it is begun."""
         future: Future[_T] = Future()
         self._todo.put((future, partial(copy_context().run, fetch)))
-        if len(self._threads) < self._count:
-            thread = threading.Thread(target=self._run, name="ckptmove-fetch", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        with self._guard:
+            self._unfinished += 1
+            if len(self._threads) < min(self._count, self._unfinished):
+                thread = threading.Thread(target=self._run, name="ckptmove-fetch", daemon=True)
+                self._threads.append(thread)
+                thread.start()
         return future
 
     def close(self) -> None:
@@ -49,13 +52,25 @@ class FetchPool(Generic[_T]):
     def _run(self) -> None:
         while (todo := self._todo.get()) is not None:
             future, fetch = todo
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(fetch())
-            except BaseException as error:
-                future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                self._do(future, fetch)
+            else:
+                self._finished()
             del todo, future, fetch  # release the result while waiting for more work
+
+    def _do(self, future: Future[_T], fetch: Callable[[], _T]) -> None:
+        try:
+            result = fetch()
+        except BaseException as error:
+            self._finished()
+            future.set_exception(error)
+        else:
+            self._finished()
+            future.set_result(result)
+
+    def _finished(self) -> None:
+        with self._guard:
+            self._unfinished -= 1
 
 
 def result_of(first: Future[_T], others: Iterable[Future[_T]]) -> _T:

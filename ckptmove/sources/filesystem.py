@@ -97,6 +97,10 @@ def open_store(url: str) -> StorePath:
     if is_s3(fs):
         # only `with_retries` retries: s3fs would send a part from where it was read to
         fs.retries = 1
+        if getattr(fs, "session", True) is None:  # it is not connected yet
+            from .s3_session import concise_session  # imported only for S3
+
+            fs.session = concise_session(fs.kwargs)
     return StorePath(url, fs, path)
 
 

@@ -19,7 +19,7 @@ from .file import File
 from .source import Piece, Source, check_range
 
 _BLOCK = 1 << 20  # bytes interleaved at once; more than the processor's cache is slower
-_LARGE_BLOCK = 1 << 22  # … if not all lie in files here: it takes fewer requests
+_LARGE_BLOCK = 1 << 21  # … if not all lie in files here: it takes fewer requests
 _ALIGNMENT = 64
 #: The type codes of Python's integers, by size in bytes.
 FORMATS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -266,8 +266,9 @@ def weave(
     rows: Iterable[tuple[int, int, int]] = _rows_of_runs(strip, start, start + len(view))
     source = strip.source
     if isinstance(source, Source) and source.fetch_stats is not None:
-        rows = list(rows)  # one request for all of them, not one for each row
-        source.expect((source_at, count * strip.run) for source_at, _, count in rows)
+        rows = list(rows)
+        if len(rows) > 1:  # one request for all of them, not one for each row
+            source.expect((source_at, count * strip.run) for source_at, _, count in rows)
     for source_at, at, count in rows:
         _put_runs(strip, source_at, at - start, count, view, scratch, read)
 

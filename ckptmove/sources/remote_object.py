@@ -20,9 +20,10 @@ from .source import FetchStats, Source, check_range
 
 _LEAST = 1 << 15  # bytes fetched at once: an answer takes longer than they do
 _MOST = 2 << 20  # … and at most
+_STREAMED = 1 << 20  # bytes of each request for a long range; `_AT_ONCE` of them are in memory
 _LARGE = 1 << 20  # bytes that are read once: they are not kept for another time
 _APART = 1 << 17  # ranges that are no farther apart are fetched as one
-_AT_ONCE = 8  # requests
+_AT_ONCE = 5  # requests
 _EXPECTED = 12 << 20  # bytes that are fetched before they are read
 _WHOLE = 1 << 18  # an object of so many bytes is fetched whole, by one request
 
@@ -156,11 +157,14 @@ class RemoteObject(Source):
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
-        at = 0
-        while at < len(view):
-            step = min(_MOST // 2, len(view) - at)
-            view[at : at + step] = self.read(start + at, step)
-            at += step
+        is_kept = self._is_small or self._spans.find(start, min(len(view), _LARGE)) is not None
+        if len(view) >= _STREAMED and start not in self._expected and not is_kept:
+            for at, data in self._stream(start, start + len(view), _STREAMED // 2):
+                view[at - start : at - start + len(data)] = data
+            return
+        for at in range(0, len(view), _LARGE):
+            size = min(_LARGE, len(view) - at)
+            view[at : at + size] = self.read(start + at, size)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """As `Readable.expect`: what lies side by side in one request, several at a time."""
@@ -203,12 +207,16 @@ class RemoteObject(Source):
             for at in range(start, end, _MOST):
                 yield at, self.read(at, min(_MOST, end - at))
             return
+        yield from self._stream(start, end, _STREAMED)
+
+    def _stream(self, start: int, end: int, most: int) -> Iterator[tuple[int, bytes]]:
+        """The bytes of a range by requests for `most` of them, several at a time."""
         coming = deque[Future[bytes]]()
         at = start
         try:
-            for where in range(start, end, _MOST):
+            for where in range(start, end, most):
                 while at < end and len(coming) < _AT_ONCE:
-                    step = min(_MOST, end - at)
+                    step = min(most, end - at)
                     coming.append(self._submit(at, step))
                     at += step
                 data = result_of(coming.popleft(), coming)

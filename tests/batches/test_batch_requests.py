@@ -62,6 +62,10 @@ def test_of_a_few_small_items_what_was_read_to_recognize_them_is_not_read_again(
         summed = hashlib.sha256((tree / each.name).read_bytes()).hexdigest()
         assert each.source_digests == {each.name: summed}
     assert len([each for each in store.front.seen if each.range is not None]) == count
+    store.front.reset()
+    dry = ckptmove.batch(verb, source, store.url("x"), jobs=2, dry_run=True, **OPTIONS[verb])
+    assert set(outcomes(dry).values()) == {"done"}
+    assert len(store.front.seen) <= count + CONSTANT
     assert len(store.front.seen) <= 2 * count + CONSTANT
 
 

@@ -56,6 +56,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sources.fetch_pool",
         "sources.joined",
         "sources.place",
+        "sources.s3_session",
         "sources.filesystem",
         "sources.known_objects",
         "sources.range_request",

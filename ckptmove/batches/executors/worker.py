@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from ...errors import (
     CkptmoveError,
@@ -60,6 +61,7 @@ _WHOLE = 8 << 20  # objects up to this size are fetched by one request
 #: The steps of an item: a generator that pauses while its output waits for a name, and returns the
 #: result.
 Steps = Generator[None, None, Result]
+_T = TypeVar("_T")
 _LEDGERS = 4  # most ledgers that a process remembers
 
 
@@ -139,11 +141,11 @@ def _unrecorded(task: Task) -> Result:
     return _result(task.item, made)
 
 
-def _asking_once(task: Task, do: Callable[[], Result]) -> Result:
+def _asking_once(task: Task, do: Callable[[], _T], whole_nbytes: int = _WHOLE) -> _T:
     """Do an item; ask a store once about each object, and fetch small ones by one request."""
     try:
         with remembering() as known:
-            known.whole_nbytes = _WHOLE
+            known.whole_nbytes = whole_nbytes
             _remember(known, task.item, ahead=not task.existing)
             if task.reference:
                 known.put_stamp(str(task.options["against"]), task.reference)
@@ -167,7 +169,7 @@ def result_at_end(steps: Steps) -> Result:
 
 def _foretold(task: Task) -> Result:
     """The result of an item that would be done."""
-    made = forecast_item(task)
+    made = _asking_once(task, lambda: forecast_item(task), whole_nbytes=0)
     result = _result(task.item, made)
     unsure = made.ok and task.existing in UNSURE
     return result._replace(reason=UNSURE[task.existing]) if unsure else result

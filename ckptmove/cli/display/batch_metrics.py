@@ -18,7 +18,7 @@ _START = b"# HELP ckptmove_batch_"  # how such a file begins
 _PAUSE = 10.0  # seconds between two versions of the file
 _HELP = {
     "items": "Items of the batch, by what became of them; left are those that are not done yet.",
-    "bytes": "Bytes of the items that are done.",
+    "bytes": "Bytes of what was done so far, of items that failed too.",
     "total_bytes": "Bytes of all items.",
     "seconds": "How long the batch has run.",
     "running": "1 while the batch runs, 0 when it has ended.",

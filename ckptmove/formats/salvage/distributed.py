@@ -24,10 +24,11 @@ from ...torch_pickle.values.strided import contiguous_stride
 from ...zips.found_records import ProofLevel
 from ..diagnosis import cut_short, data_end
 from ..distributed.boxes import Box, check_tiling
-from ..distributed.dcp.folder import Dcp, ranks_of
+from ..distributed.dcp.folder import Dcp
 from ..distributed.dcp.items import DcpItem, is_dense, open_item, strip_of
 from ..distributed.dcp.metadata import METADATA, SavedState, SavedTensor, read_metadata
 from ..distributed.dcp.metadata_walk import ItemRange
+from ..distributed.dcp.saves import ranks_of
 from ..probe import Probe
 from .remains import NamedTensor, Remains, StorageRemains
 from .zero_fill import ZeroFilledSource

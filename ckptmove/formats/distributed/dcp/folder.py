@@ -49,10 +49,9 @@ from .items import Chunks, frame_of, item_faults, open_item, strip_of, value_in
 from .metadata import METADATA, ReadMetadata, SavedState, SavedTensor, read_metadata
 from .metadata_walk import ItemRange
 from .packed import MOST_OPEN, PackedItem
-from .saves import COMMON, check_common, check_ranks, check_saves
+from .saves import COMMON, check_common, check_ranks, check_saves, ranks_of
 from .tree import tree_of
 
-_OF_RANK = re.compile(r"__(\d+)\.metadata")
 _ITEMS = ".distcp"
 _LONGEST_RANK = 9  # digits
 _BESIDE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
@@ -122,12 +121,6 @@ class Dcp(WritableFormat):
     def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         """Plan a folder like `options.ranks` ranks would write."""
         return writing.plan_write(draft, options)
-
-
-def ranks_of(probe: Probe) -> list[str]:
-    """The metadata files of ranks that saved without collectives, in the order of the ranks."""
-    found = [match for match in map(_OF_RANK.fullmatch, probe.entries) if match]
-    return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
 
 
 def _open(probe: Probe, saved: SavedState) -> dict[str, Source]:

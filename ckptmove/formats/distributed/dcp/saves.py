@@ -34,7 +34,8 @@ _LARGEST_CONFIGURATION = 1 << 16
 _FAR = 60  # seconds between the files of one save, or of one copy
 #: What copying takes at most: seconds, and bytes per second.
 _LONGEST_START, _SLOWEST_COPY = 600, 10_000_000
-_OF_RANK = re.compile(r"__(\d{1,9})(?:\.metadata|_\d+\.distcp)")
+#: Files of a rank that saved without collectives: its metadata, and those with its items.
+_OF_RANK = re.compile(r"__(\d{1,9})(?:(\.metadata)|_\d+\.distcp)")
 _MOST_NAMED = 5
 _STEP = "step"
 _MOST_STEPS = 4  # steps that are read from each file
@@ -81,6 +82,12 @@ def check_saves(
             f".metadata is older than {older}: unless copying changed their times, a later save "
             "did not finish"
         )
+
+
+def ranks_of(probe: Probe) -> list[str]:
+    """The metadata files of ranks that saved without collectives, in the order of the ranks."""
+    found = [match for match in map(_OF_RANK.fullmatch, probe.entries) if match and match[2]]
+    return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
 
 
 def check_ranks(probe: Probe) -> None:

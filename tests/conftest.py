@@ -233,3 +233,33 @@ def run_cli(request: pytest.FixtureRequest, tmp_path: Path) -> RunCli:
         return done
 
     return run
+
+
+class RunHere(Protocol):
+    """`ckptmove ARGUMENTS` in this process, which must give the code `exit`."""
+
+    def __call__(
+        self, *arguments: str | os.PathLike[str], exit: int
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def run_here(
+    warm: None, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RunHere:
+    """The command line in the test's own folder; what it starts has torch before it begins."""
+    from ckptmove.cli import run as command_line
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | os.PathLike[str], exit: int) -> subprocess.CompletedProcess[str]:
+        command = [os.fspath(part) for part in arguments]
+        try:
+            code = command_line(command)
+        finally:
+            gc.enable()  # a command needs none, and ends
+        done = subprocess.CompletedProcess(command, code, *capfd.readouterr())
+        assert code == exit, f"exit code {code}, not {exit}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run

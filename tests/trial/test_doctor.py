@@ -15,7 +15,7 @@ import torch
 
 import ckptmove
 from ckptmove import CheckFailed, DeviceError, Diagnosis, UsageError
-from tests.conftest import ROOT, RunCli
+from tests.conftest import ROOT, RunCli, RunHere
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -97,15 +97,15 @@ def script(tmp_path: Path, text: str, *args: str, **options: Any) -> Diagnosis:
 
 @pytest.mark.slow
 @without_gpu
-def test_a_model_is_moved_and_stepped_on_a_played_device(net: str, run_cli: RunCli) -> None:
+def test_a_model_is_moved_and_stepped_on_a_played_device(net: str, run_here: RunHere) -> None:
     options = ("--input", "float32[2,4]", "--device", "cuda:0", "--simulate")
-    done = run_cli("doctor", "--model", f"{net}:Net", *options, exit=1)
+    done = run_here("doctor", "--model", f"{net}:Net", *options, exit=1)
     assert done.stdout.splitlines()[0] == "Net on simulated cuda:0: 1 wrong"
     assert "wrong  shift is not registered, so model.to leaves it" in done.stdout
     assert 'fix    at net.py:9: self.register_buffer("shift", …, persistent=False)' in done.stdout
     assert "net.py:12" in done.stdout
     assert "something is wrong" in done.stderr
-    done = run_cli("doctor", "--model", f"{net}:Right", *options, exit=0)
+    done = run_here("doctor", "--model", f"{net}:Right", *options, exit=0)
     assert "on simulated cuda:0: no device fault in the first training step" in done.stdout
     assert "ran: 1 call, 1 step; operations: " in done.stdout
     assert done.stderr == ""
@@ -160,13 +160,13 @@ def test_a_script_is_run_for_some_steps_on_a_played_device(training: Path) -> No
 
 @pytest.mark.slow
 def test_json_is_the_diagnosis_and_what_a_script_says_goes_to_stderr(
-    training: Path, run_cli: RunCli
+    training: Path, run_here: RunHere
 ) -> None:
     write(training, "print('hello')\nimport os\nos.system('echo aloud')\n" + training.read_text())
     arguments = ("doctor", "--script", training, "--device", "cpu")
-    done = run_cli(*arguments, "-q", "--", "cpu", exit=0)
+    done = run_here(*arguments, "-q", "--", "cpu", exit=0)
     assert (done.stdout, done.stderr) == ("", "")
-    done = run_cli(*arguments, "--json", "--", "cpu", exit=0)
+    done = run_here(*arguments, "--json", "--", "cpu", exit=0)
     assert "hello" in done.stderr
     assert "aloud" in done.stderr
     told = json.loads(done.stdout)

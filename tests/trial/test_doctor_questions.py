@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ckptmove
-from tests.conftest import RunCli
+from tests.conftest import RunHere
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 pytestmark = [pytest.mark.usefixtures("warm"), without_gpu]
@@ -123,12 +123,12 @@ QUESTIONS: dict[str, tuple[str, int, list[str]]] = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_question_is_answered_by_one_command(
-    question: str, tmp_path: Path, run_cli: RunCli
+    question: str, tmp_path: Path, run_here: RunHere
 ) -> None:
     text, code, lines = QUESTIONS[question]
     path = tmp_path / "asked.py"
     path.write_text(textwrap.dedent(text))
-    done = run_cli("doctor", "--script", path, "--device", "cuda:0", "--simulate", exit=code)
+    done = run_here("doctor", "--script", path, "--device", "cuda:0", "--simulate", exit=code)
     for line in lines:
         assert line in done.stdout
     assert "_orig_mod" not in done.stdout

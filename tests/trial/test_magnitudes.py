@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptmove.trial.sandbox.exported_graphs import unknown
-from tests.conftest import RunCli
+from tests.conftest import RunHere
 from tests.making.hostile_programs import edited, exported, expression_at
 
 #: In sizes, which sympy reads, and in guards, which Python evaluates.
@@ -104,9 +104,9 @@ def test_a_guard_that_torch_writes_is_taken(said: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_with_one_ends_the_command_in_one_line(tmp_path: Path, run_cli: RunCli) -> None:
+def test_a_program_with_one_ends_the_command_in_one_line(tmp_path: Path, run_here: RunHere) -> None:
     program = exported(tmp_path / "program.pt2")
     path = edited(program, tmp_path / "huge.pt2", expression_at("size", "9**9**9 > 1"), tmp_path)
-    done = run_cli("validate", path, "--step", "forward", exit=3)
+    done = run_here("validate", path, "--step", "forward", exit=3)
     assert "a size that is code, or is too large: '9**9**9 > 1'" in done.stderr
     assert done.stderr.count("\n") <= 2

@@ -17,7 +17,7 @@ from ckptmove.errors import InputError, UnsupportedError
 from ckptmove.trial.sandbox import configurations, torchscript
 from ckptmove.trial.sandbox.exported_programs import danger
 from ckptmove.trial.trial import run_trial
-from tests.conftest import RunCli
+from tests.conftest import RunCli, RunHere
 from tests.making.hostile_programs import REFUSED, RUNNING, edited, exported
 from tests.making.relaying import rezipped
 
@@ -73,11 +73,11 @@ def test_torch_would_run_it(
 
 @pytest.mark.slow
 def test_a_refused_program_ends_the_command_in_one_line(
-    program: Path, tmp_path: Path, run_cli: RunCli
+    program: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
     path, canary = hostile("opaque object", program, tmp_path)
     for options in (["--step", "forward"], ["--step", "forward", "--simulate"]):
-        done = run_cli("validate", path, *options, exit=3)
+        done = run_here("validate", path, *options, exit=3)
         assert done.stderr.count("\n") <= 2
         assert "opaque_obj_0" in done.stderr
         assert "--trust-pickle" in done.stderr

@@ -107,11 +107,12 @@ live.tracing.recording.tensor_names.TensorNames.cloned
 live.tracing.recording.tensor_names.TensorNames.derived
 live.tracing.recording.tensor_names.TensorNames.kept
 live.tracing.recording.tensor_names.TensorNames.made
-live.tracing.recording.unused_copies.Copies.noted
-live.tracing.recording.unused_copies.Copies.watched
+live.tracing.recording.unused_copies.UnusedCopies.noted
+live.tracing.recording.unused_copies.UnusedCopies.watched
 live.tracing.trace.Watch.created
 trial.script_causes.unchecked
 trial.subprocess_call.SubprocessLost.crashed
+zips.members.Records.stored
 """
 
 

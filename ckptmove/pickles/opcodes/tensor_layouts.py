@@ -56,7 +56,7 @@ class Usual(NamedTuple):
     location: str
 
 
-class Layout(NamedTuple):
+class SequenceLayout(NamedTuple):
     """The layout of similar sequences, which differ only in the storage's number and the slots."""
 
     usual: Usual
@@ -100,7 +100,7 @@ def sizes_of(raw: bytes) -> tuple[int, ...] | None:
     return numbers if right and min(numbers) >= 0 else None
 
 
-def layout_of(found: re.Match[bytes], usual: Usual, get: bytes) -> Layout:
+def layout_of(found: re.Match[bytes], usual: Usual, get: bytes) -> SequenceLayout:
     """The layout of a sequence that matched; `get` is the GET of the function before it."""
     start, end = found.span()
     layout, same, at = "", [], start
@@ -118,7 +118,7 @@ def layout_of(found: re.Match[bytes], usual: Usual, get: bytes) -> Layout:
         at = after
     layout += f"{end - at}s"
     same.append(found.string[at:end])
-    return Layout(
+    return SequenceLayout(
         usual=usual,
         nbytes=end - start,
         unpack=_struct(f"<{layout}").unpack_from,

@@ -57,7 +57,7 @@ from .tensor_layouts import (
     SEQUENCE,
     TRUE,
     WITHIN,
-    Layout,
+    SequenceLayout,
     Usual,
     integer_of,
     layout_of,
@@ -89,8 +89,8 @@ class TensorMachine(Machine):
         self._rebuild = self._hooks = _NONE
         # The layouts by their signature, and the most recent ones. They are valid as long as no
         # slot is filled again, and the function is not imported again.
-        self._known: dict[tuple[Any, ...], Layout] = {}
-        self._recent: list[Layout] = []
+        self._known: dict[tuple[Any, ...], SequenceLayout] = {}
+        self._recent: list[SequenceLayout] = []
         self._refilled = 0
         self._pairs_are_usual = True
 
@@ -241,7 +241,7 @@ class TensorMachine(Machine):
         self.position = end
         return True
 
-    def _layout_at(self, start: int) -> Layout | None:
+    def _layout_at(self, start: int) -> SequenceLayout | None:
         """The layout of the sequence at `start`; None if there is none, or an unusual one.
 
         It becomes the first of the recent layouts.

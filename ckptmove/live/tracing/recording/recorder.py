@@ -61,7 +61,7 @@ from .sampling import FIRST, Sampling, TorchCalls
 from .stale_copies import StaleCopies
 from .tally import EventCount, SiteCount, Tally, happened
 from .tensor_names import TensorNames
-from .unused_copies import Copies, UnusedCopy
+from .unused_copies import UnusedCopies, UnusedCopy
 from .updates import Updates
 
 
@@ -96,7 +96,7 @@ class Recorder(TorchDispatchMode):
         self._tally = Tally()
         self._thread = 0
         self._places = CallSites(self._tally)
-        self._copies = Copies()
+        self._copies = UnusedCopies()
         self.cuts = GradientCuts(self.names.optimizers.fed)  #: on the way to another device
         self.stale = StaleCopies()  #: copies whose sources change
         self.updates = Updates(self.line_of_node)  #: changes of trained tensors

@@ -27,7 +27,7 @@ class UnusedCopy(NamedTuple):
     discarded: bool  #: whether the statement drops the copy: `x.to(device)`
 
 
-class Copies:
+class UnusedCopies:
     """The latest copies that have not been used."""
 
     def __init__(self) -> None:

@@ -137,9 +137,9 @@ class PlanFile:
 
         Writes that lie among small copies are written with them, and removed from `writes`.
         """
-        parts: Iterator[Copy | Gather] = heapq.merge(
-            plan.copies, plan.gathers, key=attrgetter("at")
-        )
+        parts: Iterable[Copy | Gather] = plan.copies
+        if plan.gathers:
+            parts = heapq.merge(plan.copies, plan.gathers, key=attrgetter("at"))
         run = WriteRun(self.sources, self.fd)
         for part in parts:
             if isinstance(part, Copy) and run.add(part):

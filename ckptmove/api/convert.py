@@ -1,7 +1,5 @@
 """Implements `ckptmove.convert`: write a checkpoint in another format."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -351,7 +349,7 @@ def _leads_back(edits: Edits, target: Target) -> bool:
 
 
 def _tell_of_folder(
-    graph: CheckpointGraph, packed: PackedFolder | None, edits: Edits, target: Target
+    graph: "CheckpointGraph", packed: "PackedFolder | None", edits: Edits, target: Target
 ) -> None:
     """Set the sections of the draft's parts, and record the folder in the metadata, if possible."""
     metadata = {key: text for key, text in graph.metadata.items() if key != FOLDER}
@@ -369,7 +367,7 @@ def _tell_of_folder(
 
 
 def _tell_of_other_files(
-    graph: CheckpointGraph, found: Checkpoint, edits: Edits, options: ConversionOptions
+    graph: "CheckpointGraph", found: "Checkpoint", edits: Edits, options: ConversionOptions
 ) -> None:
     """Add as losses the checkpoints that were not read, and copies of the weights that differ."""
     from .folders.one_file import losses_of_others
@@ -383,7 +381,7 @@ def _tell_of_other_files(
         graph.warnings[:] = true_notes(graph.warnings)
 
 
-def _holds_parts(folder: Place) -> bool:
+def _holds_parts(folder: "Place") -> bool:
     from .folders.files import holds_parts
 
     return holds_parts(folder)

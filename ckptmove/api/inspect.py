@@ -1,7 +1,5 @@
 """Implements `ckptmove.inspect`: show what a checkpoint holds, and on which devices."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated

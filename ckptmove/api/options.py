@@ -3,8 +3,6 @@
 The annotation of a parameter declares it: `name: Annotated[str | None, Option("What it does.")]`.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Implements `ckptmove.relocate`: rewrite a checkpoint for another device."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 The HTML loads nothing from elsewhere and uses the colors of the page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ objects than plain tensors refer to, the bytes of the cluster are written as a f
 are views of it. Bytes of a storage that no tensor uses are not written.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

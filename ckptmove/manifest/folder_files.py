@@ -1,7 +1,5 @@
 """The files of a checkpoint that is a folder, each with its format and content."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 #: The reason for a missing file.

@@ -15,8 +15,6 @@ Records that describe only the layout of the format (`version`, `byteorder`, `.s
 are not listed: their content shows in everything else that is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Walk a pickle symbolically, from opcodes to inert nodes; nothing is imported or called."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 from collections.abc import Mapping

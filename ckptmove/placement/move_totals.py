@@ -1,7 +1,5 @@
 """What moves, and what stays: as reports tell it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """A plan: the operations that write a file, decided before the first byte is written. No I/O."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple

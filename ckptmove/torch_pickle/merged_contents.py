@@ -1,7 +1,5 @@
 """The contents of a container and all containers nested in it, merged."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -14,8 +14,6 @@ safetensors/src/tensor.rs (`read_metadata`, `Metadata::validate`, `prepare`); se
 limits and its escapes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -4,8 +4,6 @@ A `PlainTensor` is a `Call`, and its `StorageReference` a `Persistent`: their at
 nodes that the opcodes would have made (`tensor_machine`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from ..nodes import NOTHING, Call, Global, Node, Persistent, Text, Tuple

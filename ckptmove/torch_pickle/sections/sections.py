@@ -1,7 +1,5 @@
 """Find the section of a part of a checkpoint by its structure; `averages` finds `ema`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from enum import Enum

@@ -1,7 +1,5 @@
 """Describe a tensor: dtype, shape, stride, and where its elements are in a storage."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from math import prod
 from sys import intern

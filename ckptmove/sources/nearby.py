@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .source import Readable, Source, Window
 
-_BLOCK = 1 << 17  # bytes that are read at once
+LONGEST_BLOCK = 1 << 17  # bytes that are read at once
 _NEAR = 1 << 13  # largest distance of two reads that count as close
 _MOST_FILES = 16  # files with a block in memory
 _MANY = 4  # close reads in a row before larger reads begin
@@ -21,7 +21,7 @@ class NearbyReads:
     def __init__(self, source: Readable) -> None:
         self._source = source
         file = source.source if isinstance(source, Window) else source
-        self._far = isinstance(file, Source) and file.fetch_stats is not None
+        self.is_far = isinstance(file, Source) and file.fetch_stats is not None
         #: the last block, and its start
         self.block, self.start = b"", 0
         self._near = 0  # number of blocks in a row that begin near the end of the one before
@@ -33,9 +33,9 @@ class NearbyReads:
             return self.block[at : at + nbytes]
         is_near = abs(at - len(self.block)) < _NEAR
         self._near = self._near + 1 if is_near else 0
-        if self._far or nbytes > _BLOCK:
+        if self.is_far or nbytes > LONGEST_BLOCK:
             return self._source.read(start, nbytes)
-        most = _AT_LEAST if self._near < _MANY else _BLOCK
+        most = _AT_LEAST if self._near < _MANY else LONGEST_BLOCK
         block = self._source.read(start, max(nbytes, min(most, self._source.nbytes - start)))
         self.block, self.start = block, start  # both, or neither if it can't be read
         return block[:nbytes]

@@ -7,6 +7,7 @@ import random
 import zipfile
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from ckptmove.errors import CkptmoveError, CorruptError
 from ckptmove.sources.source import Memory
+from ckptmove.zips import local_headers
 from ckptmove.zips.archive import Archive
 from ckptmove.zips.local_headers import check_layout
 from ckptmove.zips.members import Records
@@ -67,7 +69,17 @@ def zips() -> tuple[bytes, ...]:
             file.writestr(zipfile.ZipInfo(f"a/data/{n}"), bytes(n), how)
         file.writestr("a/ü", b"u")
     by_hand = build_zip([Part(f"a/{n}", bytes(range(n))) for n in range(20)])
-    return by_torch.getvalue(), by_python.getvalue(), by_hand
+    return by_torch.getvalue(), by_python.getvalue(), by_hand, *zips_of_one_size()
+
+
+def zips_of_one_size() -> tuple[bytes, bytes]:
+    """Zips of torch and of Python, whose headers lie equally far apart."""
+    by_torch, by_python = io.BytesIO(), io.BytesIO()
+    torch.save({f"t{n}": torch.full((3,), n % 7) for n in range(170)}, by_torch)
+    with zipfile.ZipFile(by_python, "w") as file:
+        for n in range(90):
+            file.writestr(zipfile.ZipInfo(f"a/{n:02}"), b"%02d" % n)
+    return by_torch.getvalue(), by_python.getvalue()
 
 
 def test_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +93,30 @@ def test_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Records, "add_all", add_all)
     Archive(Memory(zips()[0], "a.pt"))
     assert taken[0] > 30
+
+
+@pytest.mark.parametrize("data", zips_of_one_size(), ids=["torch", "Python"])
+def test_headers_are_taken_in_rows(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, start_of = list[str](), local_headers._usual_start
+
+    def usual_start(name: str, *others: Any) -> int:
+        alone.append(name)
+        return start_of(name, *others)
+
+    monkeypatch.setattr(local_headers, "_usual_start", usual_start)
+    archive = Archive(Memory(data, "a.pt"))
+    check_layout(archive)
+    assert len(alone) < len(archive.records) - 40
+
+
+@pytest.mark.parametrize("data", zips_of_one_size(), ids=["torch", "Python"])
+def test_each_byte_of_a_record_in_a_row(data: bytes) -> None:
+    heads = sorted(each.header_at for each in Archive(Memory(data, "a.pt")).records.values())
+    changed = bytearray(data)
+    for at in range(heads[60], heads[61]):
+        changed[at] ^= 1
+        assert outcome(bytes(changed), Archive) == outcome(bytes(changed), OneByOne)
+        changed[at] ^= 1
 
 
 def test_whole_zips() -> None:

@@ -81,7 +81,12 @@ class Uses:
         for name in pickle.globals:
             if not is_known(name):
                 yield name.qualname
+        judged = set[int]()  # `id()` of functions that make plain tensors, all of them alike
         for call in pickle.calls:
+            if compact_form(call) is not None:
+                if id(call.function) in judged:
+                    continue
+                judged.add(id(call.function))
             misused = self.wrong(call)
             if misused is not None:
                 yield misused

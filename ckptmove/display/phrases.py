@@ -20,26 +20,55 @@ def class_name(value: object) -> str:
     return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
 
 
+def show_name(name: str) -> str:
+    """Return a name from a file as text shows it: quoted if it would look like another name.
+
+    So are an empty name, blanks at its ends, what does not print, letters that Unicode holds for
+    others, and what looks like such a quoted name. No two names are shown alike.
+    """
+    if not _looks_like_another(name):
+        return name
+    import json  # imported only here and below: few names need it
+
+    return json.dumps(name)
+
+
+def _looks_like_another(name: str) -> bool:
+    if not name or not name.isprintable() or "\\" in name or "  " in name:
+        return True
+    if name[0] == " " or name[-1] == " ":
+        return True
+    if not name.isascii():
+        import unicodedata
+
+        if not unicodedata.is_normalized("NFKC", name):
+            return True
+    return name[0] == name[-1] == '"' and _looks_like_another(name[1:-1])
+
+
 def join_names(names: Sequence[str], most: int = _MOST_LISTED) -> str:
     """`a, b and 12 more`."""
-    more = len(names) - most
-    shown = ", ".join(names[:most])
-    return f"{shown} and {more:,} more" if more > 0 else shown
+    return _join([*map(show_name, names[:most])], len(names) - most)
+
+
+def _join(texts: Sequence[str], more: int) -> str:
+    joined = ", ".join(texts)
+    return f"{joined} and {more:,} more" if more > 0 else joined
 
 
 def quote(names: Sequence[str], most: int = 3) -> str:
     """`'a', 'b' and 12 more`."""
-    return join_names([repr(name) for name in names[:most]] + list(names[most:]), most)
+    return _join([repr(name) for name in names[:most]], len(names) - most)
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
     """Return the first of some names from a file, short enough for one line."""
-    return join_names([*map(short, names[:most]), *names[most:]], most)
+    return _join([*map(short, names[:most])], len(names) - most)
 
 
 def short(name: str) -> str:
     """Return a name from a file, short enough for a part of one line."""
-    encoded = (name if name.isprintable() else ascii(name)).encode()
+    encoded = show_name(name).encode()
     if len(encoded) <= _LONGEST_NAME:
         return encoded.decode()
     return f"{encoded[:_LONGEST_NAME].decode(errors='ignore')}..."

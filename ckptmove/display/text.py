@@ -140,4 +140,4 @@ def _fitting(widths: Sequence[int], fixed: Container[int], most: int) -> list[in
 
 def first_names(names: Sequence[str], most: int = _MOST_LISTED) -> str:
     """Join names with commas; of many, return the first and the number of the others."""
-    return phrases.join_names([*map(printable, names[:most]), *names[most:]], most)
+    return phrases.join_names(names, most)

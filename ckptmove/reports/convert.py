@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..display.blocks import Block, Table
-from ..display.phrases import plural, which_loading_runs
+from ..display.phrases import plural, show_name, which_loading_runs
 from ..display.plain import Seconds
 from ..display.report import Report
 from ..display.text import first_names, size
@@ -104,7 +104,7 @@ class ConvertReport(Report):
         if self.left_out:
             yield f"left out: {_join_names(self.left_out, full)}"
         for loss in self.dropped:
-            yield f"dropped: {loss.name}, which {loss.why}"
+            yield f"dropped: {show_name(loss.name)}, which {loss.why}"
         if self.renamed:
             yield f"renamed {plural(self.renamed, 'key')}"
         for cast, count in self.cast.items():
@@ -134,7 +134,7 @@ def _weights(report: ConvertReport) -> Iterator[str]:
 def _whose(weights: Mapping[str, Any]) -> str:
     count, section = weights["tensors"], weights["section"]
     kind = "" if section in ("model", weights["name"]) else f"{section}, "
-    name = "all of it" if weights["name"] == spell(()) else weights["name"]
+    name = "all of it" if weights["name"] == spell(()) else show_name(weights["name"])
     return f"{name} ({kind}{plural(count, 'tensor')})"
 
 

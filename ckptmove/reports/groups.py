@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ..display.phrases import show_name
 from ..display.text import cut, shape, size
 from ..manifest.manifest import Manifest, TensorEntry
 
@@ -43,7 +44,7 @@ class Group:
     def name(self) -> str:
         """`layers.{0..79}.weight`."""
         numbers = iter(self.numbers)
-        return ".".join(_spans(next(numbers)) if p is None else p for p in self.parts)
+        return show_name(".".join(_spans(next(numbers)) if p is None else p for p in self.parts))
 
     def _remark(self, manifest: Manifest) -> str:
         """Return a note if the bytes of the line are not bytes of the file."""
@@ -53,7 +54,9 @@ class Group:
         shared = [entry.shared_with[0] for entry in self.entries if entry.shared_with]
         if not shared:
             return ""
-        return "shares storages" if len(self.entries) > 1 else f"shared with {cut(shared[0], 40)}"
+        if len(self.entries) > 1:
+            return "shares storages"
+        return f"shared with {cut(show_name(shared[0]), 40)}"
 
 
 def groups_of(manifest: Manifest, *, full: bool = False) -> list[Group]:
@@ -105,7 +108,7 @@ def collapse_names(names: Iterable[str]) -> str:
     """`layers.{0..79}.weight`: names that differ in whole numbers only, as one."""
     found = [pattern_of(name) for name in names]
     columns = iter(set(column) for column in zip(*(n for _, n in found), strict=True))
-    return ".".join(_spans(next(columns)) if p is None else p for p in found[0][0])
+    return show_name(".".join(_spans(next(columns)) if p is None else p for p in found[0][0]))
 
 
 def _spans(numbers: set[int]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from ..display.blocks import Block, Table
-from ..display.phrases import plural, short
+from ..display.phrases import plural, short, show_name
 from ..display.text import cut, first_names, shape, size
 from ..manifest.manifest import Manifest, TensorEntry
 from ..manifest.other_records import NamedDevice, RecordKind
@@ -166,7 +166,7 @@ def named_devices(
 
 
 def _device_rows(values: Sequence[NamedDevice]) -> list[tuple[str, str, str]]:
-    return [(value.name, value.value, value.kind) for value in values]
+    return [(show_name(value.name), value.value, value.kind) for value in values]
 
 
 def _besides(manifest: Manifest) -> Iterator[str]:
@@ -184,7 +184,8 @@ def _besides(manifest: Manifest) -> Iterator[str]:
             continue
         value = value_text(child)
         plain = child is None or isinstance(child, (bool, int, float, str))
-        yield cut(f"{spell(keys)} {value}" if plain else f"{spell(keys)} ({value})", LONGEST_VALUE)
+        name = show_name(spell(keys))
+        yield cut(f"{name} {value}" if plain else f"{name} ({value})", LONGEST_VALUE)
 
 
 # -- the list ----------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ def tensor_columns(manifest: Manifest) -> Columns:
     return Columns(
         ("name", "section", "device", "dtype", "shape", "bytes", "", *["file"] * several),
         (
-            [entry.name for entry in entries],
+            [show_name(entry.name) for entry in entries],
             [str(entry.section) for entry in entries],
             [manifest.device_of(entry) for entry in entries],
             [entry.dtype for entry in entries],
@@ -234,7 +235,7 @@ def tensor_columns(manifest: Manifest) -> Columns:
 def _tensor_row(entry: TensorEntry, manifest: Manifest) -> tuple[str, ...]:
     division = manifest.divisions.get(entry.name)
     return (
-        entry.name,
+        show_name(entry.name),
         str(entry.section),
         entry.dtype,
         shape(entry.shape),
@@ -262,7 +263,8 @@ def _remarks(entry: TensorEntry, *, with_names: bool = True) -> Iterator[str]:
         yield f"shared with {len(entry.shared_with):,} more"
     elif entry.shared_with:
         more = len(entry.shared_with) - 1
-        yield f"shared with {entry.shared_with[0]}" + (f" and {more} more" if more else "")
+        first = show_name(entry.shared_with[0])
+        yield f"shared with {first}" + (f" and {more} more" if more else "")
 
 
 def _is_contiguous(entry: TensorEntry) -> bool:

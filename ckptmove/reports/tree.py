@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from ..display.phrases import show_name
 from ..display.text import cut, shape, size
 from ..manifest.manifest import Manifest
 from ..manifest.paths import Path, spell
@@ -62,7 +63,7 @@ def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _label(path: Path) -> str:
-    return "  " * (len(path) - 1) + cut(spell(path[-1:]), LONGEST_KEY)
+    return "  " * (len(path) - 1) + cut(show_name(spell(path[-1:])), LONGEST_KEY)
 
 
 def _tree_lines(manifest: Manifest) -> list[tuple[Path, str]]:
@@ -102,7 +103,7 @@ def _lines_of(manifest: Manifest, root: Node) -> Iterator[tuple[Path, str]]:
             if path in attributes:
                 todo.append(_shown_children(attributes.pop(path), path))
         elif before is not path:
-            yield path, f"(the same as {cut(spell(before), LONGEST_KEY)})"
+            yield path, f"(the same as {cut(show_name(spell(before)), LONGEST_KEY)})"
         elif id(node) in manifest.nested:
             roots = manifest.nested[id(node)]
             todo.append(iter([(root, (*path, *keys)) for keys, root in roots]))

@@ -158,7 +158,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     assert [tag for tag, _ in page.found].count("script") == 2
     (data,) = page.data()
     assert HOSTILE in decoded(data["columns"][0])
-    assert "é\\x00" in decoded(data["columns"][0])
+    assert '"\\u00e9\\u0000"' in decoded(data["columns"][0])
 
 
 def test_a_comparison_draws_how_much_differs(tmp_path: Path) -> None:

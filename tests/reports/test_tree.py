@@ -9,7 +9,8 @@ import pytest
 
 from ckptmove import Manifest, TensorEntry, inspect
 from ckptmove.display.blocks import text_of
-from ckptmove.display.text import cut, printable
+from ckptmove.display.phrases import show_name
+from ckptmove.display.text import cut
 from ckptmove.manifest.paths import spell
 from ckptmove.reports.tree import tree
 from tests.formats.test_torchscript_v1 import model, write
@@ -32,7 +33,7 @@ def chains(manifest: Manifest) -> Iterator[list[str]]:
 def is_line_of(entry: TensorEntry, chain: list[str]) -> bool:
     """Whether a line says what the entry says, or that it was shown before, under its path."""
     keys = [spell((key,)) for key in entry.path]
-    keys = [printable(cut(key, 200)) for key in keys]
+    keys = [cut(show_name(key), 200) for key in keys]
     if not all(text.startswith(f"{key}:") for key, text in zip(keys, chain, strict=False)):
         return False
     if "(the same as " in chain[-1]:

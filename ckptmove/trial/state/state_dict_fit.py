@@ -15,7 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...display.phrases import join_names, plural
+from ...display.phrases import join_names, plural, show_name
 from ...errors import UsageError
 from .checkpoint_state import SavedCheckpoint, State
 
@@ -83,14 +83,16 @@ class Fit:
         if self.unexpected:
             lines.append(f"unexpected: {join_names(self.unexpected)}")
         lines += [
-            f"wrong shape: {key} is {_shape(saved)}, the model's is {_shape(own)}"
+            f"wrong shape: {show_name(key)} is {_shape(saved)}, the model's is {_shape(own)}"
             for key, own, saved in self.misshaped[:8]
         ]
         lines += [
-            f"dtype: {key} is {saved}, the model's is {own}" for key, own, saved in self.retyped[:8]
+            f"dtype: {show_name(key)} is {saved}, the model's is {own}"
+            for key, own, saved in self.retyped[:8]
         ]
         lines += [
-            f"untied: {key} and {other} are one tensor in the model, but differ in the checkpoint"
+            f"untied: {show_name(key)} and {show_name(other)} are one tensor in the model, "
+            "but differ in the checkpoint"
             for key, other in self.untied[:8]
         ]
         if self.tied:

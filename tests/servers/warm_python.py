@@ -114,6 +114,16 @@ class WarmCommand(WarmPopen):
         return WarmRun.preloaded if asks_torch else self.preloaded
 
 
+class WarmModels(WarmPopen):
+    """The same for programs with models of transformers."""
+
+    preloaded = (
+        *_WITH_TORCH,
+        "transformers.models.auto.modeling_auto",
+        "transformers.modeling_utils",
+    )
+
+
 class WarmTest(WarmPopen):
     """The same for one test on a second device, which is there, as are pytest's plugins."""
 

@@ -19,10 +19,17 @@ from ckptmove.errors import UnsupportedError, UsageError
 from ckptmove.trial.trial import run_trial
 from tests.making import model_folders
 from tests.making import trial_models as rehearsing
-
-pytestmark = pytest.mark.usefixtures("warm")
+from tests.servers.warm_python import WarmModels, WarmPopen
 
 transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def warm_models(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes have torch before they begin; those of slow tests, which are many, models too."""
+    slow = request.node.get_closest_marker("slow") is not None
+    monkeypatch.setattr(subprocess, "Popen", WarmModels if slow else WarmPopen)
+
 
 SMALL = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -19,7 +19,8 @@ any PUT may be missing. Alternatives always start with different bytes, so these
 meaning, wherever they are run. The sequence is walked in one step if the values that it recalls are
 of the right kind, if the slots that it fills are new and in order, and if no limit is near. In any
 other case nothing was changed yet, and `Machine` runs its opcodes one by one: there is no other way
-to fail.
+to fail. Keys of a dict and tensors that follow each other are walked a thousand at once, if their
+layouts are recent ones.
 
 A later GET of a slot within the sequence gets the node that the opcodes would have made.
 `tests/pickles/test_plain_tensors.py` compares both walks.
@@ -185,8 +186,8 @@ class TensorMachine(Machine):
     def _take_pairs(self) -> bool:
         """Walk the keys with tensors that follow in one step: a state dict has thousands of them.
 
-        Their layouts are recent ones. None is walked, and False, if slots or numbers of storages
-        are out of order, or a limit is near.
+        It stops at the first that is unusual. None is walked, and False, if one of them names a
+        storage that was named before, or a limit is near.
         """
         data, base, end, most = self.data, self.base, self.position, len(self.data)
         if data[end : end + 1] != b"X":

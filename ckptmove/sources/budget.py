@@ -52,6 +52,8 @@ RECORD, FIELD, KEY_CHARACTER = 300, 100, 2
 #: Of a value on the stack, a name, a reference to a storage, a memo slot out of order, an opcode
 #: without effect, and bytes that may be a checkpoint and are opened.
 STACKED, NAME, STORAGE, SLOT, IDLE, BLOB = 8, 4000, 450, 400, 400, 8000
+#: Of an opcode that appends to what is not empty, at least: a pickler appends a thousand at once.
+APPEND = 320
 #: Of an element of a tensor that a call copies, in the largest dtype.
 ELEMENT = 16
 #: Of each byte of opcodes that become one compact node, such as those of a plain tensor.

@@ -50,6 +50,19 @@ def memory_of(data: bytes) -> tuple[int, int]:
     return taken, (1 << 50) + len(data) - budget.room
 
 
+@pytest.mark.parametrize("again", [b"K\1a", b"Na", b"(K\1e", b"(e"])
+def test_opcodes_that_append_one_by_one_have_a_price(again: bytes) -> None:
+    """They take no memory, but 10 MB of them took more than 10 seconds."""
+    for flood in (b"\x80\2]" + again * 4000 + b".", b"\x80\2}" + b"(u" * 4000 + b"."):
+        budget = Budget()
+        budget._room = 1_000_000
+        with pytest.raises(Excess):
+            walk(flood, budget=budget)
+    budget = Budget()
+    budget._room = 1_000_000
+    walk(pickle.dumps([[1] * 100_000, *([n % 200] for n in range(500))], 2), budget=budget)
+
+
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name", sorted(set(FLOODS) - {"blobs", "marks", "tuple_keys"}))
 def test_the_price_is_no_less_than_what_is_taken(name: str) -> None:

@@ -14,6 +14,7 @@ from sys import getsizeof
 
 from ...errors import UnsupportedError
 from ...sources.budget import (
+    APPEND,
     CALL,
     CONTAINER,
     FIELD,
@@ -192,9 +193,12 @@ class Machine(MarkedStack):
         self.add(target, items)
 
     def add(self, target: List | Set | Call, items: list[Node]) -> None:
+        if items and not target.items:
+            target.items = compact_row(items)
+            return self.charge(memory_of(target.items))
         before = memory_of(target.items) if target.items else 0
-        target.items = extend_row(target.items, items) if target.items else compact_row(items)
-        self.charge(memory_of(target.items) - before)
+        target.items = extend_row(target.items or [], items)
+        return self.charge(max(APPEND, memory_of(target.items) - before))
 
     def op_additems(self) -> None:
         items = self.to_mark()
@@ -224,6 +228,7 @@ class Machine(MarkedStack):
                 target.pairs = record
                 return
         others = sum(type(key) not in TEXTS for key in flat[::2])
+        self.charge(0 if flat else APPEND)
         self.charge(PAIR * (len(flat) // 2) + OTHER_KEY * others)
         target.pairs = with_pairs(target.pairs, flat)
         check_added(keys_of(target.pairs), len(flat) // 2, self.budget)

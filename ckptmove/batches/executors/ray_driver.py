@@ -37,6 +37,7 @@ _RARELY = 2.0  # seconds between two checks of the cluster's size
 _SHORTLY = 0.05  # seconds that a new call may have to wait
 _GRACE = 25.0  # seconds to clean up before a task is killed
 _KNOCK = 5.0  # seconds to wait for an answer of a cluster
+_STARTING = 3  # times as long until the first task ends: workers have to start, as would a listener
 
 
 class TaskCall(NamedTuple):
@@ -52,7 +53,7 @@ class TaskCall(NamedTuple):
 def serve(fd: int, address: str, quiet: float) -> None:
     """Do calls until the pipe closes.
 
-    If no task ends for `quiet` seconds, tasks report their progress.
+    If no task ends for `quiet` seconds, tasks report their progress; later for the first task.
     """
     pipe = Connection(fd)
     try:
@@ -163,7 +164,7 @@ class _Driver:
         self._asked: Any = None
         self._cpus = -1
         self._next_progress = self._next_size = 0.0
-        self._quiet = quiet
+        self._quiet, self._next_quiet = quiet, quiet * _STARTING
         self._answered = time.monotonic()
 
     def run(self) -> None:
@@ -173,7 +174,7 @@ class _Driver:
             while self._take_calls():
                 for outcome in self._tasks.ended(_SHORTLY):
                     self._pipe.send(outcome)
-                    self._answered = time.monotonic()
+                    self._answered, self._next_quiet = time.monotonic(), self._quiet
                 self._look_around()
         except (EOFError, OSError):
             pass
@@ -200,7 +201,7 @@ class _Driver:
                 if progress:
                     self._pipe.send(("progress", progress))
             self._asked = None
-        if self._progress is None and now >= self._answered + self._quiet:
+        if self._progress is None and now >= self._answered + self._next_quiet:
             self._progress = self._listener()
         if self._progress and not self._asked and self._tasks and now >= self._next_progress:
             self._asked = self._progress.take.remote()

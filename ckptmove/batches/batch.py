@@ -284,7 +284,7 @@ def batch(
         cluster=cluster,
         dry_run=dry_run,
         max_failures=max_failures,
-        known=known,
+        known_objects=known,
     )
 
 

@@ -73,11 +73,11 @@ class Batch(Iterator[Result]):
         cluster: Cluster | None = None,
         dry_run: bool = False,
         max_failures: int | None = None,
-        known: KnownObjects | None = None,
+        known_objects: KnownObjects | None = None,
     ) -> None:
         self._cluster = cluster
         call = foretell if dry_run else work
-        self._run = _Run(plan, jobs, executor, progress, cluster, call, max_failures, known)
+        self._run = _Run(plan, jobs, executor, progress, cluster, call, max_failures, known_objects)
         self._results = self._run.results()
         self._is_pending = not dry_run and bool(plan.tasks)
 
@@ -135,10 +135,10 @@ class _Run:
         cluster: Cluster | None,
         call: Callable[[_Tasks], list[Result]],
         max_failures: int | None,
-        known: KnownObjects | None,
+        known_objects: KnownObjects | None,
     ) -> None:
         self._plan = plan
-        self._objects = known
+        self._objects = known_objects
         self._call = call
         self._max_failures = max_failures
         self._forecasts = list[Result]()
@@ -150,14 +150,14 @@ class _Run:
         self._progress = progress
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._pending: dict[Future[list[Result]], _Tasks] = {}
-        self._told: Counter[str] = Counter()
+        self._reported_nbytes: Counter[str] = Counter()
         self._last: list[str] = []
         self._folders: set[str] = set()
         self._counts = dict.fromkeys(OUTCOMES, 0)
         self._failures = list[Result]()
         self._items = list[InspectedItem]()  # if digests are requested
         self._contents = plan.verb == "inspect" or any(task.contents for task in plan.tasks)
-        self._known: set[str] = set()
+        self._names_with_result: set[str] = set()
         self._notes = list[str]()
         self._nbytes = self._bytes_written = 0
         self._started = time.monotonic()
@@ -184,26 +184,26 @@ class _Run:
         """As `Batch.report`."""
         remaining = [task.item.name for task in self._plan.tasks]
         return BatchReport(
-            self._plan.verb,
-            self._plan.source,
-            self._plan.destination,
-            dict(self._counts),
-            self._copied,
-            self._removed,
-            tuple(sorted(self._failures)),
-            tuple(name for name in remaining if name not in self._known),
-            self._plan.others,
-            self._nbytes,
-            self._bytes_written,
-            time.monotonic() - self._started,
-            (*self._plan.notes, *self._notes),
-            tuple(sorted(self._items)) if self._contents else None,
+            verb=self._plan.verb,
+            source=self._plan.source,
+            destination=self._plan.destination,
+            outcomes=dict(self._counts),
+            copied=self._copied,
+            sources_removed=self._removed,
+            failures=tuple(sorted(self._failures)),
+            remaining=tuple(name for name in remaining if name not in self._names_with_result),
+            others=self._plan.others,
+            nbytes=self._nbytes,
+            bytes_written=self._bytes_written,
+            seconds=time.monotonic() - self._started,
+            notes=(*self._plan.notes, *self._notes),
+            items=tuple(sorted(self._items)) if self._contents else None,
         )
 
     def results(self) -> Iterator[Result]:
         """The results of the items, as they finish."""
         for item in self._plan.done:
-            yield self._counted(skipped_result(item, "done before", item))
+            yield self._count(skipped_result(item, "done before", item))
         workers = self._workers()
         plan = self._plan
         _LOGGER.info("%s %s: %d items, %d bytes", plan.verb, plan.source, *_totals(plan))
@@ -211,10 +211,10 @@ class _Run:
         assert executor is not None
         finished = False
         try:
-            for result in self._gathered(executor):
+            for result in self._gather(executor):
                 self._ledger.add(result.entries, result.nbytes)
-                yield self._counted(result)
-                if len(self._failures) == self._max_failures and self._left():
+                yield self._count(result)
+                if len(self._failures) == self._max_failures and self._has_items_left():
                     self._notes.append(f"stopped after {plural(len(self._failures), 'failure')}")
                     return
             finished = True
@@ -231,21 +231,21 @@ class _Run:
                 self._tidy_up()
             _LOGGER.info("%s %s: %s", plan.verb, plan.source, self._counts)
 
-    def _left(self) -> bool:
+    def _has_items_left(self) -> bool:
         """Whether there are items without a result."""
-        return any(task.item.name not in self._known for task in self._plan.tasks)
+        return any(task.item.name not in self._names_with_result for task in self._plan.tasks)
 
     def _workers(self) -> Workers | Threads | Cluster | None:
         """Start our own workers, unless the user has given an executor."""
         if self._cluster is not None:
-            self._cluster.listener = self._heard
+            self._cluster.listener = self._receive
             return self._cluster
         if self._executor is not None:
             return None
-        known, self._objects = self._objects or KnownObjects(), None
+        known_objects, self._objects = self._objects or KnownObjects(), None
         if Threads.suit(self._plan.tasks):
-            return Threads(self._jobs, known)
-        return Workers(min(self._jobs, len(self._plan.tasks)), self._heard)
+            return Threads(self._jobs, known_objects)
+        return Workers(min(self._jobs, len(self._plan.tasks)), self._receive)
 
     def _window(self) -> int:
         """How many items to hand out at once."""
@@ -253,10 +253,10 @@ class _Run:
             return self._cluster.ahead
         return _FAR_AHEAD if self._executor is not None else _AHEAD * self._jobs
 
-    def _heard(self, tasks: _Tasks, nbytes: int) -> None:
+    def _receive(self, tasks: _Tasks, nbytes: int) -> None:
         self._events.put((tasks, nbytes))
 
-    def _gathered(self, executor: Executor) -> Iterator[Result]:
+    def _gather(self, executor: Executor) -> Iterator[Result]:
         todo, later = deque(bundles_of(self._plan.tasks, self._jobs)), deque[Task]()
         while todo or later or self._pending:
             while todo and len(self._pending) < self._window():
@@ -280,7 +280,7 @@ class _Run:
                 if result.outcome == BUSY:
                     later.append(task)
                     continue
-                self._tell(task, max(0, task.item.nbytes - self._told[task.item.name]))
+                self._tell(task, max(0, task.item.nbytes - self._reported_nbytes[task.item.name]))
                 yield result
 
     def _submit(self, executor: Executor, tasks: _Tasks) -> None:
@@ -294,9 +294,9 @@ class _Run:
 
     def _tell(self, task: Task, nbytes: int) -> None:
         """Report progress: for each item at most its size, even if more was written."""
-        left = task.item.nbytes - self._told[task.item.name]
+        left = task.item.nbytes - self._reported_nbytes[task.item.name]
         nbytes = min(nbytes, left)
-        self._told[task.item.name] += nbytes
+        self._reported_nbytes[task.item.name] += nbytes
         self._last = [task.item.name]
         if self._progress is not None:
             self._progress(nbytes)
@@ -337,18 +337,18 @@ class _Run:
                 tree.remove_leftovers([task.item], task.ledger)
         return None
 
-    def _counted(self, result: Result) -> Result:
+    def _count(self, result: Result) -> Result:
         self._counts[result.outcome] += 1
         self._copied += result.copied
         self._removed += result.source_removed
         if self._plan.verb == "inspect":
-            held = None if result.report is None else Contents(**result.report)
-            self._items.append(InspectedItem.of(result, held))
+            contents = None if result.report is None else Contents(**result.report)
+            self._items.append(InspectedItem.of(result, contents))
         elif self._contents:
             self._items.append(InspectedItem.of(result, result.contents))
         if self._is_dry:
             self._forecasts.append(result)
-        self._known.add(result.name)
+        self._names_with_result.add(result.name)
         self._folders.update(result.folders)
         if not result.ok:
             self._failures.append(result)
@@ -357,9 +357,9 @@ class _Run:
             self._bytes_written += result.bytes_written
         if not result.ok:
             _LOGGER.warning("%s %s: %s", result.outcome, result.name, result.reason)
-        return result._replace(folders=(), entries=(), digests=self._named(result))
+        return result._replace(folders=(), entries=(), digests=self._digests_by_name(result))
 
-    def _named(self, result: Result) -> dict[str, str]:
+    def _digests_by_name(self, result: Result) -> dict[str, str]:
         """Return the digests of a result, by names in the destination."""
         return named_in(self._plan.destination or "", result.output or "", result.digests)
 

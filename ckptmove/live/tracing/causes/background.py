@@ -105,6 +105,7 @@ def background(
             for each in (() if error is None else names.models)
             if each is not model
             for found in unregistered_tensors(holdings(each))
+            if found.line  # else it may be hidden on purpose
         ],
         called_at=recorder.called_at,
         given_at=recorder.given_at,

@@ -1,13 +1,14 @@
 """Measure what is promised, row by row, and print it as a table.
 
-Usage: scripts/acceptance [--write] [--from REPORT.xml] [--planted LOG] [ROW...]
+Usage: scripts/acceptance [--write] [--minutes N] [--from REPORT.xml] [--planted LOG] [ROW...]
 
 Most rows are tests, run with more trials than usual. With `--from` they are looked up in the report
 of a run of all tests (pytest's `--junitxml`), with the trials of that. What they measure besides is
 what they record (pytest's `record_property`): numbers are added up, but for those called `peak` or
 `longest`, of which the largest counts. `--planted` is what `scripts/mutants` printed, in one run or
 several, of which the last counts: the faults are not planted again. `--write` puts the rows into
-CONTRIBUTING.md, where those that were not run stay as they are. Ends with 1 if a row does not hold.
+CONTRIBUTING.md, where those that were not run stay as they are. `--minutes` is the processor time
+of the fuzzer. Ends with 1 if a row does not hold.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ from mutants import MUTANTS
 ROOT = Path(__file__).parents[1]
 _START, _END = "<!-- acceptance: by scripts/acceptance --write -->", "<!-- end of acceptance -->"
 _TRIALS = {"CKPTMOVE_ROUNDS": "100", "CKPTMOVE_TEST_ALL": "1", "OMP_NUM_THREADS": "1"}
+_ENVIRONMENT = {**os.environ, **_TRIALS}
 _MANY = 100_000  # tensors
+#: Files of 10 MB that are refused: nothing, marks, tuples in tuples, a zip and a header cut short.
+_REFUSED: tuple[Callable[[], bytes], ...] = (
+    lambda: bytes(10_000_000),
+    lambda: b"\x80\x02" + b"(" * 9_999_998,
+    lambda: b"\x80\x02)" + b"\x85" * 9_999_997,
+    lambda: b"PK\3\4" + bytes(9_999_996),
+    lambda: (9_999_992).to_bytes(8, "little") + b'{"a":' + b"[" * 9_999_987,
+)
 _VERDICT = re.compile(r"(?m)^(noticed|SURVIVED) +\d+ s  (.+)$")  # as `scripts/mutants` prints it
 
 
@@ -52,7 +62,7 @@ class Row(NamedTuple):
 
     claim: str
     figure: str
-    how: str | Callable[[], Outcome]
+    how: str | Callable[..., Outcome]
 
 
 def tested(arguments: str) -> Outcome:
@@ -63,7 +73,7 @@ def tested(arguments: str) -> Outcome:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *shlex.split(arguments)],
             cwd=ROOT,
-            env={**os.environ, **_TRIALS},
+            env=_ENVIRONMENT,
             capture_output=True,
             text=True,
         )
@@ -106,7 +116,7 @@ def outcome_of(cases: Iterable[ElementTree.Element]) -> Outcome:
 
 
 def inspect_many() -> Outcome:
-    """How long it takes to inspect very many tensors, as a whole process."""
+    """How long it takes to inspect very many tensors, and to refuse 10 MB, as a whole process."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.fspath(Path(folder) / "many.pt")
         make = (
@@ -114,11 +124,33 @@ def inspect_many() -> Outcome:
             "torch.save({f'layers.{i}.weight': whole[i : i + 1] for i in range(n)}, sys.argv[1])"
         )
         subprocess.run([sys.executable, "-c", make, path, str(_MANY)], check=True)
-        started = time.monotonic()
-        command = [sys.executable, "-m", "ckptmove", "inspect", path]
-        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-        seconds = time.monotonic() - started
-    return Outcome(seconds <= 5, f"{_MANY:,} tensors of one storage in {seconds:.1f} s")
+        seconds, code = _inspected(path)
+        slowest = 0.0
+        refused = True
+        for damage in _REFUSED:
+            Path(path).write_bytes(damage())
+            took, answer = _inspected(path)
+            slowest, refused = max(slowest, took), refused and answer == 3
+    told = f"{_MANY:,} tensors of one storage in {seconds:.1f} s"
+    told += f"; {len(_REFUSED)} files of 10 MB refused, the slowest in {slowest:.1f} s"
+    return Outcome(code == 0 and seconds <= 5 and refused and slowest <= 2, told)
+
+
+def _inspected(path: str) -> tuple[float, int]:
+    """The seconds and the exit code of `ckptmove inspect`."""
+    command = [sys.executable, "-m", "ckptmove", "inspect", path]
+    quiet = subprocess.DEVNULL
+    started = time.monotonic()
+    code = subprocess.run(command, cwd=ROOT, stdout=quiet, stderr=quiet).returncode
+    return time.monotonic() - started, code
+
+
+def fuzzed(minutes: float) -> Outcome:
+    """What the fuzzer found in so many minutes of processor time."""
+    command = [sys.executable, os.fspath(ROOT / "scripts" / "fuzz.py"), f"--minutes={minutes:g}"]
+    done = subprocess.run(command, cwd=ROOT, env=_ENVIRONMENT, capture_output=True, text=True)
+    lines = done.stdout.splitlines() or [f"it ended early: {done.stderr.strip()[-200:]}"]
+    return Outcome(done.returncode == 0, lines[-1])
 
 
 def planted(log: Path | None = None) -> Outcome:
@@ -147,7 +179,16 @@ ROWS = {
         "≤ 150 MB + 2 × the file; besides, torch's own import where `validate` loads with torch",
         "tests/whole/test_memory.py tests/whole/test_bombs.py",
     ),
-    3: Row("Very many tensors are inspected soon", "100,000 in ≤ 5 s", inspect_many),
+    3: Row(
+        "Very many tensors are inspected soon, and large files refused",
+        "100,000 in ≤ 5 s; 10 MB in ≤ 2 s",
+        inspect_many,
+    ),
+    4: Row(
+        "Fuzzing of every verb finds nothing",
+        "8 CPU hours before a release (`--minutes 480`), 0 finds",
+        fuzzed,
+    ),
     5: Row(
         "Nothing in a file is executed; callables are listed",
         "≥ 60 families, 0 executed",
@@ -177,7 +218,7 @@ ROWS = {
     10: Row(
         "Bit rot is found where there is a checksum",
         "100 %",
-        "tests/trial/test_validate_faults.py tests/api/test_convert_damage.py",
+        "tests/whole/test_bit_rot.py tests/api/test_convert_damage.py",
     ),
     11: Row(
         "Several writers of one destination",
@@ -262,13 +303,15 @@ def write(lines: dict[int, str]) -> None:
 
 
 def measured(
-    numbers: list[int], report: Path | None, log: Path | None
+    numbers: list[int], report: Path | None, log: Path | None, minutes: float
 ) -> Iterator[tuple[int, Outcome]]:
     """What the rows came to, one by one."""
     for number in numbers:
         how = ROWS[number].how
         if how is planted:
             yield number, planted(log)
+        elif how is fuzzed:
+            yield number, fuzzed(minutes)
         elif not isinstance(how, str):
             yield number, how()
         else:
@@ -279,12 +322,14 @@ def main() -> None:
     """Measure rows, print them, and write them if that is wanted."""
     parser = argparse.ArgumentParser(description="Measure what is promised, row by row.")
     parser.add_argument("--write", action="store_true", help="put the rows into CONTRIBUTING.md")
+    parser.add_argument("--minutes", type=float, default=5, help="CPU time of the fuzzer")
     parser.add_argument("--from", dest="report", type=Path, help="report of a run of all tests")
     parser.add_argument("--planted", type=Path, help="what scripts/mutants printed")
     parser.add_argument("rows", nargs="*", type=int, choices=[[], *ROWS], help="all by default")
     asked = parser.parse_args()
     failed = False
-    for number, outcome in measured(asked.rows or list(ROWS), asked.report, asked.planted):
+    rows = asked.rows or list(ROWS)
+    for number, outcome in measured(rows, asked.report, asked.planted, asked.minutes):
         row = line(number, outcome)
         print(row, flush=True)
         failed |= not outcome.holds

@@ -208,7 +208,7 @@ class JoinedFiles(Source):
         return False
 
     def mappable(self, start: int, nbytes: int) -> int:
-        """As `Source.mappable`, which it isn't."""
+        """As `Source.mappable`: raises UnsupportedError, as it lies in several files."""
         raise UnsupportedError("can't be mapped: it lies in several files", path=self.path)
 
     @property

@@ -47,6 +47,7 @@ from .sections.averages import are_tensors, averages_within, is_average
 from .sections.sections import (
     Context,
     Rng,
+    child_context,
     holds_weights,
     initial_score,
     is_capturable,
@@ -58,7 +59,6 @@ from .sections.sections import (
     remote_device,
     rng_within,
     section_of,
-    towards,
 )
 from .sections.tensor_names import set_apart, with_shared
 from .streams import Container
@@ -258,7 +258,11 @@ class _Listing(TensorListing):
             self.push(self.list_plain(inside, path, within))
         else:
             self.push(
-                (child, (*path, *keys), towards(within, apart.get(keys[-1] if keys else None)))
+                (
+                    child,
+                    (*path, *keys),
+                    child_context(within, apart.get(keys[-1] if keys else None)),
+                )
                 for keys, child in inside
             )
 

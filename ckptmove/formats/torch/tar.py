@@ -126,7 +126,7 @@ class TarContainer(Container):
             is_cut = numel < 0 or at + nbytes > member.end
             if is_cut and (numel < 0 or not self.is_cut):
                 raise CorruptError(f"the storage {number!r} is truncated")
-            key = str(self._new(number))
+            key = str(self._unused_number(number))
             storage = StorageId(f"{self.folder}{key}", key, location, dtype, nbytes, nbytes)
             self._storages[int(key)] = self.ids[id(stream.pickle.root)] = storage
             self._extents[key] = Extent(at, min(nbytes, member.end - at))
@@ -151,7 +151,7 @@ class TarContainer(Container):
         if start * element + nbytes > whole.nbytes:
             raise CorruptError(f"a part of the storage {root!r} is larger than the storage")
         view_at = whole.view_at + start
-        self._storages[self._new(number)] = whole._replace(nbytes=nbytes, view_at=view_at)
+        self._storages[self._unused_number(number)] = whole._replace(nbytes=nbytes, view_at=view_at)
 
     def _read_tensors(self, member: TarMember) -> None:
         stream = self._stream(member, member.start)
@@ -178,7 +178,7 @@ class TarContainer(Container):
                 on = self._missing(_size(storage), dtype, shape, stride, numbers[-1])
             tensor = TensorId(on, shape, stride, numbers[-1])
             tensor_at(*tensor)  # it must fit into its storage, even if it is not used
-            self._tensors[self._new(number)] = tensor
+            self._tensors[self._unused_number(number)] = tensor
             at += 8 + 8 * len(numbers)
         self._check_end(member, at)
 
@@ -216,7 +216,7 @@ class TarContainer(Container):
             raise CorruptError(f"the member {member.name!r} of the tar is truncated")
         return struct.unpack(f"<{count}q", self.source.read(at, 8 * count))
 
-    def _new(self, number: Node) -> int:
+    def _unused_number(self, number: Node) -> int:
         """A number that no other object has."""
         number = _size(number)
         if number in self._storages or number in self._tensors:

@@ -264,7 +264,7 @@ class Context(NamedTuple):
     way: Way | None = None  # inside modules that were pickled whole
 
 
-def towards(context: Context, averaged: bool | None) -> Context:
+def child_context(context: Context, averaged: bool | None) -> Context:
     """The context of a child whose key says that it holds averages (True) or not (False).
 
     None: same.

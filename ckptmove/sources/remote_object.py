@@ -23,7 +23,7 @@ _MOST = 2 << 20  # … and at most
 _STREAMED = 1 << 20  # bytes of each request for a long range; `_AT_ONCE` of them are in memory
 _LARGE = 1 << 20  # bytes that are read once: they are not kept for another time
 _APART = 1 << 17  # ranges that are no farther apart are fetched as one
-_AT_ONCE = 5  # requests
+_AT_ONCE = 8  # requests
 _EXPECTED = 12 << 20  # bytes that are fetched before they are read
 _WHOLE = 1 << 18  # an object of so many bytes is fetched whole, by one request
 

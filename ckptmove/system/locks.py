@@ -30,7 +30,7 @@ _TAKEN = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 LOCKS_FILES: bool = hasattr(_fcntl, "flock")
 #: Held while a thread tries a lock of a file, so that no other thread meets what is just a check.
 _trying = threading.Lock()
-if LOCKS_FILES:
+if sys.platform != "win32":
     os.register_at_fork(
         before=_trying.acquire, after_in_parent=_trying.release, after_in_child=_trying.release
     )

@@ -196,7 +196,7 @@ TREES: dict[str, Callable[[], object]] = {
     "no tensors": lambda: {"epoch": 3, "args": [None, True, 2.5, "text", b"bytes", {1, 2}]},
     "a leaf": lambda: "text",
     "a tensor": lambda: torch.ones(2).requires_grad_(),
-    "long bytes": lambda: [b"x" * 10_000, b"x" * 10_000, bytearray(b"y" * 5000), b"z" * 4096],
+    "long bytes": lambda: [b"x" * 10_000, b"w" * 10_000, bytearray(b"y" * 5000), b"z" * 4096],
     "an array": lambda: {"array": np.arange(5000), "number": np.float32(0.1)},
     "long integers": lambda: [10**400, -(2**63), 2**63, 2**64],
     "deep": lambda: _deep(400),
@@ -230,6 +230,16 @@ def _unrolled(outer: Any) -> object:
     assert pair[0] is inner
     assert pair[1] is inner["weight"]
     return [inner["weight"], list(inner), len(outer)]
+
+
+def test_equal_long_bytes_become_one(tmp_path: Path) -> None:
+    """The pickle recalls their text, and calls that encode one text share its bytes."""
+    made = [b"x" * 10_000, bytes(bytearray(b"x" * 10_000))]
+    torch.save(made, tmp_path / "made.pt")
+    _, back = there_and_back(tmp_path / "made.pt", tmp_path)
+    convert(back, tmp_path / "again.safetensors")
+    assert load(back, weights_only=False) == made
+    assert len(load_file(tmp_path / "again.safetensors")) == 1
 
 
 def test_long_bytes_do_not_lie_in_the_header(tmp_path: Path) -> None:

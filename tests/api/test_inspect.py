@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from ckptmove import CheckFailed, Manifest, TensorEntry, inspect
+from ckptmove import CheckFailed, Manifest, TensorEntry, UnsupportedError, inspect
 from tests.conftest import ROOT, examples
 from tests.making.checkpoints import MAKERS, UNLABELLED, kept_on_cpu, rezip, save, save_tagged
 from tests.making.objects import Metric, Settings
@@ -305,3 +305,14 @@ def test_a_tensor_made_of_numpy_bytes_counts_for_its_bytes(tmp_path: Path) -> No
     weight = torch.load(path, map_location="cpu", weights_only=False)["weight"]
     devices = inspect(path).devices
     assert {name: each.nbytes for name, each in devices.items()} == {"xla:0": weight.nbytes}
+
+
+class Outer:
+    class Inner(torch.Tensor):
+        """Its class is saved as a call of `getattr`."""
+
+
+def test_a_tensor_of_a_class_within_another_is_not_called_corrupt(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3).as_subclass(Outer.Inner)}, tmp_path / "run.pt")
+    with pytest.raises(UnsupportedError, match="a class within another class"):
+        inspect(tmp_path / "run.pt")

@@ -177,6 +177,8 @@ class Recogniser(PlainTensors):
 
     def _from_type(self, args: Items, depth: int) -> Tensor:
         function, cls, inner, state = args[:4]
+        if isinstance(cls, Call):
+            raise UnsupportedError("tensors of a class within another class are not known")
         if not isinstance(function, Global) or not isinstance(cls, Global):
             raise _MalformedArguments
         tensor = self._rebuilt(function.qualname, _items(inner), depth + 1)

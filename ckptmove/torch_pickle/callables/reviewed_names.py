@@ -84,93 +84,6 @@ _ENUMS: Mapping[str, str] = {
     for name in names.split()
 }
 
-_OPTIMIZER = (
-    "object.__new__ makes it; its __setstate__ updates its __dict__, and calls get, setdefault and "
-    "float on what is in its state: `uses` makes sure that these are plain dicts and lists"
-)
-#: torch 2.4 and 2.13, torch/optim/*.py: whole optimizers, as people save them beside a model.
-OPTIMIZERS: Mapping[str, str] = {
-    "torch.optim.Adafactor": _OPTIMIZER,
-    **{
-        f"torch.optim.{name.lower()}.{name}": _OPTIMIZER
-        for name in [
-            "Adadelta",
-            "Adagrad",
-            "Adam",
-            "Adamax",
-            "AdamW",
-            "ASGD",
-            "LBFGS",
-            "NAdam",
-            "RAdam",
-            "RMSprop",
-            "Rprop",
-            "SGD",
-        ]
-    },
-    "torch.optim.sparse_adam.SparseAdam": _OPTIMIZER,
-}
-_EMPTY = f"object.__new__ makes it; {_ATTRIBUTES}"
-#: The same versions, torch/optim/lr_scheduler.py, amp/grad_scaler.py, utils/data/dataset.py and
-#: sampler.py, distributions/*.py. A DataLoader is left out, since it has setters; so are packed
-#: parameters of quantized modules, which C++ makes of any class that it knows (ScriptObject).
-_OF_TRAINING: Mapping[str, str] = {
-    **{
-        f"{module}.{name}": _EMPTY
-        for module, names in {
-            "torch.optim.lr_scheduler": "ChainedScheduler ConstantLR CosineAnnealingLR "
-            "CosineAnnealingWarmRestarts CyclicLR ExponentialLR LambdaLR LinearLR MultiStepLR "
-            "MultiplicativeLR OneCycleLR PolynomialLR ReduceLROnPlateau SequentialLR StepLR",
-            "torch.utils.data.dataset": "ConcatDataset StackDataset Subset TensorDataset",
-            "torch.utils.data.sampler": "BatchSampler RandomSampler SequentialSampler "
-            "SubsetRandomSampler WeightedRandomSampler",
-            "torch.distributions.half_cauchy": "HalfCauchy",
-            "torch.distributions.half_normal": "HalfNormal",
-            "torch.distributions.independent": "Independent",
-            "torch.distributions.log_normal": "LogNormal",
-            "torch.distributions.logistic_normal": "LogisticNormal",
-            "torch.distributions.mixture_same_family": "MixtureSameFamily",
-            "torch.distributions.multivariate_normal": "MultivariateNormal",
-            "torch.distributions.negative_binomial": "NegativeBinomial",
-            "torch.distributions.one_hot_categorical": "OneHotCategorical",
-            "torch.distributions.studentT": "StudentT",
-            "torch.distributions.transformed_distribution": "TransformedDistribution",
-            "torch.distributions.transforms": "AffineTransform ComposeTransform ExpTransform "
-            "SigmoidTransform SoftmaxTransform TanhTransform",
-        }.items()
-        for name in names.split()
-    },
-    **{
-        f"torch.distributions.{name.lower()}.{name}": _EMPTY
-        for name in [
-            "Bernoulli",
-            "Beta",
-            "Binomial",
-            "Categorical",
-            "Cauchy",
-            "Chi2",
-            "Dirichlet",
-            "Exponential",
-            "Gamma",
-            "Geometric",
-            "Gumbel",
-            "Laplace",
-            "Multinomial",
-            "Normal",
-            "Pareto",
-            "Poisson",
-            "Uniform",
-            "Weibull",
-        ]
-    },
-    **{
-        f"torch.{module}.grad_scaler.GradScaler": "object.__new__ makes it; its __setstate__ only "
-        "updates its __dict__"
-        for module in ("amp", "cuda.amp")
-    },
-}
-_FACTORY = "takes nothing, and gives a new dict of an enum's member and an empty dict"
-
 #: Name → why it is harmless.
 REVIEWED: Mapping[str, str] = {
     **_STANDARD,
@@ -178,15 +91,10 @@ REVIEWED: Mapping[str, str] = {
     **_OMEGACONF,
     **_TRAINING_ARGUMENTS,
     **_ENUMS,
-    **OPTIMIZERS,
-    **_OF_TRAINING,
-    "torch.amp.grad_scaler._refresh_per_optimizer_state": _FACTORY,
 }
 #: For these, only the code that runs when pickle makes them was reviewed: NEWOBJ without arguments.
 MADE_EMPTY = frozenset(
-    name
-    for name in (*_OMEGACONF, *_TRAINING_ARGUMENTS, *_OF_TRAINING)
-    if not name.startswith("typing.")
+    name for name in (*_OMEGACONF, *_TRAINING_ARGUMENTS) if not name.startswith("typing.")
 )
 #: For these, only the code that runs when they are called with one value was reviewed; they must
 #: not be changed afterwards.

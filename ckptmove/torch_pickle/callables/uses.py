@@ -31,7 +31,7 @@ from ...pickles.opcodes.literals import may_be_checkpoint
 from ...pickles.opcodes.plain_tensors import compact_form, is_compact
 from ...pickles.walk import Pickle
 from .allowlist import ACTIVATIONS, KNOWN, MODULES
-from .reviewed_names import ENUMS, MADE_EMPTY, OPTIMIZERS
+from .reviewed_names import ENUMS, MADE_EMPTY
 
 #: The function with which a plain pickle loads a storage from bytes.
 LOADER = "torch.storage._load_from_bytes"
@@ -314,44 +314,6 @@ def _makes_module(uses: Uses, call: Call) -> bool:
     return made and not (call.items or call.pairs) and _has_plain_state(call)
 
 
-def _makes_optimizer(uses: Uses, call: Call) -> bool:
-    """An optimizer calls methods of what is in its state; a plain dict has only its own.
-
-    Any other key of the state could replace a method that it calls, such as
-    `_patch_step_function`.
-    """
-    if not _makes_module(uses, call) or not isinstance(call.state, Dict):
-        return False
-    for key, value in call.state.pairs:
-        if key == "param_groups":
-            groups = value.items if isinstance(value, List) else (None,)
-            right = all(
-                isinstance(group, Dict) and _has_plain_parameters(group) for group in groups
-            )
-        elif key == "state":
-            right = _is_dict_of_dicts(value)
-        else:
-            right = key == "defaults" and isinstance(value, Dict)
-        if not right:
-            return False
-    return True
-
-
-def _has_plain_parameters(group: Dict) -> bool:
-    return all(isinstance(value, List) for key, value in group.pairs if key == "params")
-
-
-def _is_dict_of_dicts(node: Node) -> bool:
-    """Whether a node is a dict, or the `defaultdict(dict)` of an optimizer, of dicts."""
-    if isinstance(node, Call):
-        makes = [each.qualname for each in _arguments(node) or () if isinstance(each, Global)]
-        if node.qualname != "collections.defaultdict" or node.built or makes != ["builtins.dict"]:
-            return False
-    elif not isinstance(node, Dict):
-        return False
-    return all(isinstance(value, Dict) for _, value in node.pairs)
-
-
 def _has_plain_state(call: Call) -> bool:
     """Whether a state is a dict: for other mappings, `dict.update` calls their own methods.
 
@@ -400,7 +362,6 @@ _CHECKS: dict[str, Callable[[Uses, Call], bool]] = {
     "numpy.ndarray": _is_array_without_buffer,
     **{name: _is_plain_dtype for name in KNOWN if name.startswith("numpy.dtypes.")},
     **dict.fromkeys(MODULES, _makes_module),
-    **dict.fromkeys(OPTIMIZERS, _makes_optimizer),
     **dict.fromkeys(ACTIVATIONS, _is_never_called),
     **dict.fromkeys(ENUMS, _takes_member),
     "torch.nn.backends.thnn._get_thnn_function_backend": _gives_none,

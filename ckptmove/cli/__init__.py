@@ -17,9 +17,9 @@ from typing import NoReturn
 import click
 
 from ..errors import CkptmoveError, CorruptError, UsageError, descriptor_error
-from ..system.signals import ENDING, end_by
+from ..system.signals import ENDING, SignalReceived, end_by
 from ..version import __version__
-from .display.streams import SignalReceived, take_streams
+from .display.streams import take_streams
 from .help_text import HelpContext
 
 _BUG = 70

@@ -22,6 +22,7 @@ from ..display.text import printable
 from ..errors import CheckFailed, CkptmoveError, RefusedError, UsageError
 from ..reports.batch.items import DONE, SKIPPED, Result
 from ..reports.batch.report import RetryCommand, batch_line, only_left_out
+from ..system.signals import SignalReceived
 from .declare import Command, Decorator, option, verb_options, with_options, with_values
 from .display.batch_files import ChecksumFile, Log
 from .display.batch_metrics import MetricsFile
@@ -36,7 +37,6 @@ from .display.output import (
     output_options,
     source_argument,
 )
-from .display.streams import SignalReceived
 from .display.terminal import terminal_of
 from .help_text import HelpContext
 

@@ -20,6 +20,13 @@ def class_name(value: object) -> str:
     return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
 
 
+#: Letters that print as nothing: what Unicode says may be ignored, and the blank of Braille.
+_BLANK = (
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U0001d159\U000e0000-\U000e0fff]"
+)
+
+
 def show_name(name: str) -> str:
     """Return a name from a file as text shows it: quoted if it would look like another name.
 
@@ -39,9 +46,10 @@ def _looks_like_another(name: str) -> bool:
     if name[0] == " " or name[-1] == " ":
         return True
     if not name.isascii():
+        import re
         import unicodedata
 
-        if not unicodedata.is_normalized("NFKC", name):
+        if not unicodedata.is_normalized("NFKC", name) or re.search(_BLANK, name):
             return True
     return name[0] == name[-1] == '"' and _looks_like_another(name[1:-1])
 

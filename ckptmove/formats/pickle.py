@@ -50,9 +50,13 @@ class PlainPickle(PickledFormat):
         if not head or head[0] not in _TEXTUAL or source.read(source.nbytes - 1, 1) != b".":
             return False
         try:
-            return not isinstance(probe.session.stream(source).pickle.root, (str, int, float))
+            with probe.session.budget.without_counting():
+                root = probe.session.stream(source).pickle.root
+        except Excess:
+            return True  # `open` says so
         except InputError:
             return False
+        return not isinstance(root, (str, int, float))
 
     def open(self, probe: Probe) -> PickleContainer:
         """Read the pickles."""

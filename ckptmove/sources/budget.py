@@ -52,10 +52,9 @@ RECORD, FIELD, KEY_CHARACTER = 300, 100, 2
 #: Of a value on the stack, a name, a reference to a storage, a memo slot out of order, an opcode
 #: without effect, and bytes that may be a checkpoint and are opened.
 STACKED, NAME, STORAGE, SLOT, IDLE, BLOB = 8, 4000, 450, 400, 400, 8000
-#: Of an opcode that appends to what is not empty, at least: a pickler appends a thousand at once.
-APPEND = 320
-#: Of an element of a tensor that a call copies, in the largest dtype.
-ELEMENT = 16
+#: Of an opcode that appends to what is not empty, at least: since protocol 1, a pickler appends a
+#: thousand at once.
+APPEND = 160
 #: Of each byte of opcodes that become one compact node, such as those of a plain tensor.
 COMPACT_BYTE = 6
 #: How much a storage with a new name adds to the budget, for the tensor, its module and its
@@ -131,6 +130,13 @@ class Budget:
         except InputError:
             self.__dict__.update(before)
             raise
+
+    @contextmanager
+    def without_counting(self) -> Iterator[None]:
+        """Do not count what is read within, which is read again, unless it is too dense."""
+        before = self.__dict__.copy()
+        yield
+        self.__dict__.update(before)
 
     def excess(self, spent: int, walked: int, nbytes: int) -> Excess:
         """Return the error for a pickle of `nbytes` that spent so much memory on those walked.

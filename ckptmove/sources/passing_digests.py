@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from io import BytesIO
@@ -35,12 +36,14 @@ class RunningDigest:
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256()
         self._nbytes = 0
+        self._adding = threading.Lock()
 
     def add(self, start: int, data: bytes | memoryview) -> None:
         """Add bytes at an offset, if they continue the bytes so far."""
-        if start <= self._nbytes < start + len(data):
-            self._sha256.update(memoryview(data)[self._nbytes - start :])
-            self._nbytes = start + len(data)
+        with self._adding:
+            if start <= self._nbytes < start + len(data):
+                self._sha256.update(memoryview(data)[self._nbytes - start :])
+                self._nbytes = start + len(data)
 
     def finish(self, source: Source) -> str:
         """Return the digest of the whole source, after reading the rest."""

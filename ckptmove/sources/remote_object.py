@@ -157,6 +157,7 @@ class RemoteObject(Source):
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
+        check_range(self, start, len(view))
         is_kept = self._is_small or self._spans.find(start, min(len(view), _LARGE)) is not None
         if len(view) >= _STREAMED and start not in self._expected and not is_kept:
             for at, data in self._stream(start, start + len(view), _STREAMED // 2):

@@ -29,11 +29,16 @@ _TAKEN = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 #: Whether files can be locked here for a change in place.
 LOCKS_FILES: bool = hasattr(_fcntl, "flock")
 #: Held while a thread tries a lock of a file, so that no other thread meets what is just a check.
-_trying = threading.Lock()
+_trying = threading.RLock()  # a handler of a signal may try one while its thread tries another
+
+
+def _make_lock_anew() -> None:
+    global _trying
+    _trying = threading.RLock()
+
+
 if sys.platform != "win32":
-    os.register_at_fork(
-        before=_trying.acquire, after_in_parent=_trying.release, after_in_child=_trying.release
-    )
+    os.register_at_fork(after_in_child=_make_lock_anew)  # the thread that holds it is not there
 
 
 # -- of a whole file -------------------------------------------------------------------------------

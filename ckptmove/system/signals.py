@@ -27,6 +27,14 @@ PIPE = 13  # SIGPIPE
 HAS_TIMER: bool = hasattr(signal, "setitimer") and hasattr(signal, "SIGALRM")
 
 
+class SignalReceived(BaseException):
+    """A signal asked the process to end, or the reader of stdout has closed it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 def end_by(number: int) -> int:
     """End this process as the signal would have; return the exit code if it can't."""
     if not WINDOWS:  # there, a signal ends a process with the signal's number as its exit code

@@ -15,6 +15,7 @@ from ..live.tracing.program.source_lines import raised_at, raised_in
 from ..live.tracing.recording.recorder import Recorder
 from ..reports.events import Trace
 from ..reports.validate import FAILED, PASSED, SKIPPED, TRIAL_CHECKS, Finding
+from ..system.signals import SignalReceived
 from .stage import Stage, is_mismatch
 from .step import Step
 
@@ -67,12 +68,12 @@ def reporting(found: Performance, stage: Stage, check: str, title: str) -> Itera
     A script may parse arguments that aren't its own, and exit: that is an exception too.
 
     Raises:
-        TrialOver: the finding of an exception was added. Other errors of ckptmove, and Ctrl-C, are
-            raised as they are.
+        TrialOver: the finding of an exception was added. Other errors of ckptmove, Ctrl-C and other
+            signals are raised as they are.
     """
     try:
         yield
-    except (CkptmoveError, TrialOver, KeyboardInterrupt):
+    except (CkptmoveError, TrialOver, KeyboardInterrupt, SignalReceived):
         raise
     except BaseException as error:
         excuse = stage.excuse(error)

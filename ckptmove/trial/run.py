@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..display.phrases import join_names, plural
 from ..live.tracing.recording.recorder import Recorder
 from ..reports.validate import FAILED, PASSED, SKIPPED
+from ..system.signals import SignalReceived
 from . import step as steps
 from .findings import Performance, TrialOver, report_failed_step, report_trace, reporting
 from .model import factory, inputs
@@ -228,7 +229,7 @@ def _take(
         found.find("step", FAILED, str(error), *lines)
         report_trace(found, recorder.trace())
         return
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SignalReceived):
         raise
     except BaseException as error:
         report_failed_step(found, stage, built.module, recorder, error, problems, lines)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..display.phrases import join_names, plural
+from ..display.phrases import class_name, join_names, plural
 from ..live.inventory.holdings import Ownership, holdings
 from ..live.inventory.ownership import misplaced_tensors as apart_from_parameters
 from ..live.tracing.recording.operations import indexed
@@ -74,6 +74,8 @@ def take_step(
     if optimizer is not None and values:
         step.value = float(loss.detach())
     leaves = dict(tensors_of(output))
+    if not leaves:
+        step.problems.append(f"the output holds no tensor to look at: {class_name(output)}")
     if values:
         step.problems += _not_finite({_output(n): leaf for n, leaf in leaves.items()})
         own = dict(module.named_parameters())

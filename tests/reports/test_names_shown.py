@@ -17,7 +17,18 @@ from tests.conftest import RunCli
 KEYS = [
     *("w", "w ", " w", "w\u00a0", "w\u200b", "w\x00", "w\\x00", "w\\u0000", "w\n", "w\\n", ""),
     *(" ", "\u2003", "w\u202e", '"w"', '"w "', '"w\\u200b"', '"""', "w\ud800", "w  w", "w w"),
-    *("\u00e9", "e\u0301", "\uff57", "(root)", "a.b", '"a.b"', "{0..1}"),
+    *(
+        "\u00e9",
+        "e\u0301",
+        "\uff57",
+        "(root)",
+        "a.b",
+        '"a.b"',
+        "{0..1}",
+        "w\ufe0f",
+        "w\u115f",
+        "w\u2800",
+    ),
 ]
 _ODD = st.text(alphabet='w"\\ u0x\u200b\u00a0\x00n\ud800\u00e9\u0301', max_size=8)
 

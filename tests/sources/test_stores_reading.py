@@ -54,6 +54,8 @@ def test_any_range_is_what_it_is(source: Source) -> None:
     for start, nbytes in ((-1, 2), (0, -1), (len(CONTENT), 1), (5, len(CONTENT))):
         with pytest.raises(CorruptError, match="outside the file"):
             source.read(start, nbytes)
+    with pytest.raises(CorruptError, match="outside the file"):
+        source.read_into(len(CONTENT) - (1 << 20), bytearray(2 << 20))
 
 
 def test_what_is_read_in_a_row_is_fetched_once(source: Source, web: Files) -> None:

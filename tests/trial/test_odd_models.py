@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from ckptmove.trial.stage_fake import simulate
 from ckptmove.trial.trial import run_trial
 from tests.making import trial_models
 from tests.making.odd_models import DYING, INPUT, ODD, named, saved
+from tests.servers.fronts import HANG
 
 pytestmark = [
     pytest.mark.usefixtures("warm"),
@@ -74,3 +78,58 @@ def test_a_crash_of_the_simulation_is_not_the_model_s(tmp_path: Path) -> None:
 def _simulated(path: Path, name: str) -> dict[str, Any]:
     request = Request(str(path), named(name), "cuda:0", (INPUT,), "forward")
     return {each.check: each for each in simulate(request, patience=60)}
+
+
+class Silent(torch.nn.Linear):
+    """Its output holds nothing to look at."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+
+    def forward(self, *args: object) -> Any:
+        return None
+
+
+def test_a_forward_pass_without_tensors_fails(tmp_path: Path) -> None:
+    torch.save(Silent().state_dict(), tmp_path / "state.pt")
+    found = run_trial(
+        str(tmp_path / "state.pt"),
+        model=f"{__name__}:Silent",
+        inputs=[INPUT],
+        step="forward",
+        device="cpu",
+    ).of("step")
+    assert found.outcome == "failed"
+    assert found.title == "the output holds no tensor to look at: a NoneType"
+
+
+WAITS = """
+import sys, time, torch
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def forward(self, batch):
+        print("waits", file=sys.stderr, flush=True)
+        time.sleep(100)
+"""
+
+
+def test_a_signal_is_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(WAITS)
+    torch.save(torch.nn.Linear(3, 2).state_dict(), tmp_path / "state.pt")
+    words = ["state.pt", "--model", "net.py:Net", "--input", "float32[4,3]", "--step", "forward"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckptmove", "validate", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert any("waits" in line for line in process.stderr)
+    process.terminate()
+    shown, _ = process.communicate(timeout=HANG)
+    assert process.returncode == -signal.SIGTERM
+    assert "FAILED" not in shown

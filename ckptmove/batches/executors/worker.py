@@ -141,11 +141,14 @@ def _unrecorded(task: Task) -> Result:
     return _result(task.item, made)
 
 
-def _asking_once(task: Task, do: Callable[[], _T], whole_nbytes: int = _WHOLE) -> _T:
-    """Do an item; ask a store once about each object, and fetch small ones by one request."""
+def _asking_once(task: Task, do: Callable[[], _T], *, is_whole: bool = True) -> _T:
+    """Do an item; ask a store once about each object.
+
+    `is_whole` fetches small ones by one request, to read all of them.
+    """
     try:
         with remembering() as known:
-            known.whole_nbytes = whole_nbytes
+            known.whole_nbytes = _WHOLE if is_whole else 0
             _remember(known, task.item, ahead=not task.existing)
             if task.reference:
                 known.put_stamp(str(task.options["against"]), task.reference)
@@ -169,7 +172,7 @@ def result_at_end(steps: Steps) -> Result:
 
 def _foretold(task: Task) -> Result:
     """The result of an item that would be done."""
-    made = _asking_once(task, lambda: forecast_item(task), whole_nbytes=0)
+    made = _asking_once(task, lambda: forecast_item(task), is_whole=False)
     result = _result(task.item, made)
     unsure = made.ok and task.existing in UNSURE
     return result._replace(reason=UNSURE[task.existing]) if unsure else result

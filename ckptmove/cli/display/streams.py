@@ -14,15 +14,7 @@ from collections.abc import Iterator
 from typing import IO, NoReturn
 
 from ...errors import WriteError
-from ...system.signals import PIPE
-
-
-class SignalReceived(BaseException):
-    """A signal asked the process to end, or the reader of stdout has closed it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+from ...system.signals import PIPE, SignalReceived
 
 
 class _Remarks(io.TextIOWrapper):

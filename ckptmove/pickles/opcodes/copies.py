@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from ...sources.budget import ELEMENT, ITEM, PAIR
+from ...sources.budget import ITEM, PAIR
 from ..nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple
 from .plain_tensors import PlainTensor, StorageReference, compact_form
 
+_MOST_NBYTES = 16  # of an element, of complex128
+_NBYTES = {
+    **dict.fromkeys(("torch.ByteStorage", "torch.CharStorage", "torch.BoolStorage"), 1),
+    **dict.fromkeys(("torch.HalfStorage", "torch.BFloat16Storage", "torch.ShortStorage"), 2),
+    **dict.fromkeys(("torch.FloatStorage", "torch.IntStorage"), 4),
+    **dict.fromkeys(("torch.DoubleStorage", "torch.LongStorage"), 8),
+}
 #: The classes and functions that copy an argument, the first or the second, where torch or `load`
 #: calls them.
 _COPYING = frozenset(
@@ -128,9 +135,20 @@ class Copies:
             return 0  # torch refuses it
         elements = prod(min(max(0, n), _LONGEST) for n in shape if isinstance(n, int))
         if id(node) in self._copied:
-            return ELEMENT * elements
+            return _element_nbytes(storage) * elements
         self._copied.add(id(node))
-        return ELEMENT * max(0, elements - _elements_of(storage))
+        return _element_nbytes(storage) * max(0, elements - _elements_of(storage))
+
+
+def _element_nbytes(storage: Node) -> int:
+    """The bytes of an element of a storage, by its class."""
+    if type(storage) is StorageReference:
+        found: Node = storage.form.storage_class
+    else:
+        pid = _items(storage.pid) if isinstance(storage, Persistent) else ()
+        found = pid[1] if len(pid) > 1 else None
+    name = found.qualname if isinstance(found, Global) else ""
+    return _NBYTES.get(name, _MOST_NBYTES)
 
 
 def _elements_of(storage: Node) -> int:

@@ -211,7 +211,7 @@ class TensorMachine(Machine):
             else:
                 break
             name, key = data[put - length : put], raw[after_key.key]
-            if not name.isascii() or not key.isdigit():
+            if len(raw) < after_key.nbytes or not name.isascii() or not key.isdigit():
                 break
             names.append(name.decode())
             keys.append(key.decode())

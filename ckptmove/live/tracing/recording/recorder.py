@@ -296,7 +296,8 @@ class Recorder(TorchDispatchMode):
             raise
         made = [out] if isinstance(out, torch.Tensor) else tensors_of(out)
         if self.backwards and not (self.steps or self.updates.found):
-            self.updates.compute(taken, made, self.backwards, within=self._is_backward)
+            within = self._is_backward
+            self.updates.compute(kind.name, taken, made, self.backwards, within=within)
         place.count += 1
         if plain and are_all_on(home, made):
             if self._copies.watched:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..program.source_lines import is_library, line_of, user_frame, variable
-from .operations import indexed, is_big
+from .operations import COPIES, indexed, is_big
 from .remembered import StorageNotes
 
 
@@ -48,6 +48,7 @@ class Updates:
 
     def compute(
         self,
+        op: str,
         taken: Sequence[torch.Tensor],
         made: Iterable[torch.Tensor],
         backwards: int,
@@ -56,9 +57,10 @@ class Updates:
     ) -> None:
         """See an operation within the last of `backwards` passes, or after: `p = p - lr * g`, say.
 
-        What is computed from gradients after it are new values, if a later pass still uses them.
+        What is computed from gradients after it are new values, if a later pass still uses them;
+        their copies are gradients.
         """
-        if within:
+        if within or (op in COPIES and any(map(self._gradients.about, taken))):
             for each in made:
                 self._gradients.note(each, True)
             return

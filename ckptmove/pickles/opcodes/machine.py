@@ -193,11 +193,13 @@ class Machine(MarkedStack):
         self.add(target, items)
 
     def add(self, target: List | Set | Call, items: list[Node]) -> None:
-        if items and not target.items:
+        if not items:
+            return self.charge(IDLE)
+        if not target.items:
             target.items = compact_row(items)
             return self.charge(memory_of(target.items))
-        before = memory_of(target.items) if target.items else 0
-        target.items = extend_row(target.items or [], items)
+        before = memory_of(target.items)
+        target.items = extend_row(target.items, items)
         return self.charge(max(APPEND, memory_of(target.items) - before))
 
     def op_additems(self) -> None:
@@ -228,7 +230,7 @@ class Machine(MarkedStack):
                 target.pairs = record
                 return
         others = sum(type(key) not in TEXTS for key in flat[::2])
-        self.charge(0 if flat else APPEND)
+        self.charge(0 if flat else IDLE)
         self.charge(PAIR * (len(flat) // 2) + OTHER_KEY * others)
         target.pairs = with_pairs(target.pairs, flat)
         check_added(keys_of(target.pairs), len(flat) // 2, self.budget)

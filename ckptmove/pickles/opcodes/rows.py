@@ -29,6 +29,8 @@ _INTEGERS = (
     ("q", (-1 << 63) + 1, 1 << 63),  # of 63 bits and a sign
 )
 _TYPES = [kind for kind, _, _ in _INTEGERS]
+#: The type of the items that an array appends as it is, if it can; one of "q" would take -2^63.
+_APPENDED = {"B": int, "H": int, "i": int, "d": float}
 _FLAGS = frozenset((bool, type(None)))
 _PACKED = frozenset((int, float, *_FLAGS))
 _FLAG_OPCODES = {ord("N"): None, 0x88: True, 0x89: False}
@@ -132,6 +134,13 @@ def _popped(items: list[Node]) -> Iterator[Node]:
 
 def extend_row(row: Items, items: Items) -> Items:
     """A row with more items; the same object if possible."""
+    if type(row) is array and len(items) == 1 and type(items[0]) is _APPENDED.get(row.typecode):
+        try:
+            row.append(items[0])
+        except OverflowError:  # it needs a wider type
+            pass
+        else:
+            return row
     if isinstance(row, (array, FlagRow)):
         joined = _joined(row, compact_row(items, 1))
         if joined is not None:

@@ -14,15 +14,8 @@ from typing import NamedTuple
 from ..errors import InputError
 from ..sources.budget import Budget, Excess
 from .nodes import Call, Dict, List, Node, Tuple
-from .opcodes.machine import Machine
+from .opcodes.machine import FramelessMachine
 from .walk import Pickle
-
-
-class _FramelessWalk(Machine):
-    """A walk that ignores frames: a frame may be longer than the data."""
-
-    def op_frame(self) -> None:
-        self.number(8)
 
 
 class Prefix(NamedTuple):
@@ -43,7 +36,7 @@ def walk_prefix(
 
     Excess if it would take too much memory.
     """
-    machine = _FramelessWalk(data, base, gaps or {}, budget)
+    machine = FramelessMachine(data, base, gaps or {}, budget)
     is_whole = True
     try:
         root = machine.run()

@@ -13,17 +13,10 @@ from ..errors import InputError
 from ..sources.budget import MOST_PICKLES, Budget
 from ..sources.source import Readable
 from .nodes import Global
-from .opcodes.machine import Machine
+from .opcodes.machine import FramelessMachine
 
 #: Stands for further pickles of a file when there are too many to read.
 REST = f"(what follows {MOST_PICKLES:,} pickles)"
-
-
-class _FramelessWalk(Machine):
-    """A walk that ignores frames, as CPython's unpickler in C did for a long time."""
-
-    def op_frame(self) -> None:
-        self.number(8)
 
 
 def names_reached(source: Readable, budget: Budget, start: int = 0) -> list[str]:
@@ -45,7 +38,8 @@ def globals_reached(source: Readable, budget: Budget, start: int = 0) -> list[Gl
     while True:
         fetched = fetch_part(source, start)
         gaps = {at: gap.nbytes for at, gap in fetched.gaps.items()}
-        machine, ends = _FramelessWalk(fetched.data, 0, gaps), False
+        # CPython's unpickler in C ignored frames for a long time.
+        machine, ends = FramelessMachine(fetched.data, 0, gaps), False
         with suppress(InputError, IndexError, struct.error, UnicodeError):
             machine.run()
             ends = True

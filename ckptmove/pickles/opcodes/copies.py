@@ -134,30 +134,20 @@ class Copies:
         if len(shape) > _MOST_DIMENSIONS:
             return 0  # torch refuses it
         elements = prod(min(max(0, n), _LONGEST) for n in shape if isinstance(n, int))
+        kind, numel = _class_and_numel(storage)
+        nbytes = _NBYTES.get(kind.qualname if isinstance(kind, Global) else "", _MOST_NBYTES)
         if id(node) in self._copied:
-            return _element_nbytes(storage) * elements
+            return nbytes * elements
         self._copied.add(id(node))
-        return _element_nbytes(storage) * max(0, elements - _elements_of(storage))
+        return nbytes * max(0, elements - (numel if isinstance(numel, int) else 0))
 
 
-def _element_nbytes(storage: Node) -> int:
-    """The bytes of an element of a storage, by its class."""
+def _class_and_numel(storage: Node) -> tuple[Node, Node]:
+    """The class and the number of elements that the persistent id of a storage states."""
     if type(storage) is StorageReference:
-        found: Node = storage.form.storage_class
-    else:
-        pid = _items(storage.pid) if isinstance(storage, Persistent) else ()
-        found = pid[1] if len(pid) > 1 else None
-    name = found.qualname if isinstance(found, Global) else ""
-    return _NBYTES.get(name, _MOST_NBYTES)
-
-
-def _elements_of(storage: Node) -> int:
-    """The number of elements that the persistent id of a storage states."""
-    if type(storage) is StorageReference:
-        return storage.form.numel
+        return storage.form.storage_class, storage.form.numel
     pid = _items(storage.pid) if isinstance(storage, Persistent) else ()
-    numel = pid[4] if len(pid) > 4 else 0
-    return numel if isinstance(numel, int) else 0
+    return (pid[1] if len(pid) > 1 else None), (pid[4] if len(pid) > 4 else 0)
 
 
 def _items(node: Node) -> Sequence[Node]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ....pickles.device_tags import may_be_tag
 from ....pickles.nodes import NOTHING, Call, Dict, Global, List, Node, Text, Tuple
 from ....pickles.opcodes.memo import UNFILLED
+from ....pickles.opcodes.tensor_layouts import integer_of, slot_of
 from ....pickles.walk import Pickle, walk
 from ....sources.budget import Budget
 from ..boxes import Box
@@ -31,7 +32,7 @@ from .metadata_walk import (
 )
 
 _LONGEST_KNOWN, _MOST_KNOWN = 1 << 12, 8  # bytes of a tensor that is cached; how many are cached
-_LONG1, _SHORT_TEXT = 0x8A, b"\x8c"
+_SHORT_TEXT = b"\x8c"
 _MARK, _APPEND, _APPENDS, _CLOSE = b"(", b"a", b"e", b"ub"
 
 
@@ -184,7 +185,7 @@ class ItemMachine(MetadataMachine):
         found = self._find("place", start)
         if found is None:
             return None
-        (at, nbytes), name = map(_integer, found.numbers), found.nodes[1]
+        (at, nbytes), name = map(integer_of, found.numbers), found.nodes[1]
         if type(name) is not Text or may_be_tag(name) or at < 0 or nbytes < 0:
             return None
         return _Sequence(found.end, ItemRange(file_of(name), at, nbytes), [_EMPTIED])
@@ -246,7 +247,7 @@ class ItemMachine(MetadataMachine):
         gets = found.group(*part.gets)
         nodes = self._recalled.get((part, gets))
         if nodes is None:
-            slots = [_slot(each) for each in (gets if isinstance(gets, tuple) else (gets,))]
+            slots = [slot_of(each) for each in (gets if isinstance(gets, tuple) else (gets,))]
             nodes = tuple(map(self.memo.get, slots))
             is_usual = all(map(self._is, nodes, part.recalls))
             if not is_usual or not self.memo.holds(tuple(zip(slots, nodes, strict=True))):
@@ -277,7 +278,7 @@ class ItemMachine(MetadataMachine):
 
     def _recalled_text(self, get: bytes) -> str | None:
         """The text that a GET recalls; None if it is not one, or has to be a node of its own."""
-        node = self.memo.get(_slot(get))
+        node = self.memo.get(slot_of(get))
         if not isinstance(node, str) or node is UNFILLED or may_be_tag(node):
             return None
         return node
@@ -286,7 +287,7 @@ class ItemMachine(MetadataMachine):
         """The torch.Size that a row becomes; None if it is not a valid size."""
         found = self._sizes_of.get(raw)
         if found is None:
-            numbers = tuple(map(_integer, INTS.findall(raw)))
+            numbers = tuple(map(integer_of, INTS.findall(raw)))
             width = {0x85: 1, 0x86: 2, 0x87: 3}.get(raw.removesuffix(MEMOIZE)[-1])
             if (numbers and min(numbers) < 0) or width not in (None, len(numbers)):
                 return None
@@ -303,20 +304,6 @@ class ItemMachine(MetadataMachine):
 def _get(slot: int) -> bytes:
     """The shortest GET of a slot."""
     return b"h" + bytes((slot,)) if slot < 256 else b"j" + slot.to_bytes(4, "little")
-
-
-def _slot(get: bytes) -> int:
-    """The slot of a GET."""
-    return get[1] if len(get) == 2 else int.from_bytes(get[1:], "little")
-
-
-def _integer(opcode: bytes) -> int:
-    """The number that an opcode pushes."""
-    if len(opcode) == 2:
-        return opcode[1]
-    if opcode[0] == _LONG1:
-        return int.from_bytes(opcode[2:], "little", signed=True)
-    return int.from_bytes(opcode[1:], "little", signed=len(opcode) == 5)
 
 
 #: The objects that follow another at once: an item has an index and a place.
